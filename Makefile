@@ -1,0 +1,39 @@
+# `make demo` shows the main job on a real file; `make test` runs every check.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint types trial format clean
+
+demo: $(INSTALLED)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
+
+test: lint types trial
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+# No test may outlive its welcome: trial's own timeout is 120 s a test, this one is for the whole.
+trial: $(INSTALLED)
+	$(BIN)/coverage erase
+	timeout 540 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(INSTALLED): setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,36 @@
+"""
+PipeGrid: put files on erasure-coded, end-to-end encrypted storage grids, at the speed of the wire.
+
+Public names are imported when they are first used, so that ``import pipegrid`` (and with it
+``pipegrid --version``) costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pipegrid.core.caps import parse_cap
+    from pipegrid.core.params import Params
+    from pipegrid.flow.pipeline import Pipeline
+    from pipegrid.grid import Grid
+
+_HOMES = {
+    "Grid": "pipegrid.grid",
+    "Params": "pipegrid.core.params",
+    "Pipeline": "pipegrid.flow.pipeline",
+    "parse_cap": "pipegrid.core.caps",
+}
+
+__all__ = ["Grid", "Params", "Pipeline", "__version__", "parse_cap"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pipegrid' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)

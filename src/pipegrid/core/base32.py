@@ -1,0 +1,33 @@
+"""Base32 as caps, storage indexes and secrets use it: RFC 4648, lower case, no padding, strict."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+_ALPHABET = re.compile(r"[a-z2-7]*\Z")
+_PADDING = {0: "", 2: "======", 4: "====", 5: "===", 7: "="}
+
+
+def encode(data: bytes) -> str:
+    """Return the text for data: ceil(8 * len(data) / 5) characters."""
+    return base64.b32encode(data).decode("ascii").rstrip("=").lower()
+
+
+def decode(text: str) -> bytes:
+    """
+    Return the bytes that text stands for.
+
+    Raises:
+        ValueError: text has a character outside ``a-z2-7``, an impossible length, or spare bits
+            that are not zero. So every byte string has exactly one text.
+    """
+    if not _ALPHABET.match(text):
+        raise ValueError("base32 text may only hold a-z and 2-7")
+    padding = _PADDING.get(len(text) % 8)
+    if padding is None:
+        raise ValueError(f"base32 text cannot be {len(text)} characters long")
+    data = base64.b32decode(text.upper() + padding)
+    if encode(data) != text:
+        raise ValueError("base32 text has stray bits in its last character")
+    return data

@@ -1,0 +1,329 @@
+"""
+Capabilities: short strings that are both a file's address and its key.
+
+``parse_cap`` is strict, so that every cap has exactly one spelling. A string of no known kind
+becomes an ``UnknownCap``, which can be copied but not opened.
+
+Source: the format reference, section 8; the mutable kinds, section 1 of its appendix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Union
+
+import attrs
+
+from pipegrid.core import base32, hashes
+from pipegrid.core.params import MAX_LITERAL_BYTES
+from pipegrid.errors import CapError
+
+_NUMBER = re.compile(r"(0|[1-9][0-9]{0,19})\Z")
+
+
+@attrs.frozen
+class ChkCap:
+    """Reads one immutable file. It is its own read-only form."""
+
+    key: bytes = attrs.field(repr=False)
+    ueb_hash: bytes
+    required_shares: int
+    total_shares: int
+    size: int
+
+    def __str__(self) -> str:
+        return "URI:CHK:" + _chk_fields(self.key, self)
+
+    @property
+    def storage_index(self) -> bytes:
+        """16 bytes that name the file's shares."""
+        return hashes.storage_index(self.key)
+
+    def readonly(self) -> ChkCap:
+        """Return the cap that reads but cannot write: itself."""
+        return self
+
+    def verifier(self) -> ChkVerifierCap:
+        """Return the cap that checks the shares but cannot read the file."""
+        return ChkVerifierCap(
+            self.storage_index, self.ueb_hash, self.required_shares, self.total_shares, self.size
+        )
+
+
+@attrs.frozen
+class ChkVerifierCap:
+    """Checks the shares of one immutable file."""
+
+    storage_index: bytes
+    ueb_hash: bytes
+    required_shares: int
+    total_shares: int
+    size: int
+
+    def __str__(self) -> str:
+        return "URI:CHK-Verifier:" + _chk_fields(self.storage_index, self)
+
+    def readonly(self) -> ChkVerifierCap:
+        """Return itself: it grants no writing."""
+        return self
+
+    def verifier(self) -> ChkVerifierCap:
+        """Return itself."""
+        return self
+
+
+@attrs.frozen
+class LitCap:
+    """Holds a small file whole; there are no shares, and nothing to verify."""
+
+    data: bytes = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        return "URI:LIT:" + base32.encode(self.data)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return len(self.data)
+
+    @property
+    def storage_index(self) -> None:
+        """None: a literal file is on no server."""
+        return
+
+    def readonly(self) -> LitCap:
+        """Return itself."""
+        return self
+
+    def verifier(self) -> None:
+        """Return None: there is nothing to verify."""
+        return
+
+
+@attrs.frozen
+class MutableCap:
+    """
+    Names one mutable file, SDMF (``SSK``) or MDMF.
+
+    Attributes:
+        kind: ``SSK`` or ``MDMF``.
+        access: ``write``, ``read`` or ``verify``.
+        secret: 16 bytes: the write key, the read key, or the storage index.
+        fingerprint: 32-byte hash of the public key.
+    """
+
+    kind: str
+    access: str
+    secret: bytes = attrs.field(repr=False)
+    fingerprint: bytes
+
+    def __str__(self) -> str:
+        suffix = {"write": "", "read": "-RO", "verify": "-Verifier"}[self.access]
+        fields = f"{base32.encode(self.secret)}:{base32.encode(self.fingerprint)}"
+        return f"URI:{self.kind}{suffix}:{fields}"
+
+    @property
+    def storage_index(self) -> bytes:
+        """16 bytes that name the file's shares."""
+        return self.verifier().secret
+
+    def readonly(self) -> MutableCap:
+        """Return the cap that reads but cannot write."""
+        if self.access != "write":
+            return self
+        tag = b"allmydata_mutable_writekey_to_readkey_v1"
+        return attrs.evolve(
+            self, access="read", secret=hashes.tagged_hash(tag, self.secret)[: hashes.KEY_BYTES]
+        )
+
+    def verifier(self) -> MutableCap:
+        """Return the cap that checks the shares but cannot read the file."""
+        if self.access == "verify":
+            return self
+        tag = b"allmydata_mutable_readkey_to_storage_index_v1"
+        secret = hashes.tagged_hash(tag, self.readonly().secret)[: hashes.STORAGE_INDEX_BYTES]
+        return attrs.evolve(self, access="verify", secret=secret)
+
+
+FileCap = Union[ChkCap, ChkVerifierCap, LitCap, MutableCap]
+
+
+@attrs.frozen
+class DirectoryCap:
+    """A directory: the file that holds its packed entries, under another name."""
+
+    file: FileCap
+
+    def __str__(self) -> str:
+        text = str(self.file)
+        for file_kind, directory_kind in _DIRECTORY_KINDS:
+            if text.startswith(f"URI:{file_kind}"):
+                return f"URI:{directory_kind}" + text[len(f"URI:{file_kind}") :]
+        raise AssertionError(f"no directory kind for {type(self.file).__name__}")
+
+    @property
+    def storage_index(self) -> bytes | None:
+        """16 bytes that name the shares, or None for a literal directory."""
+        return self.file.storage_index
+
+    def readonly(self) -> DirectoryCap:
+        """Return the cap that reads but cannot write."""
+        return DirectoryCap(self.file.readonly())
+
+    def verifier(self) -> DirectoryCap | None:
+        """Return the cap that checks the shares, or None for a literal directory."""
+        verifier = self.file.verifier()
+        return None if verifier is None else DirectoryCap(verifier)
+
+
+@attrs.frozen
+class UnknownCap:
+    """A cap of a kind that this version does not know; kept as it was given."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cap = Union[ChkCap, ChkVerifierCap, LitCap, MutableCap, DirectoryCap, UnknownCap]
+
+# Longest file kind first where one is another's prefix; SSK directories carry no kind of their own.
+_DIRECTORY_KINDS = (
+    ("CHK", "DIR2-CHK"),
+    ("LIT", "DIR2-LIT"),
+    ("MDMF", "DIR2-MDMF"),
+    ("SSK", "DIR2"),
+)
+
+
+def _chk_fields(secret: bytes, cap: ChkCap | ChkVerifierCap) -> str:
+    return (
+        f"{base32.encode(secret)}:{base32.encode(cap.ueb_hash)}"
+        f":{cap.required_shares}:{cap.total_shares}:{cap.size}"
+    )
+
+
+def parse_cap(text: str) -> Cap:
+    """
+    Return the cap that text spells.
+
+    A prefix ``ro.`` or ``imm.`` is taken off if the cap is what the prefix promises; otherwise
+    the cap is unusable and stays unknown.
+
+    Raises:
+        CapError: text names a known kind but is not a well-formed cap of it.
+    """
+    for prefix in ("ro.", "imm."):
+        if text.startswith(prefix):
+            cap = parse_cap(text[len(prefix) :])
+            return cap if _keeps_promise(cap, prefix) else UnknownCap(text)
+    head, colon, rest = text.partition(":")
+    kind, colon2, fields = rest.partition(":")
+    if head != "URI" or not colon or not colon2 or kind not in _PARSERS:
+        return UnknownCap(text)
+    return _PARSERS[kind](fields)
+
+
+def _keeps_promise(cap: Cap, prefix: str) -> bool:
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(file, (ChkCap, ChkVerifierCap, LitCap)):
+        return True
+    return isinstance(file, MutableCap) and prefix == "ro." and file.access != "write"
+
+
+def _parse_chk(fields: str) -> ChkCap:
+    return ChkCap(*_parse_chk_fields(fields, "file"))
+
+
+def _parse_chk_verifier(fields: str) -> ChkVerifierCap:
+    return ChkVerifierCap(*_parse_chk_fields(fields, "verifier"))
+
+
+def _parse_chk_fields(fields: str, what: str) -> tuple[bytes, bytes, int, int, int]:
+    parts = fields.split(":")
+    if len(parts) != 5:
+        raise CapError(f"this {what} cap has {len(parts)} fields instead of 5; copy it whole")
+    secret = _parse_bytes(parts[0], hashes.KEY_BYTES, what)
+    ueb_hash = _parse_bytes(parts[1], hashes.HASH_BYTES, what)
+    k, n, size = (_parse_number(part, what) for part in parts[2:])
+    if not 1 <= k <= n <= 256:
+        raise CapError(f"this {what} cap asks for {k} of {n} shares, which no file has")
+    if size < 1:
+        raise CapError(f"this {what} cap has a size of {size}, which no encoded file has")
+    return secret, ueb_hash, k, n, size
+
+
+def _parse_lit(fields: str) -> LitCap:
+    # Longer literals than we write are legal to read.
+    try:
+        return LitCap(base32.decode(fields))
+    except ValueError as error:
+        raise CapError(f"this literal cap is damaged: {error}; copy it whole") from None
+
+
+def _mutable_parser(kind: str, access: str) -> Callable[[str], MutableCap]:
+    def parse(fields: str) -> MutableCap:
+        parts = fields.split(":")
+        if len(parts) < 2 or (kind == "SSK" and len(parts) != 2):
+            raise CapError(f"this {kind} cap has {len(parts)} fields instead of 2; copy it whole")
+        # MDMF caps may carry old hints after the fingerprint; they mean nothing now.
+        return MutableCap(
+            kind,
+            access,
+            _parse_bytes(parts[0], hashes.KEY_BYTES, kind),
+            _parse_bytes(parts[1], hashes.HASH_BYTES, kind),
+        )
+
+    return parse
+
+
+def _directory_parser(parse_file: Callable[[str], FileCap]) -> Callable[[str], DirectoryCap]:
+    return lambda fields: DirectoryCap(parse_file(fields))
+
+
+def _parse_bytes(text: str, length: int, what: str) -> bytes:
+    try:
+        data = base32.decode(text)
+    except ValueError as error:
+        raise CapError(f"this {what} cap is damaged: {error}; copy it whole") from None
+    if len(data) != length:
+        raise CapError(
+            f"this {what} cap is damaged: a field has {len(data)} bytes instead of {length}; "
+            "copy it whole"
+        )
+    return data
+
+
+def _parse_number(text: str, what: str) -> int:
+    if not _NUMBER.match(text):
+        raise CapError(f"this {what} cap is damaged: {text[:30]!r} is not a plain number")
+    return int(text)
+
+
+_PARSERS: dict[str, Callable[[str], Cap]] = {}
+
+
+def _register() -> None:
+    files: dict[str, Callable[[str], FileCap]] = {
+        "CHK": _parse_chk,
+        "CHK-Verifier": _parse_chk_verifier,
+        "LIT": _parse_lit,
+    }
+    for kind in ("SSK", "MDMF"):
+        files[kind] = _mutable_parser(kind, "write")
+        files[f"{kind}-RO"] = _mutable_parser(kind, "read")
+        files[f"{kind}-Verifier"] = _mutable_parser(kind, "verify")
+    for kind, parse in files.items():
+        _PARSERS[kind] = parse
+        directory = kind.replace("SSK", "DIR2") if "SSK" in kind else f"DIR2-{kind}"
+        _PARSERS[directory] = _directory_parser(parse)
+
+
+_register()
+
+
+def is_literal_size(size: int) -> bool:
+    """Return whether a file of ``size`` bytes is stored in its cap."""
+    return size <= MAX_LITERAL_BYTES

@@ -1,0 +1,117 @@
+"""
+Tagged hashes: every hash of the format is SHA-256d over a netstring tag and a value.
+
+The inner SHA-256 of each fixed tag is computed once and copied, which spares one compression
+call per hash. ``TaggedHasher`` is the incremental form for values that come in pieces.
+
+Source: the format reference, sections 1.1 to 1.3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Union
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+HASH_BYTES = 32
+KEY_BYTES = 16
+STORAGE_INDEX_BYTES = 16
+
+
+def netstring(value: bytes) -> bytes:
+    """Return decimal length, colon, value, comma."""
+    return b"%d:%s," % (len(value), value)
+
+
+class TaggedHasher:
+    """An incremental tagged hash: ``update`` any number of times, then ``digest`` once or more."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: _Hash) -> None:
+        self._inner = inner
+
+    def update(self, data: Buffer) -> None:
+        """Feed the next bytes of the value; buffers of 2 KiB and more release the GIL."""
+        self._inner.update(data)
+
+    def digest(self) -> bytes:
+        """Return the 32-byte hash of all that was fed so far."""
+        return hashlib.sha256(self._inner.digest()).digest()
+
+
+class Tag:
+    """One tag with its SHA-256 midstate."""
+
+    __slots__ = ("_midstate",)
+
+    def __init__(self, tag: bytes) -> None:
+        self._midstate = hashlib.sha256(netstring(tag))
+
+    def hasher(self) -> TaggedHasher:
+        """Return a fresh incremental hash under this tag."""
+        return TaggedHasher(self._midstate.copy())
+
+    def hash(self, value: Buffer) -> bytes:
+        """Return the 32-byte tagged hash of value."""
+        inner = self._midstate.copy()
+        inner.update(value)
+        return hashlib.sha256(inner.digest()).digest()
+
+    def hash_pieces(self, pieces: Iterable[Buffer]) -> bytes:
+        """Return the tagged hash of the pieces as if they were joined."""
+        inner = self._midstate.copy()
+        for piece in pieces:
+            inner.update(piece)
+        return hashlib.sha256(inner.digest()).digest()
+
+    def hash_pair(self, left: bytes, right: bytes) -> bytes:
+        """Return the tagged hash of two values, each wrapped in a netstring."""
+        inner = self._midstate.copy()
+        inner.update(netstring(left) + netstring(right))
+        return hashlib.sha256(inner.digest()).digest()
+
+
+STORAGE_INDEX = Tag(b"allmydata_immutable_key_to_storage_index_v1")
+BLOCK = Tag(b"allmydata_encoded_subshare_v1")
+UEB = Tag(b"allmydata_uri_extension_v1")
+CRYPTTEXT = Tag(b"allmydata_crypttext_v1")
+CRYPTTEXT_SEGMENT = Tag(b"allmydata_crypttext_segment_v1")
+MERKLE_NODE = Tag(b"Merkle tree internal node")
+MERKLE_EMPTY_LEAF = Tag(b"Merkle tree empty leaf")
+
+_CONVERGENT_KEY = b"allmydata_immutable_content_to_key_with_added_secret_v1+"
+
+
+def tagged_hash(tag: bytes, value: Buffer) -> bytes:
+    """Return the 32-byte tagged hash for a tag that is not known beforehand."""
+    return Tag(tag).hash(value)
+
+
+def tagged_pair_hash(tag: bytes, left: bytes, right: bytes) -> bytes:
+    """Return the 32-byte tagged hash of a pair for a tag that is not known beforehand."""
+    return Tag(tag).hash_pair(left, right)
+
+
+def storage_index(key: bytes) -> bytes:
+    """Return the 16-byte storage index that names the shares of the file with this key."""
+    return STORAGE_INDEX.hash(key)[:STORAGE_INDEX_BYTES]
+
+
+def convergent_key_hasher(
+    convergence: bytes, required_shares: int, total_shares: int, segment_bytes: int
+) -> TaggedHasher:
+    """
+    Return the hash to feed the whole plaintext to; the first 16 bytes of its digest are the key.
+
+    Args:
+        convergence: the convergence secret, any bytes, perhaps none.
+        segment_bytes: the *rounded* segment size S of this very file, not the configured maximum.
+    """
+    numbers = b"%d,%d,%d" % (required_shares, total_shares, segment_bytes)
+    return Tag(_CONVERGENT_KEY + netstring(convergence) + netstring(numbers)).hasher()

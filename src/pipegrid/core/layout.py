@@ -1,0 +1,122 @@
+"""
+Where things are in a share: the header with its offset table, in both versions.
+
+The bytes are share data as the protocols see it; a server's container around them is none of
+this module's business.
+
+Source: the format reference, section 6.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import attrs
+
+from pipegrid.core import ueb
+from pipegrid.core.params import Geometry
+
+CHAIN_ENTRY_BYTES = 34
+
+_V1 = struct.Struct(">LLLLLLLLL")
+_V2 = struct.Struct(">LQQQQQQQQ")
+_V1_LIMIT = 1 << 32
+
+MAX_HEADER_BYTES = _V2.size
+MIN_HEADER_BYTES = _V1.size
+
+
+@attrs.frozen
+class ShareLayout:
+    """
+    Offsets of the sections of one share, in bytes from the start of the share data.
+
+    Sections that our writers make are contiguous, in the order of the attributes.
+    """
+
+    version: int
+    block_bytes: int
+    share_data_bytes: int
+    data: int
+    unused: int
+    crypttext_hash_tree: int
+    block_hashes: int
+    share_hashes: int
+    uri_extension: int
+
+    @property
+    def header_bytes(self) -> int:
+        """Length of the header: 36 or 68 bytes."""
+        return _V1.size if self.version == 1 else _V2.size
+
+    @property
+    def ueb_length_bytes(self) -> int:
+        """Length of the number before the UEB: 4 or 8 bytes."""
+        return 4 if self.version == 1 else 8
+
+    def pack_header(self) -> bytes:
+        """Return the header."""
+        return (_V1 if self.version == 1 else _V2).pack(*attrs.astuple(self))
+
+    def pack_ueb(self, packed: bytes) -> bytes:
+        """Return the UEB with its length in front, as stored at ``uri_extension``."""
+        return len(packed).to_bytes(self.ueb_length_bytes, "big") + packed
+
+
+def for_geometry(geometry: Geometry, force_version: int | None = None) -> ShareLayout:
+    """Return the layout that writers give every share of such a file."""
+    layout = _contiguous(geometry, force_version or 1)
+    if force_version is None and (
+        max(layout.block_bytes, layout.share_data_bytes, layout.uri_extension) >= _V1_LIMIT
+    ):
+        return _contiguous(geometry, 2)
+    return layout
+
+
+def _contiguous(geometry: Geometry, version: int) -> ShareLayout:
+    data = _V1.size if version == 1 else _V2.size
+    unused = data + geometry.share_data_bytes
+    crypttext = unused + geometry.tree_bytes
+    blocks = crypttext + geometry.tree_bytes
+    chain = blocks + geometry.tree_bytes
+    return ShareLayout(
+        version,
+        geometry.block_bytes,
+        geometry.share_data_bytes,
+        data,
+        unused,
+        crypttext,
+        blocks,
+        chain,
+        chain + geometry.chain_bytes,
+    )
+
+
+def share_length(geometry: Geometry, layout: ShareLayout) -> int:
+    """Return the exact length of every share of the file, known before a byte of it is."""
+    return layout.uri_extension + layout.ueb_length_bytes + ueb.packed_length(geometry)
+
+
+def parse_header(data: bytes) -> ShareLayout:
+    """
+    Return the layout that a share's first bytes describe.
+
+    Nothing in a header is authenticated: it only tells where to look.
+
+    Raises:
+        ValueError: data is too short, the version is unknown, or the sections make no sense.
+    """
+    version = int.from_bytes(data[:4], "big")
+    if version not in (1, 2):
+        raise ValueError(f"a share of unknown version {version}")
+    form = _V1 if version == 1 else _V2
+    if len(data) < form.size:
+        raise ValueError("a share that ends within its header")
+    layout = ShareLayout(*form.unpack_from(data))
+    chain = layout.uri_extension - layout.share_hashes
+    if chain < 0 or chain % CHAIN_ENTRY_BYTES:
+        raise ValueError("a share whose hash chain has an impossible length")
+    blocks = layout.share_hashes - layout.block_hashes
+    if blocks < 0 or blocks % 32:
+        raise ValueError("a share whose block hash tree has an impossible length")
+    return layout

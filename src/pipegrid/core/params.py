@@ -1,0 +1,120 @@
+"""
+Encoding parameters, and every number that follows from them and a file's size.
+
+Source: the format reference, section 2.1.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pipegrid.core.hashes import HASH_BYTES
+from pipegrid.core.hashtree import chain_entries, num_nodes
+from pipegrid.errors import UsageError
+
+DEFAULT_SEGMENT_BYTES = 1 << 20
+"""The maximum segment size that writers use since 2023; older ones used 128 KiB."""
+
+OLD_SEGMENT_BYTES = 1 << 17
+
+MAX_LITERAL_BYTES = 55
+"""Files up to this size live in their cap and are never encoded."""
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple of ``multiple`` that is >= value."""
+    return -(-value // multiple) * multiple
+
+
+@attrs.frozen
+class Params:
+    """
+    How files are encoded: any ``required_shares`` of ``total_shares`` restore a file.
+
+    Raises:
+        UsageError: unless 1 <= required_shares <= total_shares <= 256 and the segment is not empty.
+    """
+
+    required_shares: int = 3
+    total_shares: int = 10
+    max_segment_bytes: int = DEFAULT_SEGMENT_BYTES
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.required_shares <= self.total_shares <= 256:
+            raise UsageError(
+                f"cannot encode {self.required_shares} of {self.total_shares}: choose "
+                "1 <= required shares <= total shares <= 256"
+            )
+        if self.max_segment_bytes < 1:
+            raise UsageError("the segment size must be at least one byte")
+
+    def geometry(self, size: int) -> Geometry:
+        """Return the numbers for a file of ``size`` bytes, size >= 1."""
+        segment_bytes = round_up(min(self.max_segment_bytes, size), self.required_shares)
+        return Geometry(size, self.required_shares, self.total_shares, segment_bytes)
+
+
+@attrs.frozen
+class Geometry:
+    """
+    Sizes of one encoded file; all in bytes unless the name says otherwise.
+
+    Attributes:
+        size: of the plaintext, and of the ciphertext.
+        segment_bytes: S, the rounded segment size; a multiple of required_shares.
+        num_segments: how many segments there are, at least 1.
+        tail_bytes: ciphertext bytes in the last segment, 1 to segment_bytes.
+        padded_tail_bytes: the last segment padded to a multiple of required_shares.
+        block_bytes: one share's part of a full segment.
+        tail_block_bytes: one share's part of the last segment.
+        share_data_bytes: all blocks of one share.
+        tree_bytes: one stored hash tree over the segments (H).
+        chain_bytes: the stored share hash chain.
+    """
+
+    size: int
+    required_shares: int
+    total_shares: int
+    segment_bytes: int
+
+    num_segments: int = attrs.field(init=False)
+    tail_bytes: int = attrs.field(init=False)
+    padded_tail_bytes: int = attrs.field(init=False)
+    block_bytes: int = attrs.field(init=False)
+    tail_block_bytes: int = attrs.field(init=False)
+    share_data_bytes: int = attrs.field(init=False)
+    tree_bytes: int = attrs.field(init=False)
+    chain_bytes: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.size < 1:
+            raise UsageError("an empty file has no shares; it is stored in its cap")
+        if self.segment_bytes < 1 or self.segment_bytes % self.required_shares:
+            raise UsageError(
+                f"a segment of {self.segment_bytes} bytes cannot be cut into "
+                f"{self.required_shares} equal blocks"
+            )
+        k = self.required_shares
+        num_segments = -(-self.size // self.segment_bytes)
+        tail = self.size - (num_segments - 1) * self.segment_bytes
+        derive = object.__setattr__  # attrs: the way to finish a frozen instance
+        derive(self, "num_segments", num_segments)
+        derive(self, "tail_bytes", tail)
+        derive(self, "padded_tail_bytes", round_up(tail, k))
+        derive(self, "block_bytes", self.segment_bytes // k)
+        derive(self, "tail_block_bytes", -(-tail // k))
+        derive(
+            self,
+            "share_data_bytes",
+            (num_segments - 1) * self.block_bytes + self.tail_block_bytes,
+        )
+        derive(self, "tree_bytes", HASH_BYTES * num_nodes(num_segments))
+        derive(self, "chain_bytes", 34 * chain_entries(self.total_shares))
+
+    def segment_length(self, segment: int) -> int:
+        """Return the ciphertext bytes in a segment, without padding."""
+        return self.tail_bytes if segment == self.num_segments - 1 else self.segment_bytes
+
+    def block_length(self, segment: int) -> int:
+        """Return the bytes that one share holds of a segment."""
+        return self.tail_block_bytes if segment == self.num_segments - 1 else self.block_bytes

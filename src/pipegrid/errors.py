@@ -1,0 +1,133 @@
+"""
+Every public exception of PipeGrid.
+
+The classes answer two questions: whose fault is it, and is trying elsewhere useful?
+The text of each error is one sentence for a person: what failed, where, what to do.
+Facts are attributes. Broken invariants are assertions, not errors.
+"""
+
+from __future__ import annotations
+
+
+class PipegridError(Exception):
+    """Something went wrong in a way that PipeGrid foresaw; the text says what to do."""
+
+
+class UsageError(PipegridError):
+    """The caller asked for the impossible; repeating the same call cannot help."""
+
+
+class CapError(UsageError):
+    """A capability string is malformed, or is of a kind that this operation cannot use."""
+
+
+class SourceError(PipegridError):
+    """The local file to be stored could not be read, or changed while it was read."""
+
+
+class SinkError(PipegridError):
+    """The local place that the plaintext goes to could not be written."""
+
+
+class GridError(PipegridError):
+    """The grid could not do it; another time, or with more servers, it may."""
+
+
+class UnhappyError(GridError):
+    """
+    The shares could not be spread over enough servers.
+
+    Attributes:
+        reached: servers of happiness that were reached.
+        wanted: servers of happiness that the caller wanted.
+    """
+
+    def __init__(self, message: str, reached: int, wanted: int) -> None:
+        super().__init__(message)
+        self.reached = reached
+        self.wanted = wanted
+
+
+class NotEnoughSharesError(GridError):
+    """
+    Fewer good shares could be found than the file needs.
+
+    Attributes:
+        found: distinct good shares that were found.
+        needed: distinct shares that any reader needs (k).
+    """
+
+    def __init__(self, message: str, found: int, needed: int) -> None:
+        super().__init__(message)
+        self.found = found
+        self.needed = needed
+
+
+class ServerError(PipegridError):
+    """
+    One server failed; a transfer goes on with the others.
+
+    Attributes:
+        server: the nickname or id of the server, as a person would know it.
+        may_have_happened: whether the server may have carried out the request all the same.
+    """
+
+    def __init__(self, message: str, server: str = "", may_have_happened: bool = False) -> None:
+        super().__init__(message)
+        self.server = server
+        self.may_have_happened = may_have_happened
+
+
+class ServerUnreachable(ServerError):
+    """No connection to the server could be made, or it was lost; later it may work again."""
+
+
+class ServerTimeout(ServerError):
+    """The server did not answer in time; later it may."""
+
+
+class ServerRefused(ServerError):
+    """The server understood the request and will not do it; another server may."""
+
+
+class NoSuchShare(ServerRefused):
+    """The server has no such share, or no such unfinished upload."""
+
+
+class NoSpace(ServerRefused):
+    """The server has no room for the share."""
+
+
+class WrongSecret(ServerRefused):
+    """The server knows the share or upload under another secret."""
+
+
+class ConflictingWrite(ServerRefused):
+    """Other bytes than these were written to the same place of an unfinished share before."""
+
+
+class ServerProtocolError(ServerError):
+    """The server answered with something that is not the protocol; do not trust it further."""
+
+
+class CorruptionError(PipegridError):
+    """
+    Bytes disagree with a hash.
+
+    Attributes:
+        share_number: the share, or None if the file itself is inconsistent.
+        offset: offset in the share data of the part that failed (its first byte), or None.
+        server: the server that gave the bytes, where known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        share_number: int | None = None,
+        offset: int | None = None,
+        server: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.share_number = share_number
+        self.offset = offset
+        self.server = server

@@ -1,0 +1,1 @@
+"""Flow control and its companions, useful to any Twisted program."""

@@ -1,0 +1,1 @@
+"""Moving files: upload, download, check, over any transport."""

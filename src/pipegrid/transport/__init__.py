@@ -1,0 +1,1 @@
+"""Speaking to storage servers: one contract, several wires."""

@@ -1,0 +1,136 @@
+"""
+The contract of a storage server, whatever wire lies between.
+
+**Order.** Operations on one server object are carried out in the order in which they were
+called, as far as they touch the same storage index, and none has to wait for the answer to
+the one before: ``allocate`` followed at once by ``write`` is one round trip. A write whose
+allocation turns out to be refused fails with ``NoSuchShare`` or ``WrongSecret`` and harms nothing.
+
+**Completion.** A share is complete, and becomes visible to ``list_shares`` and ``read``, when
+every byte of ``[0, share_bytes)`` has been written; there is no close. The Deferred of the write
+that completes it fires only after the server has made the share durable, as far as its policy goes.
+
+**Resumption.** An unfinished upload outlives the connection. A write with the same upload secret
+continues it, also where ``allocate`` mentioned the share in neither of its sets.
+
+**Errors** are ``ServerError`` and its subclasses. ``ServerUnreachable`` and ``ServerTimeout`` may be
+retried, on another connection or later; ``may_have_happened`` says whether the request may have been
+carried out all the same. Every operation here can be repeated without harm (the completing
+write then fails with ``NoSuchShare``: list the shares to find out). ``ServerRefused`` is final for this
+server and share; ``ServerProtocolError`` means that the server is not to be trusted further.
+
+**Cancellation.** Cancelling a Deferred gives up waiting. The server may or may not have carried
+the request out; other requests, pipelined before or behind, are not harmed.
+
+**Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not
+change until then. A transport holds no more than what it was given and was not yet acknowledged:
+bounding that is the caller's business (``flow.pipeline``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IConsumer
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.wire.messages import (
+    Allocation,
+    LeaseSecrets,
+    ServerIdentity,
+    ServerVersion,
+    UploadSecrets,
+    WriteResult,
+)
+
+
+class StorageServer(Protocol):
+    """One storage server. Storage indexes are 16 bytes, share numbers 0 to 255, offsets bytes."""
+
+    @property
+    def identity(self) -> ServerIdentity:
+        """Who this is."""
+
+    def version(self) -> Deferred[ServerVersion]:
+        """Ask what the server says of itself."""
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
+        """
+        Ask for room for shares of exactly ``share_bytes`` bytes; adds or renews the leases of all
+        shares of the index that are there. No share numbers: only that.
+        """
+
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+    ) -> Deferred[WriteResult]:
+        """
+        Write the pieces of ``data``, one behind the other, at ``offset`` of an unfinished share.
+
+        Any order, overlap with equal content and repetition are fine.
+
+        Raises:
+            NoSuchShare: there is no such unfinished upload (never allocated, finished, timed out).
+            WrongSecret: it is somebody else's.
+            ConflictingWrite: other bytes are there already; the upload stays open.
+            ServerRefused: the range does not lie within the allocated share.
+            NoSpace: the disk is full.
+        """
+
+    def abort(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes
+    ) -> Deferred[None]:
+        """Forget an unfinished upload. ``NoSuchShare`` if there is none, or it is complete."""
+
+    def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all complete shares; the empty set if there are none."""
+
+    def read(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """
+        Read at most ``length`` bytes of a complete share: fewer, or none, past its end.
+
+        Raises:
+            NoSuchShare: the server has no such complete share.
+        """
+
+    def stream(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
+    ) -> Deferred[int]:
+        """
+        Read as ``read`` does, handing the bytes to ``consumer`` as they come.
+
+        A push producer is registered with the consumer before the first byte and unregistered
+        after the last; pausing it stops the flow within a bounded number of bytes. The Deferred fires
+        with the number of bytes delivered. Cancelling it stops the flow.
+        """
+
+    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of the index; ``NoSuchShare`` if there are none."""
+
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a share looked corrupt; ``NoSuchShare`` if there is none."""
+
+    def disconnect(self) -> Deferred[None]:
+        """Give up connections and unanswered requests; fires when all are gone."""

@@ -1,0 +1,88 @@
+"""
+The questions and answers of a storage server as plain values, whatever their form on the wire.
+
+Both ends share them: a server's share store answers with them, and every transport hands them on.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class ServerIdentity:
+    """
+    Who a server is, before and apart from any connection.
+
+    Attributes:
+        server_id: stable text, ``v0-`` and 52 characters of base32 on a real grid.
+        nickname: what a person calls it.
+        permutation_seed: bytes that place it on every file's ring.
+        lease_seed: 20 bytes (the tub id) that make its secrets differ from other servers'.
+    """
+
+    server_id: str
+    nickname: str
+    permutation_seed: bytes
+    lease_seed: bytes
+
+
+@attrs.frozen
+class ServerVersion:
+    """
+    What a server says of itself.
+
+    Attributes:
+        max_share_bytes: the largest immutable share that it takes now; 0 if it is read-only or full.
+        available_bytes: room for shares, or None if unknown.
+        application: name and version of the software.
+    """
+
+    max_share_bytes: int
+    available_bytes: int | None
+    application: str
+
+
+@attrs.frozen
+class LeaseSecrets:
+    """The two 32-byte secrets that claim a share on one server."""
+
+    renew: bytes = attrs.field(repr=False)
+    cancel: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class UploadSecrets:
+    """All secrets of one upload to one server; ``upload`` is 1 to 64 bytes, 32 by custom."""
+
+    lease: LeaseSecrets
+    upload: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Allocation:
+    """
+    The answer to ``allocate``.
+
+    Attributes:
+        already_have: all complete shares of the storage index, also those not asked for.
+        allocated: the shares that may be written now. Whatever was asked for and is in neither
+            set was refused: no room, or an unfinished upload of it exists (perhaps one's own).
+    """
+
+    already_have: frozenset[int]
+    allocated: frozenset[int]
+
+
+@attrs.frozen
+class WriteResult:
+    """
+    The answer to ``write``.
+
+    Attributes:
+        complete: whether this write completed the share.
+        required: half-open ranges ``(begin, end)`` that are still missing.
+    """
+
+    complete: bool
+    required: tuple[tuple[int, int], ...] = ()
