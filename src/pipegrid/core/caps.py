@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Union
 
 import attrs
 
@@ -146,7 +145,7 @@ class MutableCap:
         return attrs.evolve(self, access="verify", secret=secret)
 
 
-FileCap = Union[ChkCap, ChkVerifierCap, LitCap, MutableCap]
+FileCap = ChkCap | ChkVerifierCap | LitCap | MutableCap
 
 
 @attrs.frozen
@@ -181,13 +180,13 @@ class DirectoryCap:
 class UnknownCap:
     """A cap of a kind that this version does not know; kept as it was given."""
 
-    text: str
+    text: str = attrs.field(repr=False)
 
     def __str__(self) -> str:
         return self.text
 
 
-Cap = Union[ChkCap, ChkVerifierCap, LitCap, MutableCap, DirectoryCap, UnknownCap]
+Cap = ChkCap | ChkVerifierCap | LitCap | MutableCap | DirectoryCap | UnknownCap
 
 # Longest file kind first where one is another's prefix; SSK directories carry no kind of their own.
 _DIRECTORY_KINDS = (
@@ -217,8 +216,13 @@ def parse_cap(text: str) -> Cap:
     """
     for prefix in ("ro.", "imm."):
         if text.startswith(prefix):
-            cap = parse_cap(text[len(prefix) :])
+            cap = _parse_bare(text[len(prefix) :])
             return cap if _keeps_promise(cap, prefix) else UnknownCap(text)
+    return _parse_bare(text)
+
+
+def _parse_bare(text: str) -> Cap:
+    """Parse a cap without prefix; a second prefix makes it unknown, like any other odd start."""
     head, colon, rest = text.partition(":")
     kind, colon2, fields = rest.partition(":")
     if head != "URI" or not colon or not colon2 or kind not in _PARSERS:
@@ -298,7 +302,10 @@ def _parse_bytes(text: str, length: int, what: str) -> bytes:
 
 def _parse_number(text: str, what: str) -> int:
     if not _NUMBER.match(text):
-        raise CapError(f"this {what} cap is damaged: {text[:30]!r} is not a plain number")
+        # The text is not shown: where fields are out of order it may be the key.
+        raise CapError(
+            f"this {what} cap is damaged: a count or size in it is no plain number; copy it whole"
+        )
     return int(text)
 
 

@@ -26,6 +26,14 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def _check_counts(required_shares: int, total_shares: int) -> None:
+    if not 1 <= required_shares <= total_shares <= 256:
+        raise UsageError(
+            f"cannot encode {required_shares} of {total_shares}: choose "
+            "1 <= required shares <= total shares <= 256"
+        )
+
+
 @attrs.frozen
 class Params:
     """
@@ -40,11 +48,7 @@ class Params:
     max_segment_bytes: int = DEFAULT_SEGMENT_BYTES
 
     def __attrs_post_init__(self) -> None:
-        if not 1 <= self.required_shares <= self.total_shares <= 256:
-            raise UsageError(
-                f"cannot encode {self.required_shares} of {self.total_shares}: choose "
-                "1 <= required shares <= total shares <= 256"
-            )
+        _check_counts(self.required_shares, self.total_shares)
         if self.max_segment_bytes < 1:
             raise UsageError("the segment size must be at least one byte")
 
@@ -87,6 +91,7 @@ class Geometry:
     chain_bytes: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        _check_counts(self.required_shares, self.total_shares)
         if self.size < 1:
             raise UsageError("an empty file has no shares; it is stored in its cap")
         if self.segment_bytes < 1 or self.segment_bytes % self.required_shares:

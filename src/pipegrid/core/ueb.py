@@ -59,9 +59,7 @@ def packed_length(geometry: Geometry) -> int:
 
 def disagreements(ueb: Ueb, geometry: Geometry) -> list[bytes]:
     """Return the keys whose numbers are not those that the cap implies; a verifier reports them."""
-    return sorted(
-        key for key, value in _numbers(geometry).items() if ueb.fields.get(key) not in (value,)
-    )
+    return sorted(key for key, value in _numbers(geometry).items() if ueb.fields.get(key) != value)
 
 
 def parse(data: bytes) -> Ueb:
@@ -71,28 +69,34 @@ def parse(data: bytes) -> Ueb:
     Raises:
         ValueError: not a UEB, or one without the fields that a reader needs.
     """
-    fields: dict[bytes, bytes] = {}
-    position = 0
-    while position < len(data):
-        colon = data.index(b":", position)
-        key = data[position:colon]
-        colon2 = data.index(b":", colon + 1, colon + 12)
-        digits = data[colon + 1 : colon2]
-        if not digits.isdigit():
-            raise ValueError("a UEB field has no length")
-        start, end = colon2 + 1, colon2 + 1 + int(digits)
-        if data[end : end + 1] != b",":
-            raise ValueError("a UEB field does not end where it says")
-        fields[key] = data[start:end]
-        position = end + 1
+    if len(data) > MAX_UEB_BYTES:
+        raise ValueError(f"a UEB of {len(data)} bytes, more than any file has")
+    fields = _parse_fields(data)
     try:
         segment_size = fields[b"segment_size"]
         crypttext_root_hash = fields[b"crypttext_root_hash"]
         share_root_hash = fields[b"share_root_hash"]
     except KeyError as missing:
         raise ValueError(f"a UEB lacks {missing.args[0]!r}") from None
-    if not segment_size.isdigit() or len(segment_size) > 20:
-        raise ValueError("a UEB's segment size is not a number")
+    if not segment_size.isdigit() or len(segment_size) > 20 or not int(segment_size):
+        raise ValueError("a UEB's segment size is not a positive number")
     if len(crypttext_root_hash) != HASH_BYTES or len(share_root_hash) != HASH_BYTES:
         raise ValueError("a UEB's root hash is not 32 bytes long")
     return Ueb(int(segment_size), crypttext_root_hash, share_root_hash, fields)
+
+
+def _parse_fields(data: bytes) -> dict[bytes, bytes]:
+    fields: dict[bytes, bytes] = {}
+    position = 0
+    while position < len(data):
+        colon = data.find(b":", position)
+        colon2 = data.find(b":", colon + 1)
+        digits = data[colon + 1 : colon2]
+        if colon < 0 or colon2 < 0 or not digits.isdigit() or len(digits) > 4:
+            raise ValueError("a UEB field has no length")
+        start, end = colon2 + 1, colon2 + 1 + int(digits)
+        if data[end : end + 1] != b",":
+            raise ValueError("a UEB field does not end where it says")
+        fields[data[position:colon]] = data[start:end]
+        position = end + 1
+    return fields
