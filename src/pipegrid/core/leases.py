@@ -1,0 +1,119 @@
+"""
+The secrets that a client derives for each file and server from its one lease secret.
+
+All come in three steps, client, file, server, so that no server learns what another one knows.
+The steps for the client are taken once a run, those for the file once a file: ``ClientSecrets``
+and ``FileSecrets`` keep what they share.
+
+The upload secret is PipeGrid's own. Others draw a random one for every attempt; a derived one lets
+an upload that was cut off, in this process or a later one, be continued by whoever holds
+the same lease secret, and by nobody else.
+
+Source: the format reference, storage protocols, section 6.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pipegrid.core.hashes import Tag
+from pipegrid.errors import UsageError
+
+LEASE_SECRET_BYTES = 32
+
+_FILE_RENEWAL = Tag(b"allmydata_file_renewal_secret_v1")
+_FILE_CANCEL = Tag(b"allmydata_file_cancel_secret_v1")
+_SERVER_RENEWAL = Tag(b"allmydata_bucket_renewal_secret_v1")
+_SERVER_CANCEL = Tag(b"allmydata_bucket_cancel_secret_v1")
+_UPLOAD = Tag(b"pipegrid_upload_secret_v1")
+_ENABLER_MASTER = Tag(b"allmydata_mutable_writekey_to_write_enabler_master_v1")
+_ENABLER = Tag(b"allmydata_mutable_write_enabler_master_and_nodeid_to_write_enabler_v1")
+
+
+@attrs.frozen
+class ServerSecrets:
+    """What one server is told about one file: three secrets of 32 bytes each."""
+
+    renew: bytes = attrs.field(repr=False)
+    cancel: bytes = attrs.field(repr=False)
+    upload: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class FileSecrets:
+    """The middle step: three hashes of 32 bytes that belong to one file, on whatever server."""
+
+    renewal: bytes = attrs.field(repr=False)
+    cancel: bytes = attrs.field(repr=False)
+    upload: bytes = attrs.field(repr=False)
+
+    def for_server(self, lease_seed: bytes) -> ServerSecrets:
+        """
+        Return the secrets of this file on one server.
+
+        Args:
+            lease_seed: 20 bytes, the server's tub id; over HTTPS as well.
+        """
+        return ServerSecrets(
+            renew=_SERVER_RENEWAL.hash_pair(self.renewal, lease_seed),
+            cancel=_SERVER_CANCEL.hash_pair(self.cancel, lease_seed),
+            upload=_UPLOAD.hash_pair(self.upload, lease_seed),
+        )
+
+
+class ClientSecrets:
+    """
+    Derives all secrets of one client.
+
+    Args:
+        lease_secret: the 32 bytes that a node directory keeps in ``private/secret``.
+
+    Raises:
+        UsageError: the secret has another length.
+    """
+
+    __slots__ = ("_cancel", "_renewal", "_upload")
+
+    def __init__(self, lease_secret: bytes) -> None:
+        if len(lease_secret) != LEASE_SECRET_BYTES:
+            raise UsageError(
+                f"the lease secret has {len(lease_secret)} bytes instead of {LEASE_SECRET_BYTES}; "
+                "restore private/secret, or remove it to get a new one"
+            )
+        # Here, and only here, the secret is the tag and the constant the value.
+        secret_tag = Tag(lease_secret)
+        self._renewal = secret_tag.hash(b"allmydata_client_renewal_secret_v1")
+        self._cancel = secret_tag.hash(b"allmydata_client_cancel_secret_v1")
+        self._upload = _UPLOAD.hash(lease_secret)
+
+    def for_file(self, storage_index: bytes) -> FileSecrets:
+        """Return the secrets of one file, to be taken on with ``for_server``."""
+        return FileSecrets(
+            renewal=_FILE_RENEWAL.hash_pair(self._renewal, storage_index),
+            cancel=_FILE_CANCEL.hash_pair(self._cancel, storage_index),
+            upload=_UPLOAD.hash_pair(self._upload, storage_index),
+        )
+
+    def upload_secrets(self, storage_index: bytes, lease_seed: bytes) -> ServerSecrets:
+        """Return the secrets of one file on one server; for many servers, call ``for_file`` once."""
+        return self.for_file(storage_index).for_server(lease_seed)
+
+
+def renew_secret(lease_secret: bytes, storage_index: bytes, lease_seed: bytes) -> bytes:
+    """Return the 32 bytes that renew the lease of one client on one file and server."""
+    return ClientSecrets(lease_secret).upload_secrets(storage_index, lease_seed).renew
+
+
+def cancel_secret(lease_secret: bytes, storage_index: bytes, lease_seed: bytes) -> bytes:
+    """Return the 32 bytes that end the lease of one client on one file and server."""
+    return ClientSecrets(lease_secret).upload_secrets(storage_index, lease_seed).cancel
+
+
+def upload_secret(lease_secret: bytes, storage_index: bytes, lease_seed: bytes) -> bytes:
+    """Return the 32 bytes that start and continue the upload of one file to one server."""
+    return ClientSecrets(lease_secret).upload_secrets(storage_index, lease_seed).upload
+
+
+def write_enabler(writekey: bytes, lease_seed: bytes) -> bytes:
+    """Return the 32 bytes that let the holder of a write key change a mutable file on one server."""
+    return _ENABLER.hash_pair(_ENABLER_MASTER.hash(writekey), lease_seed)
