@@ -1,0 +1,208 @@
+"""
+Which server gets which share, and how happy that makes us.
+
+*Happiness* is the size of the largest set of pairs (server, share the server holds) in which no
+server and no share occurs twice: a maximum matching. With happiness h, any k of some h servers
+restore the file.
+
+``place_shares`` promises, in this order:
+
+1. Every share goes to exactly one server: to one that holds it already, or to a writable one.
+2. No other such assignment reaches a higher happiness, whether or not shares that are in place,
+   but assigned elsewhere, are counted.
+3. Among those, none sends fewer shares.
+4. The same arguments give the same answer, and a grid that holds nothing yet gets share i on the
+   i-th writable server, wrapping round. With shares in place it comes as near to that as it simply
+   can, since that is where readers look first.
+
+Why 2 and 3 hold. Take a maximum matching of what is in place, in which as many read-only servers as
+possible take part; let it have m pairs and leave w writable servers unused. (Adding servers one by
+one along augmenting paths never drops a server that takes part, so read-only servers come first
+and both maxima are reached together.) Shares that nobody holds must be sent anyway, u of them; each
+goes to an unused server while there are any. If servers are left over then, as many shares that
+are held, but not matched, are sent there too: each send adds one to the happiness, and nothing can
+add more. So max(u, min(n - m, w)) shares are sent. Fewer cannot do, since happiness is at
+most m plus the number of shares sent.
+
+An uploader that has begun already counts shares in flight as held by the servers they go to. Then
+the same function says what to do about servers that failed: only the difference is sent.
+
+Source: the format reference, storage protocols, section 5.3, as intended there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import reduce
+from operator import or_
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def servers_of_happiness(sharemap: Mapping[int, AbstractSet[T]]) -> int:
+    """Return the happiness of a map from share numbers to the servers that hold them."""
+    return len(happiness_matching(sharemap))
+
+
+def happiness_matching(sharemap: Mapping[int, AbstractSet[T]]) -> dict[int, T]:
+    """
+    Return one maximum matching, share number to server; which one, if there are several, is open.
+
+    Takes time proportional to the size of the map, plus the square of the number of shares.
+    """
+    shares = list(sharemap)
+    holdings: dict[T, int] = {}
+    for position, share in enumerate(shares):
+        for server in sharemap[share]:
+            holdings[server] = holdings.get(server, 0) | 1 << position
+    servers = list(holdings)
+    matching = _maximum_matching(list(holdings.values()))
+    return {shares[position]: servers[index] for position, index in matching.items()}
+
+
+def place_shares(
+    readwrite: Sequence[T],
+    readonly: Sequence[T],
+    existing: Mapping[T, Collection[int]],
+    total_shares: int,
+) -> dict[int, T]:
+    """
+    Return the server for each share number; the module's text says what is promised.
+
+    Args:
+        readwrite: servers that can take shares, in the order of the ring.
+        readonly: servers whose shares count but that take none, in the order of the ring.
+        existing: the share numbers that servers hold, or soon will. Servers that are in neither
+            list and share numbers from ``total_shares`` on are ignored.
+        total_shares: n; the shares are 0 to n - 1.
+
+    Returns:
+        In ascending order of share numbers. Without a single writable server, the shares that
+        nobody holds are missing.
+    """
+    writable = dict.fromkeys(readwrite)
+    servers = [*dict.fromkeys(s for s in readonly if s not in writable), *writable]
+    holdings = [_mask(existing.get(server, ()), total_shares) for server in servers]
+    placement = {share: servers[index] for share, index in _maximum_matching(holdings).items()}
+    load = Counter(placement.values())
+    unused = [server for server in writable if server not in load]
+
+    held = _union(holdings)
+    homeless = list(_bits(~held & (1 << total_shares) - 1))
+    unmatched = [share for share in _bits(held) if share not in placement]
+    moving = max(0, len(unused) - len(homeless))
+    for share in unmatched[moving:]:
+        holders = [
+            server for server, mask in zip(servers, holdings, strict=True) if mask >> share & 1
+        ]
+        _put(share, holders, placement, load)
+    homeless = sorted(homeless + unmatched[:moving])
+
+    _spread(homeless, list(writable), unused, placement, load)
+    for share in homeless:
+        if share not in placement and writable:
+            _put(share, writable, placement, load)
+    return dict(sorted(placement.items()))
+
+
+def shares_to_send(
+    placement: Mapping[int, T], existing: Mapping[T, Collection[int]]
+) -> dict[int, T]:
+    """Return the part of a placement whose servers do not hold the share yet."""
+    return {
+        share: server
+        for share, server in placement.items()
+        if share not in existing.get(server, ())
+    }
+
+
+def _spread(
+    homeless: Sequence[int],
+    writable: Sequence[T],
+    unused: Sequence[T],
+    placement: dict[int, T],
+    load: Counter[T],
+) -> None:
+    """Give unused servers one share each: share i to the i-th server if both are free, else in order."""
+    free = dict.fromkeys(unused)
+    for share in homeless:
+        if share < len(writable) and writable[share] in free:
+            del free[writable[share]]
+            _put(share, [writable[share]], placement, load)
+    rest = (share for share in homeless if share not in placement)
+    # zip stops at the shorter one: servers may be left over, or shares.
+    for server, share in zip(free, list(rest), strict=False):
+        _put(share, [server], placement, load)
+
+
+def _put(share: int, candidates: Iterable[T], placement: dict[int, T], load: Counter[T]) -> None:
+    """Assign a share to the candidate with the fewest shares, the first of them if several have."""
+    server = min(candidates, key=load.__getitem__)
+    placement[share] = server
+    load[server] += 1
+
+
+def _maximum_matching(holdings: Sequence[int]) -> dict[int, int]:
+    """
+    Return a maximum matching, share to index of the server.
+
+    Servers are taken in order: one that can take part together with all that took part before
+    it does so, with the lowest share that is free, and no later one displaces it.
+
+    Args:
+        holdings: for each server, its shares as the set bits of a number. Bits make a
+            step over all shares of a server cost as much as one over a single share.
+    """
+    owner: dict[int, int] = {}
+    free = _union(holdings)
+    # Shares that a search reached in vain. No later search can succeed through them: their owners
+    # hold nothing beyond them.
+    dead = 0
+    for start in range(len(holdings)):
+        if not free:
+            break
+        # How each server was reached: from which other one, and over which of its own shares.
+        came: dict[int, tuple[int, int]] = {}
+        seen = dead
+        queue = [start]
+        for server in queue:  # breadth first; the queue grows while it is walked
+            fresh = holdings[server] & ~seen
+            if fresh & free:
+                share = next(_bits(fresh & free))
+                free ^= 1 << share
+                # Along the path back to the start, each server passes its old share on.
+                while server != start:
+                    owner[share] = server
+                    server, share = came[server]
+                owner[share] = start
+                break
+            seen |= fresh
+            for share in _bits(fresh):
+                came[owner[share]] = (server, share)
+                queue.append(owner[share])
+        else:
+            dead = seen
+    return owner
+
+
+def _mask(shares: Iterable[int], total_shares: int) -> int:
+    mask = 0
+    for share in shares:
+        if 0 <= share < total_shares:
+            mask |= 1 << share
+    return mask
+
+
+def _union(masks: Iterable[int]) -> int:
+    return reduce(or_, masks, 0)
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """Yield the numbers of the set bits, lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
