@@ -21,6 +21,10 @@ class CapError(UsageError):
     """A capability string is malformed, or is of a kind that this operation cannot use."""
 
 
+class DirectoryError(PipegridError):
+    """A file that should be a directory does not hold one; perhaps the cap is that of a file."""
+
+
 class SourceError(PipegridError):
     """The local file to be stored could not be read, or changed while it was read."""
 

@@ -181,6 +181,7 @@ class CapsTests(SynchronousTestCase):
                     parse_cap(f"URI:{kind}:{fields}")
         self.assertEqual(parse_cap("URI:LIT:"), LitCap(b""))
         long = LitCap(bytes(1000))
+        self.assertEqual(long.size, 1000)
         self.assertEqual(parse_cap(str(long)), long)
 
     def test_refuses_other_spellings_of_a_mutable_cap(self) -> None:

@@ -1,0 +1,247 @@
+"""
+Directories: children with names, caps and metadata, packed into the bytes of one file.
+
+An immutable directory is stored like any file; its cap is that file's cap under another name. Of
+read-write directories this module reads what needs no key: the write caps stay encrypted.
+
+Names are in Unicode's composed form (NFC) and in order of code points, in what is written and in
+what is returned.
+
+Source: the format reference, sections 8.4 and 8.5.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import attrs
+
+from pipegrid.core.caps import (
+    Cap,
+    ChkCap,
+    ChkVerifierCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    UnknownCap,
+    parse_cap,
+)
+from pipegrid.core.hashes import netstring
+from pipegrid.errors import CapError, DirectoryError, UsageError
+
+_IMMUTABLE = "imm."
+_READ_ONLY = "ro."
+_MAX_LENGTH_DIGITS = 12
+
+
+@attrs.frozen
+class Child:
+    """
+    One entry of an immutable directory.
+
+    Attributes:
+        name: any text; composed (NFC) where this module returns it.
+        cap: of a file or directory that can never change, or an ``UnknownCap`` marked ``imm.``.
+        metadata: what a JSON object can hold, keys in the order in which they are written.
+    """
+
+    name: str
+    cap: Cap
+    metadata: dict[str, Any] = attrs.Factory(dict)
+
+
+@attrs.frozen
+class ReadWriteEntry:
+    """
+    One entry of a read-write directory, as far as it can be read without the write key.
+
+    Attributes:
+        name: composed (NFC).
+        cap: what reads the child, or None if only the write cap is stored. One that is unknown, or
+            malformed, or grants more than reading, is an ``UnknownCap`` with a prefix.
+        rw_data: the encrypted write cap, never taken apart here.
+        metadata: a JSON object.
+    """
+
+    name: str
+    cap: Cap | None
+    rw_data: bytes = attrs.field(repr=False)
+    metadata: dict[str, Any]
+
+
+def directory_cap(file_cap: Cap) -> DirectoryCap:
+    """
+    Return the cap of the directory that this file holds packed.
+
+    Raises:
+        CapError: it is a directory's cap already, or of an unknown kind.
+    """
+    if isinstance(file_cap, (ChkCap, ChkVerifierCap, LitCap, MutableCap)):
+        return DirectoryCap(file_cap)
+    raise CapError("only the cap of a file can become that of a directory; this one is not")
+
+
+def pack_immutable(children: Iterable[Child]) -> bytes:
+    """
+    Return the bytes of an immutable directory; none for no children.
+
+    Raises:
+        UsageError: two names are the same, a child could change, or its name or metadata cannot
+            be written.
+    """
+    entries: dict[str, bytes] = {}
+    for child in children:
+        name = unicodedata.normalize("NFC", child.name)
+        if name in entries:
+            raise UsageError(
+                f"cannot pack the directory: two children are named {name!r}; rename one"
+            )
+        entries[name] = _pack_entry(name, child)
+    return b"".join(netstring(entries[name]) for name in sorted(entries))
+
+
+def unpack_immutable(data: bytes) -> list[Child]:
+    """
+    Return the children in ascending order of their names.
+
+    Children that an immutable directory may not have are left out; of several with the same name the
+    last one counts.
+
+    Raises:
+        DirectoryError: data is not an immutable directory.
+    """
+    children: dict[str, Child] = {}
+    for name, cap_text, rw_data, metadata in _entries(data):
+        if rw_data:
+            raise DirectoryError(
+                f"the child {name!r} of an immutable directory has a write cap; do not trust it"
+            )
+        cap = _immutable_cap(cap_text)
+        if cap is not None:
+            children[name] = Child(name, cap, metadata)
+    return [children[name] for name in sorted(children)]
+
+
+def unpack_readwrite(data: bytes) -> list[ReadWriteEntry]:
+    """
+    Return the entries in ascending order of their names; of several with the same name the last.
+
+    Raises:
+        DirectoryError: data is not a directory.
+    """
+    entries = {
+        name: ReadWriteEntry(name, _readonly_cap(cap_text), rw_data, metadata)
+        for name, cap_text, rw_data, metadata in _entries(data)
+    }
+    return [entries[name] for name in sorted(entries)]
+
+
+def _pack_entry(name: str, child: Child) -> bytes:
+    text = str(child.cap)
+    marked = not isinstance(child.cap, UnknownCap) or text.startswith(_IMMUTABLE)
+    cap = _immutable_cap(text) if marked else None
+    if cap is None:
+        raise UsageError(
+            f"cannot put {name!r} into an immutable directory, since it may change; "
+            "give a cap of an immutable file or directory"
+        )
+    try:
+        metadata = json.dumps(child.metadata, allow_nan=False).encode("ascii")
+        fields = (name.encode("utf-8"), str(cap).removeprefix(_IMMUTABLE).encode("utf-8"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"cannot pack the child {name!r}: its name or metadata cannot be written ({error})"
+        ) from None
+    return b"".join(netstring(field) for field in (*fields, b"", metadata))
+
+
+def _immutable_cap(text: str) -> Cap | None:
+    """
+    Return the cap of a child of an immutable directory, or None if it may not be one.
+
+    Where it is stored, the directory itself says ``imm.``, so the prefix is missing there.
+    """
+    bare = text.rstrip(" ").removeprefix(_IMMUTABLE)
+    try:
+        cap = parse_cap(bare)
+    except CapError:
+        return None
+    if isinstance(cap, UnknownCap):
+        promises_less = not bare or bare.startswith((_READ_ONLY, _IMMUTABLE))
+        return None if promises_less else UnknownCap(_IMMUTABLE + bare)
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    return cap if isinstance(file, (ChkCap, LitCap)) else None
+
+
+def _readonly_cap(text: str) -> Cap | None:
+    """Return the read cap of a child of a read-write directory, where ``ro.`` goes without saying."""
+    text = text.rstrip(" ")
+    if not text:
+        return None
+    if not text.startswith((_IMMUTABLE, _READ_ONLY)):
+        text = _READ_ONLY + text
+    try:
+        return parse_cap(text)
+    except CapError:
+        # One bad child must not hide the others; an unknown cap can at least be shown.
+        return UnknownCap(text)
+
+
+def _entries(data: bytes) -> Iterator[tuple[str, str, bytes, dict[str, Any]]]:
+    """Yield name, text of the read cap, write cap data and metadata of each entry as stored."""
+    position = 0
+    while position < len(data):
+        entry, end = _take_netstring(data, position, position)
+        fields = []
+        inner = 0
+        for _ in range(4):
+            field, inner = _take_netstring(entry, inner, position)
+            fields.append(field)
+        if inner != len(entry):
+            _damaged(position, "there is something behind its last field")
+        yield (
+            unicodedata.normalize("NFC", _text(fields[0], position)),
+            _text(fields[1], position),
+            fields[2],
+            _metadata(fields[3], position),
+        )
+        position = end
+
+
+def _take_netstring(data: bytes, start: int, entry_position: int) -> tuple[bytes, int]:
+    """Return the value of the netstring at start, and the position behind it."""
+    colon = data.find(b":", start, start + _MAX_LENGTH_DIGITS + 1)
+    digits = data[start:colon] if colon >= 0 else b""
+    if not digits.isdigit() or (digits[:1] == b"0" and digits != b"0"):
+        _damaged(entry_position, "a field has no length")
+    end = colon + 1 + int(digits)
+    if data[end : end + 1] != b",":
+        _damaged(entry_position, "a field does not end where it says")
+    return data[colon + 1 : end], end + 1
+
+
+def _text(data: bytes, entry_position: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        _damaged(entry_position, "its name or cap is not UTF-8")
+
+
+def _metadata(data: bytes, entry_position: int) -> dict[str, Any]:
+    try:
+        metadata = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):  # RecursionError: nested beyond all reason
+        metadata = None
+    if not isinstance(metadata, dict):
+        _damaged(entry_position, "its metadata is not a JSON object")
+    return metadata
+
+
+def _damaged(entry_position: int, why: str) -> NoReturn:
+    raise DirectoryError(
+        f"this is not a directory, or a damaged one: in the entry at byte {entry_position}, {why}; "
+        "check that the cap is a directory's"
+    )
