@@ -1,0 +1,372 @@
+"""
+From plaintext to shares, one segment at a time.
+
+Each segment takes three steps, so that its heavy part can run in any thread and in any order:
+
+* ``encrypt``: strictly in order, since one cipher and one flat hash run through the file;
+* ``code``: erasure coding and hashing, some four fifths of the work; changes nothing here;
+* ``add``: cheap; records the hashes and gives the bytes to write to each share.
+
+``finish`` then gives what stands behind the blocks, and the cap. A share that must move later is
+coded again from the source by ``recode``: encoding is deterministic, so nothing needs to be kept but
+the hashes, 32 bytes for every block and every segment.
+
+The encoder has no opinion on threads: the caller runs ``encrypt``, ``add`` and ``finish`` one at
+a time, ``code`` and ``recode`` as it likes.
+
+Source: the format reference, sections 2 to 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence, Set
+
+import attrs
+
+from pipegrid.core import hashes, hashtree, layout, ueb
+from pipegrid.core.caps import ChkCap
+from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.erasure import encode_stripe, stripes
+from pipegrid.core.hashes import HASH_BYTES, KEY_BYTES, Buffer
+from pipegrid.core.params import Geometry
+from pipegrid.errors import SourceError
+
+Plaintext = Buffer | Sequence[Buffer]
+"""One segment of plaintext, whole or in pieces; it is read, never changed, and not kept."""
+
+# Ciphertext is hashed in pieces of this size right after it was made, while it is in the cache.
+_CIPHER_STEP_BYTES = 64 * 1024
+
+
+@attrs.frozen
+class ShareWrite:
+    """
+    Bytes for one share.
+
+    Attributes:
+        share_number: the share.
+        offset: where in the share data the first piece begins.
+        pieces: buffers to be written one behind the other. They are never changed after this,
+            and may be shared between writes; whoever holds the write holds their memory.
+    """
+
+    share_number: int
+    offset: int
+    pieces: tuple[Buffer, ...] = attrs.field(repr=False)
+
+    @property
+    def length(self) -> int:
+        """Bytes in all pieces."""
+        return sum(map(len, self.pieces))
+
+
+@attrs.frozen(eq=False)
+class Segment:
+    """
+    One encrypted segment.
+
+    Attributes:
+        index: its number in the file.
+        padded: the ciphertext and up to k - 1 zero bytes, k blocks one behind the other.
+        length: bytes of ciphertext.
+    """
+
+    index: int
+    padded: memoryview = attrs.field(repr=False)
+    length: int
+
+
+@attrs.frozen(eq=False)
+class CodedSegment:
+    """
+    One segment after erasure coding.
+
+    Attributes:
+        index: its number in the file.
+        segment_hash: 32 bytes, for the crypttext hash tree.
+        block_hashes: 32 bytes for each of the n blocks.
+        blocks: the pieces of each block that was asked for, by share number.
+    """
+
+    index: int
+    segment_hash: bytes
+    block_hashes: tuple[bytes, ...] = attrs.field(repr=False)
+    blocks: dict[int, tuple[Buffer, ...]] = attrs.field(repr=False)
+
+
+def convergent_key(convergence: bytes, geometry: Geometry, plaintext: Iterable[Buffer]) -> bytes:
+    """
+    Return the 16-byte key that everyone with this secret and geometry gives this plaintext.
+
+    For a plaintext that arrives over time feed ``hashes.convergent_key_hasher`` yourself.
+
+    Args:
+        convergence: the convergence secret, any bytes.
+        plaintext: the whole file in pieces.
+    """
+    hasher = hashes.convergent_key_hasher(
+        convergence, geometry.required_shares, geometry.total_shares, geometry.segment_bytes
+    )
+    for piece in plaintext:
+        hasher.update(piece)
+    return hasher.digest()[:KEY_BYTES]
+
+
+class Encoder:
+    """
+    Encodes one file; see the module for the order of the calls.
+
+    Attributes:
+        geometry: the file's sizes.
+        layout: the offsets in every share.
+        share_bytes: the exact length of every share, known from the start.
+        ueb: the URI extension block, b"" before ``finish``.
+    """
+
+    def __init__(self, geometry: Geometry, key: bytes, *, force_version: int | None = None) -> None:
+        """
+        Prepare to encode.
+
+        Args:
+            key: 16 bytes, from ``convergent_key`` or random.
+            force_version: layout version 1 or 2; by default the one that every writer would choose.
+        """
+        self.geometry = geometry
+        self.layout = layout.for_geometry(geometry, force_version)
+        self.share_bytes = layout.share_length(geometry, self.layout)
+        self.ueb = b""
+        self._key = key
+        self._cipher = StreamCipher(key)
+        self._crypttext_hasher = hashes.CRYPTTEXT.hasher()
+        self._next_segment = 0
+        self._added = bytearray(geometry.num_segments)  # 1 for each segment that was
+        self._segment_hashes = _HashTable(1, geometry.num_segments)
+        self._block_hashes = _HashTable(geometry.total_shares, geometry.num_segments)
+        # Filled in by finish.
+        self._crypttext_tree = b""
+        self._share_tree = b""
+        self._cap: ChkCap | None = None
+
+    @property
+    def cap(self) -> ChkCap:
+        """The file's capability; there is none before ``finish``."""
+        assert self._cap is not None, "the cap is known after finish()"
+        return self._cap
+
+    def encrypt(self, plaintext: Plaintext) -> Segment:
+        """
+        Encrypt the next segment; strictly in order, one call at a time.
+
+        The ciphertext goes to a fresh buffer: encrypting in place is 3 % quicker than this step
+        and 0.3 % quicker than the whole, too little to take the plaintext from the caller.
+
+        Raises:
+            SourceError: plaintext is longer or shorter than this segment must be.
+        """
+        index = self._next_segment
+        assert index < self.geometry.num_segments, "all segments are encrypted"
+        segment = self._encrypt(index, plaintext, self._cipher, self._crypttext_hasher)
+        self._next_segment = index + 1
+        return segment
+
+    def code(self, segment: Segment, shares: Set[int] | None = None) -> CodedSegment:
+        """
+        Erasure-code and hash a segment; changes nothing here, so any thread may, in any order.
+
+        Args:
+            shares: the share numbers whose blocks are kept, by default all. The hashes of all n
+                are computed in any case: the cap depends on them.
+        """
+        total = self.geometry.total_shares
+        blocks, block_hashes = self._blocks(segment, range(total), shares)
+        segment_hash = hashes.CRYPTTEXT_SEGMENT.hash(segment.padded[: segment.length])
+        return CodedSegment(segment.index, segment_hash, block_hashes, blocks)
+
+    def add(self, coded: CodedSegment) -> list[ShareWrite]:
+        """
+        Record a coded segment; each exactly once, in any order.
+
+        Returns:
+            One write for each share whose block was kept, in share order. The write of segment 0
+            begins with the header, so its offset is 0; offsets follow each other without gaps.
+        """
+        assert not self._added[coded.index], f"segment {coded.index} was added before"
+        self._added[coded.index] = 1
+        self._segment_hashes.put(0, coded.index, coded.segment_hash)
+        for number, block_hash in enumerate(coded.block_hashes):
+            self._block_hashes.put(number, coded.index, block_hash)
+        return self._block_writes(coded.index, coded.blocks)
+
+    def finish(self, shares: Set[int] | None = None) -> list[ShareWrite]:
+        """
+        Return what stands behind the blocks in each share, and make ``cap`` known.
+
+        Needs all segments added. The block hash trees of the shares asked for are in memory
+        together: 1 MiB each for a file of 10 GB in segments of 1 MiB. Where that is too much, ask
+        for none here and for each ``trailer`` when it is due.
+
+        Args:
+            shares: the share numbers wanted, by default all.
+        """
+        assert all(self._added), f"segment {self._added.index(0)} was not added"
+        geometry = self.geometry
+        kept: dict[int, bytes] = {}
+        roots = []
+        for number in range(geometry.total_shares):
+            tree = self._block_hashes.tree(number)
+            roots.append(hashtree.root(tree))
+            if shares is None or number in shares:
+                kept[number] = tree
+        self._crypttext_tree = self._segment_hashes.tree(0)
+        self._share_tree = hashtree.build(roots)
+        self.ueb = ueb.pack(
+            geometry,
+            self._crypttext_hasher.digest(),
+            hashtree.root(self._crypttext_tree),
+            hashtree.root(self._share_tree),
+        )
+        self._cap = ChkCap(
+            self._key,
+            hashes.UEB.hash(self.ueb),
+            geometry.required_shares,
+            geometry.total_shares,
+            geometry.size,
+        )
+        return [self._trailer(number, tree) for number, tree in kept.items()]
+
+    def trailer(self, share_number: int) -> ShareWrite:
+        """Return what stands behind the blocks in one share; needs ``finish``."""
+        assert self._cap is not None, "trailers are known after finish()"
+        return self._trailer(share_number, self._block_hashes.tree(share_number))
+
+    def recode(self, index: int, plaintext: Plaintext, shares: Set[int]) -> list[ShareWrite]:
+        """
+        Encode a segment again, for shares that must move; any thread may, in any order.
+
+        Args:
+            index: a segment that was added before.
+            plaintext: the same plaintext as then.
+            shares: the shares to make; only their blocks are computed.
+
+        Returns:
+            The writes that ``add`` returned for these shares, or would have.
+
+        Raises:
+            SourceError: this is not the plaintext that was encoded before.
+        """
+        assert self._added[index], f"segment {index} was not added yet"
+        cipher = StreamCipher(self._key, index * self.geometry.segment_bytes)
+        segment = self._encrypt(index, plaintext, cipher, None)
+        numbers = sorted(shares)
+        blocks, block_hashes = self._blocks(segment, numbers, None)
+        for number, block_hash in zip(numbers, block_hashes, strict=True):
+            if block_hash != self._block_hashes.get(number, index):
+                raise SourceError(
+                    "the file changed while it was read: segment "
+                    f"{index} is not what it was; store the file again"
+                )
+        return self._block_writes(index, blocks)
+
+    def _encrypt(
+        self,
+        index: int,
+        plaintext: Plaintext,
+        cipher: StreamCipher,
+        hasher: hashes.TaggedHasher | None,
+    ) -> Segment:
+        geometry = self.geometry
+        length = geometry.segment_length(index)
+        pieces = (
+            (plaintext,) if isinstance(plaintext, (bytes, bytearray, memoryview)) else plaintext
+        )
+        given = sum(map(len, pieces))
+        if given != length:
+            raise SourceError(
+                f"the file changed while it was read: segment {index} has {given} bytes "
+                f"instead of {length}; store the file again"
+            )
+        # Zeroed, and so padded.
+        padded = memoryview(bytearray(geometry.required_shares * geometry.block_length(index)))
+        position = 0
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), _CIPHER_STEP_BYTES):
+                step = view[start : start + _CIPHER_STEP_BYTES]
+                output = padded[position : position + len(step)]
+                cipher.apply(step, output)
+                if hasher is not None:
+                    hasher.update(output)
+                position += len(step)
+        return Segment(index, padded.toreadonly(), length)
+
+    def _blocks(
+        self, segment: Segment, numbers: Collection[int], kept: Set[int] | None
+    ) -> tuple[dict[int, tuple[Buffer, ...]], tuple[bytes, ...]]:
+        """Return the blocks of the shares in kept (None: in numbers), and all hashes of numbers."""
+        k, n = self.geometry.required_shares, self.geometry.total_shares
+        block_bytes = self.geometry.block_length(segment.index)
+        primary = [segment.padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
+        wanted = [number for number in numbers if kept is None or number in kept]
+        if k == 1:  # all blocks are one and the same
+            return (
+                dict.fromkeys(wanted, (primary[0],)),
+                (hashes.BLOCK.hash(primary[0]),) * len(numbers),
+            )
+        parity_numbers = tuple(number for number in numbers if number >= k)
+        parity: dict[int, list[Buffer]] = {number: [] for number in wanted if number >= k}
+        hashers = [(number, hashes.BLOCK.hasher()) for number in numbers]
+        for start, end in stripes(block_bytes):
+            stripe: dict[int, Buffer] = {j: primary[j][start:end] for j in range(k)}
+            coded = encode_stripe(tuple(stripe.values()), parity_numbers, k, n)
+            stripe.update(zip(parity_numbers, coded, strict=True))
+            for number, hasher in hashers:
+                hasher.update(stripe[number])
+            for number, pieces in parity.items():
+                pieces.append(stripe[number])
+        blocks = {
+            number: (primary[number],) if number < k else tuple(parity[number]) for number in wanted
+        }
+        return blocks, tuple(hasher.digest() for _, hasher in hashers)
+
+    def _block_writes(self, index: int, blocks: dict[int, tuple[Buffer, ...]]) -> list[ShareWrite]:
+        if index == 0:
+            header = self.layout.pack_header()
+            return [ShareWrite(number, 0, (header, *pieces)) for number, pieces in blocks.items()]
+        offset = self.layout.data + index * self.geometry.block_bytes
+        return [ShareWrite(number, offset, pieces) for number, pieces in blocks.items()]
+
+    def _trailer(self, number: int, block_tree: bytes) -> ShareWrite:
+        total = self.geometry.total_shares
+        chain = b"".join(
+            node.to_bytes(2, "big") + hashtree.node(self._share_tree, node)
+            for node in hashtree.chain_order(total, number)
+        )
+        pieces = (
+            bytes(self.geometry.tree_bytes),
+            self._crypttext_tree,
+            block_tree,
+            chain + self.layout.pack_ueb(self.ueb),
+        )
+        return ShareWrite(number, self.layout.unused, pieces)
+
+
+class _HashTable:
+    """Rows of hashes in one flat buffer; as a list of bytes they would take more than twice as much."""
+
+    __slots__ = ("_columns", "_data")
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._columns = columns
+        self._data = bytearray(rows * columns * HASH_BYTES)
+
+    def put(self, row: int, column: int, value: bytes) -> None:
+        start = (row * self._columns + column) * HASH_BYTES
+        self._data[start : start + HASH_BYTES] = value
+
+    def get(self, row: int, column: int) -> bytes:
+        start = (row * self._columns + column) * HASH_BYTES
+        return bytes(self._data[start : start + HASH_BYTES])
+
+    def tree(self, row: int) -> bytes:
+        """Return the stored form of the Merkle tree over one row."""
+        return hashtree.build([self.get(row, column) for column in range(self._columns)])
