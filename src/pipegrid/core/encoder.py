@@ -302,7 +302,12 @@ class Encoder:
     def _blocks(
         self, segment: Segment, numbers: Collection[int], kept: Set[int] | None
     ) -> tuple[dict[int, tuple[Buffer, ...]], tuple[bytes, ...]]:
-        """Return the blocks of the shares in kept (None: in numbers), and all hashes of numbers."""
+        """
+        Return the blocks of the shares in kept (None: in numbers), and all hashes of numbers.
+
+        Args:
+            numbers: share numbers, ascending.
+        """
         k, n = self.geometry.required_shares, self.geometry.total_shares
         block_bytes = self.geometry.block_length(segment.index)
         primary = [segment.padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
@@ -314,19 +319,21 @@ class Encoder:
             )
         parity_numbers = tuple(number for number in numbers if number >= k)
         parity: dict[int, list[Buffer]] = {number: [] for number in wanted if number >= k}
-        hashers = [(number, hashes.BLOCK.hasher()) for number in numbers]
+        hashers = [hashes.BLOCK.hasher() for _ in parity_numbers]
         for start, end in stripes(block_bytes):
-            stripe: dict[int, Buffer] = {j: primary[j][start:end] for j in range(k)}
-            coded = encode_stripe(tuple(stripe.values()), parity_numbers, k, n)
-            stripe.update(zip(parity_numbers, coded, strict=True))
-            for number, hasher in hashers:
-                hasher.update(stripe[number])
-            for number, pieces in parity.items():
-                pieces.append(stripe[number])
+            stripe = tuple(block[start:end] for block in primary)
+            coded = encode_stripe(stripe, parity_numbers, k, n)
+            for number, piece, hasher in zip(parity_numbers, coded, hashers, strict=True):
+                hasher.update(piece)  # while it is in the cache
+                if number in parity:
+                    parity[number].append(piece)
         blocks = {
             number: (primary[number],) if number < k else tuple(parity[number]) for number in wanted
         }
-        return blocks, tuple(hasher.digest() for _, hasher in hashers)
+        return blocks, (
+            *(hashes.BLOCK.hash(primary[number]) for number in numbers if number < k),
+            *(hasher.digest() for hasher in hashers),
+        )
 
     def _block_writes(self, index: int, blocks: dict[int, tuple[Buffer, ...]]) -> list[ShareWrite]:
         if index == 0:

@@ -1,13 +1,12 @@
 """
 Erasure coding of one segment: k primary blocks in, parity out, and any k blocks back again.
 
-zfec does the arithmetic. What is decided here is the shape of its work. It multiplies and adds
-at one speed, one table look-up a byte, whatever the sizes; what differs is where the results go.
-A fresh block of 128 KiB or more is a memory mapping of its own: every page of it faults on first
-touch and is given back on release, which cost 5 to 20 % of the throughput. Pieces of 16 to 64 KiB
-come from the allocator's heap, already faulted in, and are still in the cache when they are
-hashed. Below 4 KiB the cost of each call shows. So blocks are coded in stripes, and the
-pieces are kept as they are, never joined.
+zfec does the arithmetic, one table look-up a byte, at one speed whatever the sizes. What made it vary
+by a fifth was where the results go. Parity is fresh memory, and the C library hands back to the kernel
+what was freed, so that the next segment faults in every page again: some 500 faults a megabyte.
+So the allocator is told once, here, to keep more (``_KEPT_BYTES``), and blocks are coded in stripes that
+stay below its threshold for mappings of their own. The pieces are kept as they are, never joined.
+``docs/explanation-codec.md`` has the figures.
 
 Source: the format reference, section 3; Rizzo, "Effective erasure codes", 1997, as built by zfec.
 """
@@ -22,11 +21,23 @@ import zfec
 
 from pipegrid.core.hashes import Buffer
 
-STRIPE_BYTES = 32 * 1024
-"""Bytes of each block that are coded in one go, at most."""
+STRIPE_BYTES = 120 * 1024
+"""
+Bytes of each block that are coded in one go, at most.
+
+Every piece costs two turns of the GIL, coding and hashing: with two threads 16 KiB lost a quarter
+of the speed, and nothing was gained above 128 KiB. That is also where glibc begins to map each
+buffer by itself, hence a little less.
+"""
 
 # Pieces start at multiples of a cache line within their block.
 _ALIGNMENT = 64
+
+# glibc raises its thresholds when a large mapping is freed: above this size buffers are mappings of
+# their own, and twice as much free memory is kept before any goes back. Nothing is touched, so this
+# costs microseconds and no memory; other allocators are none the worse for it.
+_KEPT_BYTES = 16 << 20
+bytes(_KEPT_BYTES)
 
 
 def stripes(block_bytes: int, stripe_bytes: int = STRIPE_BYTES) -> Iterator[tuple[int, int]]:
