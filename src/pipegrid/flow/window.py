@@ -196,11 +196,15 @@ class AutoWindow:
         self._rtt_s: float | None = None
         self._rtt_size = 0
         self._rtt_time = 0.0
+        self._rtt_rate = 0.0  # the best rate since then
+        # Which probe this is, what it allows in flight, and what the last one measured.
         self._probe = 0
-        self._probe_rtt: tuple[float, int] | None = None
+        self._probe_bytes = 0
+        self._probe_rtt_s = float("inf")
 
     def __repr__(self) -> str:
-        rtt = "unknown" if self._rtt_s is None else f"{self._rtt_s * 1000:.3g} ms"
+        rtt_s = self.round_trip_s
+        rtt = "unknown" if rtt_s is None else f"{rtt_s * 1000:.3g} ms"
         return (
             f"<AutoWindow {self.state}: limit {self.limit_bytes} B, rate {self.rate:.3g} B/s, "
             f"round trip {rtt}>"
@@ -288,17 +292,24 @@ class AutoWindow:
         if rtt_s <= 0:
             return
         if self._rtt_s is None or self._is_shorter((rtt_s, token.size)):
-            self._rtt_s, self._rtt_size, self._rtt_time = rtt_s, token.size, now
-            if self.state == "probe":
-                self.state = "steady"
+            self._believe_round_trip(now, rtt_s, token.size)
         elif self.state == "probe" and token.probe == self._probe:
-            self._end_probe(now, rtt_s, token.size)
-        elif self.state == "steady" and now - self._rtt_time > self._rtt_lifetime_s():
-            self.state = "probe"
-            self._probe += 1
+            self._judge_probe(now, token)
+        elif self.state == "steady" and self._round_trip_is_doubtful(now):
+            self._start_probe(self._path_bytes() / 2)
 
-    def _rtt_lifetime_s(self) -> float:
-        return max(RTT_LIFETIME_S, RTT_LIFETIME_ROUNDS * (self._rtt_s or 0.0))
+    def _round_trip_is_doubtful(self, now: float) -> bool:
+        lifetime_s = max(RTT_LIFETIME_S, RTT_LIFETIME_ROUNDS * (self._rtt_s or 0.0))
+        # On a path that has become longer, a window for the short one holds the rate down.
+        self._rtt_rate = max(self._rtt_rate, self.rate)
+        return now - self._rtt_time > lifetime_s or self.rate < self._rtt_rate / 2
+
+    def _believe_round_trip(self, now: float, rtt_s: float, size: int) -> None:
+        self._rtt_s, self._rtt_size, self._rtt_time = rtt_s, size, now
+        self._rtt_rate = self.rate
+        self._probe_rtt_s = float("inf")
+        if self.state == "probe":
+            self.state = "steady"
 
     def _is_shorter(self, sample: tuple[float, int]) -> bool:
         assert self._rtt_s is not None
@@ -310,20 +321,38 @@ class AutoWindow:
     def _path_rtt_s(self, rtt_s: float, size: int) -> float:
         return max(0.0, rtt_s - size / self.rate) if self.rate else rtt_s
 
-    def _end_probe(self, now: float, rtt_s: float, size: int) -> None:
-        """Believe the message that travelled while the queue was empty, and go on."""
-        assert self._rtt_s is not None
-        longer = rtt_s * self.rate - size > 1.25 * (self._rtt_s * self.rate - self._rtt_size) + size
-        self._rtt_s, self._rtt_size, self._rtt_time = rtt_s, size, now
-        self.state = "steady"
-        if longer:
-            # The path has become longer: the rate was held down by a window too small for it.
-            self._restart()
+    def _path_bytes(self) -> float:
+        """The link's bandwidth-delay product, as far as it is known."""
+        return max(0.0, self.rate * (self._rtt_s or 0.0) - self._rtt_size)
 
-    def _restart(self) -> None:
-        self.state = "startup"
-        self._plateau_rate = 0.0
-        self._plateau_rounds = 0
+    def _start_probe(self, limit_bytes: float) -> None:
+        self.state = "probe"
+        self._probe += 1
+        # A byte lets the first message out when everything else has been acknowledged.
+        self._probe_bytes = max(1, int(limit_bytes))
+
+    def _judge_probe(self, now: float, token: Sent) -> None:
+        """
+        A message has travelled while little was in flight. Believe its time, unless it may have stood
+        in a queue: if the link has become slower, half of the old pipe still is one.
+        """
+        rtt_s = now - token.time
+        known = self._path_bytes() + token.size
+        longer = rtt_s * self.rate > 1.25 * known
+        if longer and rtt_s < 0.8 * self._probe_rtt_s:
+            # Less in flight may make it shorter still; when it no longer does, it is the path.
+            self._probe_rtt_s = rtt_s
+            self._start_probe(self._probe_bytes / 2)
+            return
+        self._believe_round_trip(now, rtt_s, token.size)
+        if longer:
+            # What was believed of the rate came from another link, or a window too small for this.
+            self.state = "startup"
+            self._plateau_rate = 0.0
+            self._plateau_rounds = 0
+            self._rates.clear()
+            delivered_bytes = self._delivered_bytes - token.delivered_bytes
+            self._rates.note(self._round, delivered_bytes / rtt_s)
 
     def _look_for_plateau(self) -> None:
         if self.rate >= self._plateau_rate * PLATEAU_GROWTH:
@@ -344,13 +373,11 @@ class AutoWindow:
     def _choose_limit(self) -> int:
         if self._rtt_s is None or not self.rate:
             return self.limit_bytes
-        path_bytes = max(0.0, self.rate * self._rtt_s - self._rtt_size)
         if self.state == "probe":
-            # Half a pipe leaves no queue, even if the path has become somewhat shorter.
-            return max(1, int(path_bytes / 2))
+            return self._probe_bytes
         gain = STARTUP_GAIN if self.state == "startup" else STEADY_GAIN
-        limit = int(gain * (path_bytes + self._sizes.value))
-        if self.state == "startup":
+        limit = int(gain * (self._path_bytes() + self._sizes.value))
+        if self.state == "startup" and not self._plateau_rounds:
             # What is not yet known is no reason to be timid.
             limit = max(limit, self.limit_bytes)
         return min(max(limit, self.minimum_bytes), self.maximum_bytes)
