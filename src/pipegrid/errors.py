@@ -17,6 +17,10 @@ class UsageError(PipegridError):
     """The caller asked for the impossible; repeating the same call cannot help."""
 
 
+class PipelineStopped(UsageError):
+    """An earlier call of this pipeline failed, or it was aborted; start over with a new one."""
+
+
 class CapError(UsageError):
     """A capability string is malformed, or is of a kind that this operation cannot use."""
 

@@ -1,0 +1,295 @@
+"""
+Pipeline: many calls to one peer in flight, within a window, and no failure lost.
+
+Any function that answers with a Deferred can be pipelined; ``flow.window`` says how many bytes may
+be unacknowledged. The promises, and why they are these: docs/explanation-flow-control.md.
+
+* ``add`` starts its call at once, always, unless the pipeline has stopped. What waits is the caller:
+  its Deferred fires when there is room for another message. A caller that waits thus never has
+  more than the window and one message in flight. Callers that wait side by side are woken in order,
+  one at a time, each only while there is room.
+* The first failure of a call stops the pipeline: nothing more is started. It is handed out once, to
+  the oldest ``add`` that waits for room, else to the next ``add``, ``when_room`` or ``flush``. All later ones
+  fail with ``PipelineStopped``, whose cause is the first failure.
+* Failures after the first are counted in ``failure_count``; the first few stay in ``failures``.
+  A first failure that nobody asked for is logged when the pipeline is garbage, as an unhandled error.
+* A stopped pipeline stays stopped. A call whose failure should not stop it handles that itself,
+  with an errback on the Deferred that it gives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec
+
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.errors import PipelineStopped, UsageError
+from pipegrid.flow.window import FixedWindow, Sent, Window
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorTime
+
+P = ParamSpec("P")
+
+DEFAULT_LIMIT_BYTES = 50_000
+"""At 100 ms this allows 500 kB/s; name a larger window, or an ``AutoWindow``, for a fast link."""
+
+KEPT_FAILURES = 8
+"""A lost connection fails every call in flight in the same way: a few tell as much as thousands."""
+
+
+class Pipeline:
+    """Starts calls to one peer, as many as the window allows, and keeps their failures."""
+
+    def __init__(
+        self, window: int | Window = DEFAULT_LIMIT_BYTES, clock: IReactorTime | None = None
+    ) -> None:
+        """
+        Args:
+            window: how many bytes may be unacknowledged: a number of at least 1, or a window. An
+                ``AutoWindow`` may be given to one pipeline after another, and then remembers the
+                link, but to one at a time.
+            clock: the reactor; needed by windows that measure.
+
+        Raises:
+            UsageError: the number is less than 1, or the window measures and there is no clock.
+        """
+        self._window: Window = FixedWindow(window) if isinstance(window, int) else window
+        if clock is None and not isinstance(self._window, FixedWindow):
+            raise UsageError("a window that measures needs a clock; pass the reactor")
+        self._now: Callable[[], float] = (lambda: 0.0) if clock is None else clock.seconds
+
+        self._calls: dict[Sent, Deferred[object] | None] = {}  # None: the call has not returned yet
+        self._bytes_in_flight = 0
+        self._room_waits: deque[Deferred[None]] = deque()
+        self._flush_waits: deque[Deferred[None]] = deque()
+        self._firing = False
+
+        self._stopped = False
+        self._aborted = False
+        # Held in a Deferred, so that Twisted logs it if it is never handed out.
+        self._unreported: Deferred[None] | None = None
+        self._failures: list[Failure] = []
+        self._failure_count = 0
+
+    def __repr__(self) -> str:
+        state = "aborted" if self._aborted else "failed" if self._stopped else "open"
+        return (
+            f"<Pipeline {state}: {self._bytes_in_flight} of {self.limit_bytes} B in flight, "
+            f"{len(self._calls)} calls, {len(self._room_waits) + len(self._flush_waits)} waiting, "
+            f"{self._failure_count} failed>"
+        )
+
+    @property
+    def window(self) -> Window:
+        """The window, as it was given or made."""
+        return self._window
+
+    @property
+    def limit_bytes(self) -> int:
+        """How many bytes the window allows now."""
+        return self._window.limit_bytes
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """The sizes of all calls that have been started and have not ended."""
+        return self._bytes_in_flight
+
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls have been started and have not ended."""
+        return len(self._calls)
+
+    @property
+    def room(self) -> int:
+        """Bytes that could be added before the window is full; 0 if it is, or has stopped."""
+        return 0 if self._stopped else max(0, self.limit_bytes - self._bytes_in_flight)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an ``add`` now would start its call without exceeding the window by more than it."""
+        return self.room > 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a call has failed or ``abort`` was called, so that nothing more is started."""
+        return self._stopped
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The first failures, at most ``KEPT_FAILURES``, oldest first, reported or not."""
+        return tuple(self._failures)
+
+    @property
+    def failure_count(self) -> int:
+        """How many calls have failed; those that ``abort`` cancelled do not count."""
+        return self._failure_count
+
+    def add(
+        self, size: int, call: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Deferred[None]:
+        """
+        Start ``call(*args, **kwargs)`` now; its Deferred (or coroutine, or return) acknowledges it.
+
+        Args:
+            size: bytes that the call keeps in flight. 0 counts as 1, so that calls without a
+                body are bounded too.
+
+        Returns:
+            A Deferred that has fired already if there is still room, and otherwise fires when there
+            is room again. It does not wait for this call. Cancelling it stops the waiting only.
+
+            It fails with the first failure of any call of this pipeline, if that was not handed
+            out yet, else with ``PipelineStopped``. If the pipeline had stopped before, ``call`` was
+            not called.
+
+        Raises:
+            UsageError: size is negative.
+        """
+        if size < 0:
+            raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
+        if not self._stopped:
+            self._start(max(1, size), lambda: defer.maybeDeferred(call, *args, **kwargs))
+        return self.when_room()
+
+    def when_room(self) -> Deferred[None]:
+        """Fire when there is room, or fail, just as ``add`` does, without a call."""
+        if self._stopped:
+            return defer.fail(self._take_failure())
+        if self.has_room:
+            return defer.succeed(None)
+        return self._wait_in(self._room_waits)
+
+    def flush(self) -> Deferred[None]:
+        """
+        Fire when nothing is in flight.
+
+        Success means that every call that was ever added has succeeded. Otherwise this fails, once
+        all calls have ended, with the first failure if that was not handed out yet, else with
+        ``PipelineStopped``. Cancelling stops the waiting only.
+        """
+        if self._calls:
+            return self._wait_in(self._flush_waits)
+        return self._outcome()
+
+    def abort(self) -> Deferred[None]:
+        """
+        Start nothing more and cancel every call in flight.
+
+        Waiting ``add`` fail at once and ``flush`` when all calls have ended: with a failure of a call
+        if there was one that nobody was told of, else with ``PipelineStopped``.
+
+        Returns:
+            A Deferred that fires when all calls have ended. It never fails: who aborts has a reason
+            already. What else went wrong stays in ``failures``. Aborting again is harmless.
+        """
+        self._stopped = self._aborted = True
+        for running in list(self._calls.values()):
+            if running is not None:
+                running.cancel()
+        self._fire_waits()
+        done: Deferred[None] = self.flush()
+        # Nobody will ask a pipeline that was given up, so there is nothing left to complain about.
+        done.addErrback(lambda _: None)
+        return done
+
+    def _start(self, size: int, start: Callable[[], Deferred[object]]) -> None:
+        token = self._window.sent(self._now(), size)
+        # Counted before it starts: the call may come back to this pipeline while it runs.
+        self._calls[token] = None
+        self._bytes_in_flight += size
+        running = start()
+        self._calls[token] = running
+        if self._aborted:
+            running.cancel()
+        running.addCallbacks(
+            self._acknowledged, self._failed, callbackArgs=(token,), errbackArgs=(token,)
+        )
+
+    def _acknowledged(self, _: object, token: Sent) -> None:
+        self._ended(token)
+        self._window.acknowledged(self._now(), token)
+        self._fire_waits()
+
+    def _failed(self, failure: Failure, token: Sent) -> None:
+        self._ended(token)
+        self._window.abandoned(token)
+        if not (self._aborted and failure.check(defer.CancelledError)):
+            self._note_failure(failure)
+        self._fire_waits()
+
+    def _ended(self, token: Sent) -> None:
+        del self._calls[token]
+        self._bytes_in_flight -= token.size
+
+    def _note_failure(self, failure: Failure) -> None:
+        failure.cleanFailure()  # the frames would keep the message's bytes alive
+        if self._failure_count == 0:
+            self._unreported = defer.fail(failure)
+        self._failure_count += 1
+        if len(self._failures) < KEPT_FAILURES:
+            self._failures.append(failure)
+        self._stopped = True
+
+    def _take_failure(self) -> Failure:
+        """Return the first failure, the first time; then what says that it was told before."""
+        if self._unreported is not None:
+            self._unreported.addErrback(lambda _: None)
+            self._unreported = None
+            return self._failures[0]
+        if self._failures:
+            stopped = PipelineStopped(
+                "a call on this pipeline failed before, so nothing more is sent on it "
+                f"({self._failures[0].getErrorMessage()}); start over with a new one"
+            )
+            stopped.__cause__ = self._failures[0].value
+        else:
+            stopped = PipelineStopped("this pipeline was aborted; start over with a new one")
+        return Failure(stopped)
+
+    def _outcome(self) -> Deferred[None]:
+        return defer.fail(self._take_failure()) if self._stopped else defer.succeed(None)
+
+    def _wait_in(self, waits: deque[Deferred[None]]) -> Deferred[None]:
+        waiting: Deferred[None] = Deferred(waits.remove)
+        waits.append(waiting)
+        return waiting
+
+    def _fire_waits(self) -> None:
+        """
+        Fire every wait whose time has come, in order, and those that come due through it.
+
+        What they call may add, be acknowledged and end up here again: then the outermost loop goes
+        on, so the stack does not grow.
+        """
+        if self._firing:
+            return
+        self._firing = True
+        try:
+            while True:
+                if self._room_waits and (self._stopped or self.has_room):
+                    waiting = self._room_waits.popleft()
+                elif self._flush_waits and not self._calls:
+                    waiting = self._flush_waits.popleft()
+                else:
+                    break
+                if self._stopped:
+                    waiting.errback(self._take_failure())
+                else:
+                    waiting.callback(None)
+        finally:
+            self._firing = False
+
+    def _check_invariants(self) -> None:
+        assert self._bytes_in_flight == sum(token.size for token in self._calls)
+        assert all(token.size >= 1 for token in self._calls)
+        assert self._stopped == (self._aborted or self._failure_count > 0)
+        assert len(self._failures) == min(self._failure_count, KEPT_FAILURES)
+        assert self._unreported is None or self._failure_count > 0
+        if not self._firing:
+            assert not self._room_waits or not (self.has_room or self._stopped)
+            assert not self._flush_waits or self._calls

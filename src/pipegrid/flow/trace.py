@@ -1,0 +1,247 @@
+"""
+Where the time goes: spans in Chrome's trace-event format, for Perfetto or ``chrome://tracing``.
+
+A span has a name, a row, a beginning, an end and facts. A row is what a viewer shows as a process: a
+server, ``cpu``, ``window``. Pipelined requests overlap, and complete events ("X") of one viewer thread
+may only nest; so each span takes the first free lane of its row, and lanes are the viewer's threads.
+The number of lanes of a server thus shows how deep its pipeline was.
+
+    tracer = Tracer(reactor.seconds, open("put.trace", "wb"))
+    with tracer.span("encode", row="cpu", segment=3):
+        ...
+    tracer.follow(server.write(...), "write", row=server.nickname, offset=0)
+    tracer.close()
+
+Written to a file, the trace costs memory for a few hundred events only, and what is on disk is whole
+JSON after every such batch, if the file can seek; a file that cannot lacks the final bracket when it is
+cut off, which viewers forgive. Without a file the newest events stay in memory, up to a limit.
+
+Source: "Trace Event Format", the JSON array format, events "X" and "M".
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import BinaryIO, Protocol, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+T = TypeVar("T")
+
+BATCH_EVENTS = 256
+"""Events written at once: some 30 kB."""
+
+LIMIT_EVENTS = 100_000
+"""Events kept without a file: some 50 MB; a 100 GB upload's worth of requests of 1 MiB."""
+
+
+@attrs.define(eq=False)
+class Span:
+    """Something that has begun. ``end`` it once."""
+
+    name: str
+    row: str
+    lane: int
+    began: float
+    facts: dict[str, object]
+    ended: bool = False
+
+
+class Tracing(Protocol):
+    """What ``Tracer`` and ``NullTracer`` have in common."""
+
+    def span(self, name: str, row: str, **facts: object) -> AbstractContextManager[object]:
+        """Trace a block that runs without waiting."""
+
+    def begin(self, name: str, row: str, **facts: object) -> Span:
+        """Begin a span that ends elsewhere."""
+
+    def end(self, span: Span, **facts: object) -> None:
+        """End it, adding facts learnt meanwhile. Ending it twice is harmless."""
+
+    def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
+        """Trace from now until the Deferred fires, or fails; returns it."""
+
+    def close(self) -> None:
+        """Write what is left. Spans that have not ended are lost."""
+
+
+class _Row:
+    """One row of the viewer: its number, and which lanes are taken."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lanes: list[bool] = []
+
+    def take_lane(self) -> int:
+        for lane, taken in enumerate(self.lanes):
+            if not taken:
+                self.lanes[lane] = True
+                return lane
+        self.lanes.append(True)
+        return len(self.lanes) - 1
+
+
+class Tracer:
+    """
+    Collects spans.
+
+    Attributes:
+        dropped: how many events were forgotten for want of room; only without a file.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        output: BinaryIO | None = None,
+        limit_events: int = LIMIT_EVENTS,
+    ) -> None:
+        """
+        Args:
+            clock: seconds; the trace begins at zero with its first answer.
+            output: where to write; closing it is the caller's business, after ``close``.
+            limit_events: without output, how many events to keep.
+        """
+        self._clock = clock
+        self._zero = clock()
+        self._output = output
+        self._limit_events = limit_events
+        self._rows: dict[str, _Row] = {}
+        self._events: deque[dict[str, object]] = deque()
+        self._tail_bytes = 0  # how much of the file's end the next batch overwrites
+        self._wrote = False
+        self.dropped = 0
+
+    @contextmanager
+    def span(self, name: str, row: str, **facts: object) -> Iterator[Span]:
+        """Trace a block; an exception ends it like any other way out."""
+        span = self.begin(name, row, **facts)
+        try:
+            yield span
+        except BaseException as error:
+            self.end(span, error=type(error).__name__)
+            raise
+        else:
+            self.end(span)
+
+    def begin(self, name: str, row: str, **facts: object) -> Span:
+        """Begin a span in the first free lane of its row."""
+        place = self._rows.get(row)
+        if place is None:
+            place = self._rows[row] = _Row(len(self._rows) + 1)
+            if self._output is not None:
+                self._note(self._row_name(row))
+        return Span(name, row, place.take_lane(), self._clock(), facts)
+
+    def end(self, span: Span, **facts: object) -> None:
+        """End a span and record it."""
+        if span.ended:
+            return
+        span.ended = True
+        place = self._rows[span.row]
+        place.lanes[span.lane] = False
+        self._note(
+            {
+                "name": span.name,
+                "ph": "X",
+                "ts": self._microseconds(span.began - self._zero),
+                "dur": self._microseconds(self._clock() - span.began),
+                "pid": place.number,
+                "tid": span.lane + 1,
+                "args": span.facts | facts,
+            }
+        )
+
+    def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
+        """Trace a Deferred; a failure is noted with the name of its class, and passed on."""
+        span = self.begin(name, row, **facts)
+
+        def fired(result: T) -> T:
+            self.end(span)
+            return result
+
+        def failed(failure: Failure) -> Failure:
+            self.end(span, error=failure.type.__name__ if failure.type else "unknown")
+            return failure
+
+        return deferred.addCallbacks(fired, failed)
+
+    def close(self) -> None:
+        """Write the last batch and make the file whole."""
+        if self._output is None:
+            return
+        self._write_batch()
+        if not self._wrote:
+            self._output.write(b"[\n]\n")
+        elif not self._tail_bytes:
+            self._output.write(b"\n]\n")
+        self._output.flush()
+        self._output = None
+
+    def events(self) -> list[dict[str, object]]:
+        """The events in memory, with the names of the rows: what a file would hold."""
+        return [*map(self._row_name, self._rows), *self._events]
+
+    def _microseconds(self, seconds: float) -> float:
+        return round(seconds * 1e6, 1)
+
+    def _row_name(self, row: str) -> dict[str, object]:
+        return {
+            "name": "process_name",
+            "ph": "M",
+            "pid": self._rows[row].number,
+            "args": {"name": row},
+        }
+
+    def _note(self, event: dict[str, object]) -> None:
+        self._events.append(event)
+        if self._output is not None:
+            if len(self._events) >= BATCH_EVENTS:
+                self._write_batch()
+        elif len(self._events) > self._limit_events:
+            self._events.popleft()
+            self.dropped += 1
+
+    def _write_batch(self) -> None:
+        if self._output is None or not self._events:
+            return
+        text = ",\n".join(json.dumps(event, default=str) for event in self._events)
+        self._events.clear()
+        tail = "\n]\n" if self._output.seekable() else ""
+        if self._tail_bytes:
+            self._output.seek(-self._tail_bytes, 1)
+        self._output.write(((",\n" if self._wrote else "[\n") + text + tail).encode("utf-8"))
+        self._output.flush()
+        self._wrote = True
+        self._tail_bytes = len(tail)
+
+
+_NO_SPAN = Span("", "", 0, 0.0, {}, ended=True)
+_NO_CONTEXT: AbstractContextManager[object] = nullcontext(_NO_SPAN)
+
+
+class NullTracer:
+    """Traces nothing, for next to nothing."""
+
+    def span(self, name: str, row: str, **facts: object) -> AbstractContextManager[object]:
+        """Do nothing around the block."""
+        return _NO_CONTEXT
+
+    def begin(self, name: str, row: str, **facts: object) -> Span:
+        """Begin nothing."""
+        return _NO_SPAN
+
+    def end(self, span: Span, **facts: object) -> None:
+        """End nothing."""
+
+    def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
+        """Return the Deferred as it is."""
+        return deferred
+
+    def close(self) -> None:
+        """There is nothing to write."""

@@ -1,0 +1,235 @@
+"""
+CPU work off the reactor: hashing, ciphering and coding in a few threads, results on the reactor.
+
+It pays only for functions that release the GIL for most of their time, as hashlib, pycryptodome
+and zfec do on large buffers, and only for enough work at once: see ``WORTH_A_THREAD_BYTES``.
+
+**Bounds.** At most ``threads`` jobs run, as many again stand ready so that no thread waits for the
+reactor, and the others wait in the order in which they came, each with its caller; a caller that
+awaits its job has one. More than ``waiting_limit`` of them is a caller that does not wait, an error.
+
+**Cancellation.** A job that has not begun is dropped. One that runs cannot be interrupted: it
+finishes, and its result is discarded. Its buffers must stay as they are until ``stop`` has fired, or
+be owned by the job alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorCore, IReactorFromThreads
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
+
+from pipegrid.errors import UsageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WORTH_A_THREAD_BYTES = 128 << 10
+"""
+From here on a thread is worth it for one pass over the bytes, such as SHA-256. There and back costs
+about 35 microseconds on an idle machine, in which a core with SHA instructions hashes 64 KiB: below
+that the reactor is kept longer by the handing over than by the work.
+"""
+
+WAITING_LIMIT = 1024
+"""Jobs that may wait for a thread: far more than ten servers' encoders ever have at once."""
+
+
+class CpuWorkers(Protocol):
+    """Runs functions that take long, somewhere."""
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Fire with what the function returns, or fail with what it raises."""
+
+    def run_if_large(
+        self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Deferred[T]:
+        """Run it as ``run`` does if it passes over so many bytes that this pays, else at once."""
+
+    def stop(self) -> Deferred[None]:
+        """Take no more jobs, cancel those that have not begun, fire when the others have ended."""
+
+
+class _Job:
+    """One function call and the Deferred that waits for it. Threads touch ``call`` and ``dropped``."""
+
+    def __init__(self, call: Callable[[], Any], cancel: Callable[[_Job], None]) -> None:
+        self.call: Callable[[], Any] | None = call
+        self.dropped = False
+        self.deferred: Deferred[Any] = Deferred(lambda _: cancel(self))
+
+
+class Workers:
+    """Runs jobs in threads of its own, which start with the first job. Call from the reactor only."""
+
+    def __init__(
+        self, reactor: IReactorFromThreads, threads: int = 2, waiting_limit: int = WAITING_LIMIT
+    ) -> None:
+        """
+        Args:
+            reactor: results come back through it; if it can shut down, it first waits for ``stop``.
+            threads: how many jobs run at once; more than there are cores gains nothing.
+
+        Raises:
+            UsageError: there is not at least one thread.
+        """
+        if threads < 1:
+            raise UsageError(f"work cannot be done by {threads} threads; give at least 1")
+        self._reactor = reactor
+        self._threads = threads
+        self._waiting_limit = waiting_limit
+        self._pool: ThreadPool | None = None
+        self._shutdown_trigger: Any = None
+        self._waiting: deque[_Job] = deque()
+        self._handed_over: set[_Job] = set()
+        self._stopping: list[Deferred[None]] = []
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else "open"
+        return (
+            f"<Workers {state}: {self._threads} threads, {len(self._handed_over)} jobs handed over, "
+            f"{len(self._waiting)} waiting>"
+        )
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """
+        Run the function in a thread, when one is free.
+
+        Raises:
+            UsageError: stopped, or ``waiting_limit`` jobs wait already.
+        """
+        if self._stopped:
+            raise UsageError("these workers have been stopped; make new ones")
+        if len(self._waiting) >= self._waiting_limit:
+            raise UsageError(
+                f"{self._waiting_limit} jobs wait for a thread already; wait for results in between"
+            )
+        job = _Job(lambda: function(*args, **kwargs), self._cancel)
+        self._waiting.append(job)
+        self._hand_over()
+        return job.deferred
+
+    def run_if_large(
+        self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Deferred[T]:
+        """Run the function in a thread if ``size_bytes`` is worth one, else here and now."""
+        if size_bytes < WORTH_A_THREAD_BYTES:
+            return defer.execute(function, *args, **kwargs)
+        return self.run(function, *args, **kwargs)
+
+    def stop(self) -> Deferred[None]:
+        """
+        Cancel the jobs that have not begun; fire when all others have ended and no thread is left.
+
+        Stopping again waits for the same end.
+        """
+        self._stopped = True
+        while self._waiting:
+            self._waiting[0].deferred.cancel()
+        stopped: Deferred[None] = Deferred()
+        self._stopping.append(stopped)
+        for job in self._handed_over:
+            job.dropped = True
+        self._end_if_idle()
+        return stopped
+
+    def _hand_over(self) -> None:
+        while self._waiting and len(self._handed_over) < 2 * self._threads:
+            job = self._waiting.popleft()
+            self._handed_over.add(job)
+            self._started_pool().callInThread(self._work, job)
+
+    def _started_pool(self) -> ThreadPool:
+        if self._pool is None:
+            self._pool = ThreadPool(0, self._threads, name="pipegrid")
+            self._pool.start()
+            if IReactorCore.providedBy(self._reactor):
+                # Idle threads would keep the process alive for ever.
+                self._shutdown_trigger = self._reactor.addSystemEventTrigger(
+                    "before", "shutdown", self._shut_down
+                )
+        return self._pool
+
+    def _shut_down(self) -> Deferred[None]:
+        self._shutdown_trigger = None  # it is being fired, and so cannot be removed
+        return self.stop()
+
+    def _work(self, job: _Job) -> None:
+        """In a thread: do the job, or not."""
+        result: object
+        call, job.call = job.call, None
+        assert call is not None
+        if job.dropped:
+            result = Failure(defer.CancelledError())
+        else:
+            try:
+                result = call()
+            except BaseException:
+                result = Failure()
+        # The buffers that the function was given must not live until the next job.
+        del call
+        self._reactor.callFromThread(self._ended, job, result)
+
+    def _ended(self, job: _Job, result: object) -> None:
+        self._handed_over.remove(job)
+        self._hand_over()
+        if not job.deferred.called:
+            job.deferred.callback(result)  # a Failure goes the errbacks' way
+        self._end_if_idle()
+
+    def _cancel(self, job: _Job) -> None:
+        # The Deferred fails with CancelledError as soon as this returns.
+        job.dropped = True
+        if job in self._waiting:
+            self._waiting.remove(job)
+
+    def _end_if_idle(self) -> None:
+        if not self._stopping or self._handed_over:
+            return
+        if self._pool is not None:
+            # Every thread has handed in its result and is about to wait, so joining takes no time.
+            self._pool.stop()
+            self._pool = None
+        if self._shutdown_trigger is not None:
+            trigger, self._shutdown_trigger = self._shutdown_trigger, None
+            if IReactorCore.providedBy(self._reactor):
+                self._reactor.removeSystemEventTrigger(trigger)
+        stopping, self._stopping = self._stopping, []
+        for stopped in stopping:
+            stopped.callback(None)
+
+
+class InlineWorkers:
+    """Runs every job at once, where it is called: for tests, virtual time and single cores."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """
+        Run the function now.
+
+        Raises:
+            UsageError: stopped.
+        """
+        if self._stopped:
+            raise UsageError("these workers have been stopped; make new ones")
+        return defer.execute(function, *args, **kwargs)
+
+    def run_if_large(
+        self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Deferred[T]:
+        """Run the function now, whatever the size."""
+        return defer.execute(function, *args, **kwargs)
+
+    def stop(self) -> Deferred[None]:
+        """Take no more jobs."""
+        self._stopped = True
+        return defer.succeed(None)

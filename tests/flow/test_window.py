@@ -1,0 +1,316 @@
+"""
+The windows of pipegrid.flow.window, on links that exist only as arithmetic.
+
+A link is one bottleneck: a message arrives when all before it and it itself have been transmitted,
+and its acknowledgement is back one round trip later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.errors import UsageError
+from pipegrid.flow.window import INITIAL_BYTES, MINIMUM_BYTES, AutoWindow, FixedWindow, Sent, Window
+
+KIB = 1 << 10
+MIB = 1 << 20
+UNBOUNDED = 1 << 40
+MBIT = 125_000.0  # bytes per second
+
+
+@attrs.define
+class Link:
+    """A bottleneck of so many bytes per second before a path of so long a round trip."""
+
+    rate: float
+    rtt_s: float
+
+    @property
+    def pipe_bytes(self) -> float:
+        """The bandwidth-delay product."""
+        return self.rate * self.rtt_s
+
+
+@attrs.frozen
+class Moment:
+    """What is known right after an acknowledgement was answered with new messages."""
+
+    time: float
+    in_flight_bytes: int
+    acknowledged_bytes: int
+
+
+class Simulation:
+    """A sender that always has something to send, a window, and a link that may change."""
+
+    def __init__(self, window: Window, link: Link, sizes: Iterator[int]) -> None:
+        self.window, self.link, self.sizes = window, link, sizes
+        self.now = 0.0
+        self.link_free = 0.0
+        self.in_flight_bytes = 0
+        self.acknowledged_bytes = 0
+        self.underway: deque[tuple[float, Sent]] = deque()
+        self.largest = 0
+
+    def send(self, size: int) -> None:
+        """Put one message on the link."""
+        token = self.window.sent(self.now, size)
+        self.link_free = max(self.link_free, self.now) + size / self.link.rate
+        back = self.link_free + self.link.rtt_s
+        if self.underway:
+            back = max(back, self.underway[-1][0])
+        self.underway.append((back, token))
+        self.in_flight_bytes += size
+        self.largest = max(self.largest, size)
+
+    def acknowledge(self) -> None:
+        """Go to the next acknowledgement."""
+        self.now, token = self.underway.popleft()
+        self.in_flight_bytes -= token.size
+        self.acknowledged_bytes += token.size
+        self.window.acknowledged(self.now, token)
+
+    def run(self, until: Callable[[Simulation], bool]) -> list[Moment]:
+        """Transfer as fast as the window allows, until told to stop."""
+        moments = []
+        while True:
+            while self.in_flight_bytes < self.window.limit_bytes:
+                self.send(next(self.sizes))
+            moments.append(Moment(self.now, self.in_flight_bytes, self.acknowledged_bytes))
+            if until(self):
+                return moments
+            self.acknowledge()
+
+    def run_for(self, seconds: float) -> list[Moment]:
+        """Transfer for so long."""
+        end = self.now + seconds
+        return self.run(lambda self: self.now >= end)
+
+    def run_messages(self, count: int) -> list[Moment]:
+        """Transfer until so many acknowledgements have come."""
+        left = iter(range(count))
+        return self.run(lambda self: next(left, None) is None)
+
+
+def throughput(moments: list[Moment]) -> float:
+    """Bytes per second between the first moment and the last."""
+    first, last = moments[0], moments[-1]
+    return (last.acknowledged_bytes - first.acknowledged_bytes) / (last.time - first.time)
+
+
+def constant(size: int) -> Iterator[int]:
+    """Messages of one size."""
+    while True:
+        yield size
+
+
+def mixed(seed: int = 1) -> Iterator[int]:
+    """Messages from hash chains to whole segments, in any order."""
+    choose = random.Random(seed)
+    while True:
+        yield choose.choice((200, 4 * KIB, 64 * KIB, MIB))
+
+
+class KneeTests(SynchronousTestCase):
+    """Wherever the link's knee is, the window finds it and stays there."""
+
+    def check(self, link: Link, sizes: Iterator[int], average: float) -> None:
+        where = f"{link}, messages of about {average:.0f} bytes"
+        # Ninety round trips: the last sixty hold two probes at most, where those are costly.
+        count = int(max(300, 90 * link.pipe_bytes / average))
+        simulation = Simulation(AutoWindow(maximum_bytes=UNBOUNDED), link, sizes)
+        moments = simulation.run_messages(count)
+        steady = moments[len(moments) // 3 :]
+        pipe, largest = link.pipe_bytes, simulation.largest
+
+        # No window, however large, beats the link itself.
+        self.assertGreater(throughput(steady), 0.95 * link.rate, where)
+        self.assertLessEqual(
+            max(moment.in_flight_bytes for moment in steady), 1.25 * pipe + 2.3 * largest, where
+        )
+        self.assertLessEqual(
+            max(moment.in_flight_bytes for moment in moments),
+            max(2 * pipe + 3.1 * largest, INITIAL_BYTES + largest),
+            where,
+        )
+
+    def test_finds_the_knee_of_any_link(self) -> None:
+        """1 Mbit/s to 10 Gbit/s, 0.1 to 300 ms: 95 % of the link, about one pipe in flight."""
+        for megabits in (1, 10, 100, 1000, 10_000):
+            for rtt_s in (0.0001, 0.001, 0.01, 0.1, 0.3):
+                link = Link(megabits * MBIT, rtt_s)
+                if link.pipe_bytes < 20 * MIB:
+                    self.check(link, constant(64 * KIB), 64 * KIB)
+                self.check(link, constant(MIB), MIB)
+                self.check(link, mixed(), 278 * KIB)
+
+    def test_measuring_anew_costs_little(self) -> None:
+        """A minute's transfer over a long path, with all its probes, still fills 95 % of it."""
+        for size in (64 * KIB, MIB):
+            for rtt_s in (0.02, 0.3):
+                link = Link(100 * MBIT, rtt_s)
+                simulation = Simulation(AutoWindow(maximum_bytes=UNBOUNDED), link, constant(size))
+                simulation.run_for(20 * rtt_s)
+                moments = simulation.run_for(60)
+                self.assertGreater(throughput(moments), 0.95 * link.rate, f"{link}, {size}")
+
+    def test_a_window_much_smaller_is_slower(self) -> None:
+        """The knee is real: half the window that was found loses much of the throughput."""
+        link = Link(100 * MBIT, 0.1)
+        window = AutoWindow(maximum_bytes=UNBOUNDED)
+        Simulation(window, link, constant(64 * KIB)).run_for(5)
+        half = Simulation(FixedWindow(window.limit_bytes // 2), link, constant(64 * KIB))
+        self.assertLess(throughput(half.run_for(5)), 0.75 * link.rate)
+
+    def test_starts_fast(self) -> None:
+        """From the first flight to a pipe 36 times as large in about eight round trips."""
+        link = Link(1000 * MBIT, 0.3)
+        simulation = Simulation(AutoWindow(maximum_bytes=UNBOUNDED), link, constant(64 * KIB))
+        simulation.run(lambda s: s.in_flight_bytes >= link.pipe_bytes)
+        self.assertLess(simulation.now, 8 * link.rtt_s)
+
+    def test_the_first_flight_takes_a_share_of_one_segment_whole(self) -> None:
+        """A small file needs no window to open: all its writes may leave at once."""
+        simulation = Simulation(AutoWindow(), Link(10 * MBIT, 0.1), constant(MIB // 4))
+        (start,) = simulation.run_messages(0)
+        self.assertEqual(start.in_flight_bytes, MIB)
+
+
+class BoundsTests(SynchronousTestCase):
+    """The window stays within what the caller allows."""
+
+    def test_never_above_the_maximum(self) -> None:
+        """On a pipe larger than the memory budget, the budget wins."""
+        window = AutoWindow(maximum_bytes=4 * MIB)
+        simulation = Simulation(window, Link(10_000 * MBIT, 0.1), constant(64 * KIB))
+        moments = simulation.run_for(5)
+        self.assertLess(max(moment.in_flight_bytes for moment in moments), 4 * MIB + 64 * KIB)
+        self.assertEqual(window.limit_bytes, 4 * MIB)
+
+    def test_never_below_the_minimum_but_to_measure(self) -> None:
+        """Tiny messages over a short path need less than the minimum, and get it all the same."""
+        window = AutoWindow()
+        simulation = Simulation(window, Link(100 * MBIT, 0.0001), constant(200))
+        simulation.run_messages(30_000)
+        self.assertEqual((window.state, window.limit_bytes), ("steady", MINIMUM_BYTES))
+
+    def test_the_first_flight_obeys_the_bounds(self) -> None:
+        """A small budget is kept from the start."""
+        self.assertEqual(AutoWindow(maximum_bytes=100_000).limit_bytes, 100_000)
+        self.assertEqual(AutoWindow(2 * MIB, 4 * MIB).limit_bytes, 2 * MIB)
+
+    def test_impossible_bounds_are_refused(self) -> None:
+        """The caller hears at once."""
+        for minimum, maximum in ((0, 10), (20, 10)):
+            with self.assertRaises(UsageError):
+                AutoWindow(minimum, maximum)
+
+    def test_acknowledgements_in_no_time_do_no_harm(self) -> None:
+        """Where the clock stands still there is nothing to measure, and the window stays."""
+        window = AutoWindow()
+        for _ in range(100):
+            window.acknowledged(5.0, window.sent(5.0, 1000))
+        self.assertEqual(window.limit_bytes, INITIAL_BYTES)
+        self.assertIn("round trip unknown", repr(window))
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(seed=st.integers(0, 1 << 32))
+    def test_any_course_of_events_keeps_the_bounds(self, seed: int) -> None:
+        """Random times, sizes, order of acknowledgements and losses: bounded, and books balance."""
+        choose = random.Random(seed)
+        window = AutoWindow(1000, 100_000)
+        now, underway = 0.0, list[Sent]()
+        for _ in range(400):
+            now += choose.choice((0.0, 0.0001, 0.1, 20.0)) * choose.random()
+            if underway and choose.random() < 0.5:
+                token = underway.pop(choose.randrange(len(underway)))
+                if choose.random() < 0.1:
+                    window.abandoned(token)
+                else:
+                    window.acknowledged(now, token)
+            elif window.in_flight_bytes < window.limit_bytes:
+                underway.append(window.sent(now, choose.randrange(1, 20_000)))
+            self.assertEqual(window.in_flight_bytes, sum(token.size for token in underway))
+            self.assertLessEqual(window.limit_bytes, 100_000)
+            self.assertGreaterEqual(window.limit_bytes, 1 if window.state == "probe" else 1000)
+
+
+class ChangeTests(SynchronousTestCase):
+    """Links change under a transfer."""
+
+    def follow(self, before: Link, after: Link, seconds: float, phase: float = 3.0) -> None:
+        """Transfer over one link, then for ``seconds`` over the other, and see it settled there."""
+        simulation = Simulation(AutoWindow(maximum_bytes=UNBOUNDED), before, constant(64 * KIB))
+        simulation.run_for(phase)
+        simulation.link = after
+        simulation.run_for(seconds)
+        moments = simulation.run_for(3)
+        where = f"from {before} to {after} after {phase} s"
+        self.assertGreater(throughput(moments), 0.9 * after.rate, where)
+        self.assertLess(
+            max(moment.in_flight_bytes for moment in moments),
+            2 * after.pipe_bytes + 3.1 * 64 * KIB,
+            where,
+        )
+
+    def test_follows_the_rate_up(self) -> None:
+        """Ten times the bandwidth is used within two seconds."""
+        self.follow(Link(10 * MBIT, 0.05), Link(100 * MBIT, 0.05), 2)
+
+    def test_follows_the_rate_down(self) -> None:
+        """The queue that the old window makes is gone soon, whenever a probe happens to fall."""
+        for phase in (3.0, 9.8, 10.2, 10.5):
+            self.follow(Link(100 * MBIT, 0.05), Link(10 * MBIT, 0.05), 10, phase)
+
+    def test_follows_a_longer_path(self) -> None:
+        """A window for 10 ms does not starve a path of 100 ms."""
+        self.follow(Link(100 * MBIT, 0.01), Link(100 * MBIT, 0.1), 5)
+
+    def test_follows_a_shorter_path(self) -> None:
+        """Every probe at least halves what is too much."""
+        self.follow(Link(100 * MBIT, 0.1), Link(100 * MBIT, 0.01), 25)
+
+
+class PoorSenderTests(SynchronousTestCase):
+    """A sender with little to send learns nothing wrong."""
+
+    def test_thin_traffic_does_not_lower_the_estimate(self) -> None:
+        """After a minute of one small message each 100 ms, the next burst finds the window open."""
+        link = Link(100 * MBIT, 0.05)
+        window = AutoWindow(maximum_bytes=UNBOUNDED)
+        simulation = Simulation(window, link, constant(64 * KIB))
+        simulation.run_for(3)
+        while simulation.underway:
+            simulation.acknowledge()
+        rate = window.rate
+        for _ in range(600):
+            simulation.now += 0.1
+            simulation.send(1000)
+            simulation.acknowledge()
+        self.assertEqual(window.rate, rate)
+        moments = simulation.run_for(1)
+        self.assertGreater(throughput(moments[1:]), 0.8 * link.rate)
+
+    def test_a_slow_sender_is_not_taken_for_a_slow_link(self) -> None:
+        """Messages of a tenth of the link's rate leave the window as wide as the start found it."""
+        link = Link(100 * MBIT, 0.05)
+        window = AutoWindow(maximum_bytes=UNBOUNDED)
+        simulation = Simulation(window, link, constant(64 * KIB))
+        simulation.run_for(3)
+        while simulation.underway:
+            simulation.acknowledge()
+        rate = window.rate
+        for _ in range(1000):
+            simulation.send(64 * KIB)
+            next_time = simulation.now + 64 * KIB / (link.rate / 10)
+            while simulation.underway and simulation.underway[0][0] <= next_time:
+                simulation.acknowledge()
+            simulation.now = next_time
+        self.assertAlmostEqual(window.rate / rate, 1, places=6)
