@@ -32,10 +32,11 @@ MAXIMUM_BYTES = 5 << 20
 STARTUP_GAIN = 2.0
 """Doubles the window every round trip while the rate follows."""
 
-STEADY_GAIN = 1.25
+STEADY_GAIN = 1.5
 """
-Above 1, or a faster link would never be noticed; the excess is what stands in the queue. The
-measured rate can grow by this factor in a round trip.
+Above 1, or a faster link would never be noticed: the measured rate can grow by this factor in a
+round trip. The excess stands in the queue, and lets acknowledgements come half a round trip late (a
+server writes its disk) before the link runs dry.
 """
 
 PLATEAU_GROWTH = 1.25
