@@ -199,6 +199,23 @@ class KneeTests(SynchronousTestCase):
         (start,) = simulation.run_messages(0)
         self.assertEqual(start.in_flight_bytes, MIB)
 
+    def test_a_first_flight_too_large_for_the_link_is_soon_corrected(self) -> None:
+        """On a slow line the queue that the first flight made is let drain after a round or two."""
+        simulation = Simulation(AutoWindow(), Link(10 * MBIT, 0.05), constant(64 * KIB))
+        simulation.run_for(2.5)
+        self.assertLess(simulation.in_flight_bytes, INITIAL_BYTES / 3)
+
+    def test_a_bunch_of_acknowledgements_is_not_a_fast_link(self) -> None:
+        """A message sent amid a bunch of late answers does not count the others as its own time's."""
+        window = AutoWindow()
+        tokens = [window.sent(number / 100, 1000) for number in range(10)]
+        window.acknowledged(1.0, tokens[0])
+        amid = window.sent(1.0, 1000)
+        for token in tokens[1:]:
+            window.acknowledged(1.0, token)
+        window.acknowledged(1.1, amid)
+        self.assertAlmostEqual(window.rate, 10_000)
+
 
 class BoundsTests(SynchronousTestCase):
     """The window stays within what the caller allows."""
@@ -283,8 +300,9 @@ class ChangeTests(SynchronousTestCase):
 
     def test_follows_the_rate_down(self) -> None:
         """The queue that the old window makes is gone soon, whenever a probe happens to fall."""
-        for phase in (3.0, 9.8, 10.2, 10.5):
+        for phase in (3.0, 9.8, 10.0, 10.2, 10.5, 11.9):
             self.follow(Link(100 * MBIT, 0.05), Link(10 * MBIT, 0.05), 10, phase)
+            self.follow(Link(1000 * MBIT, 0.05), Link(100 * MBIT, 0.05), 10, phase)
 
     def test_follows_a_longer_path(self) -> None:
         """A window for 10 ms does not starve a path of 100 ms."""
