@@ -1,0 +1,525 @@
+"""
+From shares to plaintext: says what to read of each share, checks what comes, restores segments.
+
+The decoder knows no server and reads nothing itself. Its caller asks ``wanted`` what to read of a
+share, hands the bytes to ``received`` in any order and pieces, runs the jobs that ``next_job``
+gives wherever it likes, and passes what they found to ``finish``, which returns plaintext in
+order.
+
+Trust runs from the cap to the UEB (by its hash), from there to the share's chain and its tree of
+block hashes, and to the tree of segment hashes. k, n and the size are the cap's. No block is
+decoded, and no plaintext leaves, before it is proven.
+
+Everything that is read is placed by a guess of the segment size until a share's header and the
+UEB are here; a right guess costs one round trip. A header is not authenticated: it may only
+suggest where to look, and how much is read on its word is bounded.
+
+What one share has told is kept by ``shareparts``; the work on a segment is ``segmentjob``'s.
+
+Source: the format reference, section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipegrid.core import layout, ueb
+from pipegrid.core.caps import ChkCap
+from pipegrid.core.hashes import HASH_BYTES, Buffer
+from pipegrid.core.layout import ShareLayout
+from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Geometry, Params
+from pipegrid.core.segmentjob import Block, SegmentJob, SegmentResult
+from pipegrid.core.shareparts import BadPart, ShareParts, ShareTree, blamed_offset
+from pipegrid.core.spans import Span, Spans
+from pipegrid.core.ueb import Ueb
+from pipegrid.core.verifiedtree import VerifiedTree, group_end, is_small, nodes_to_read
+from pipegrid.errors import CorruptionError
+
+MERGE_GAP_BYTES = 8192
+"""Reading this much that nobody needs is cheaper than another request."""
+
+_CRYPTTEXT_SOURCES = 2
+"""A large tree of segment hashes is read from so many shares; a slow one then stops nobody."""
+
+
+class Decoder:
+    """
+    Restores one range of one file.
+
+    Attributes:
+        guessed_geometry: what the file is taken for until its UEB is known.
+        guessed_layout: where its sections are, then.
+        guessed_share_bytes: the length of a share, then: what to read to have all of it.
+        geometry: the real one, once a good UEB has come.
+        corrupt: what was found to be wrong so far, with share number and offset.
+    """
+
+    def __init__(
+        self,
+        cap: ChkCap,
+        start: int = 0,
+        length: int | None = None,
+        *,
+        guess_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        merge_gap_bytes: int = MERGE_GAP_BYTES,
+    ) -> None:
+        """
+        Prepare to restore plaintext [start, start + length), clipped to the file.
+
+        Args:
+            length: None for all the rest.
+            guess_segment_bytes: the maximum segment size that the writer is thought to have used.
+            merge_gap_bytes: spans at most this far apart become one.
+        """
+        self._cap = cap
+        self._merge_gap_bytes = merge_gap_bytes
+        self._start = min(max(start, 0), cap.size)
+        self._end = cap.size if length is None else min(self._start + max(length, 0), cap.size)
+        params = Params(cap.required_shares, cap.total_shares, guess_segment_bytes)
+        self.guessed_geometry = params.geometry(cap.size)
+        self.guessed_layout = layout.for_geometry(self.guessed_geometry)
+        self.guessed_share_bytes = layout.share_length(self.guessed_geometry, self.guessed_layout)
+        self.geometry: Geometry | None = None
+        self.corrupt: list[CorruptionError] = []
+        self._ueb: Ueb | None = None
+        self._shares: dict[int, ShareParts] = {}
+        self._failure: CorruptionError | None = None
+        # Segments, by number. All before _next_delivery have left; those from _next_start on were
+        # not tried yet; _retry were, with a bad block; _running have a job, made of these shares.
+        self._next_delivery = 0
+        self._next_start = 0
+        self._end_segment = 0
+        self._retry: set[int] = set()
+        self._running: dict[int, dict[int, ShareParts]] = {}
+        self._results: dict[int, list[Buffer]] = {}
+
+    # What is there, and what is missing.
+
+    @property
+    def done(self) -> bool:
+        """Whether all plaintext of the range has been returned by ``finish``."""
+        if self._start == self._end:
+            return True
+        return self.geometry is not None and self._next_delivery >= self._end_segment
+
+    @property
+    def shares_in_use(self) -> list[int]:
+        """The shares that can be asked and have not proven bad."""
+        return [n for n, share in self._shares.items() if share.available and not share.bad]
+
+    @property
+    def bad_shares(self) -> list[int]:
+        """The shares whose blocks are not used any more because something in them was wrong."""
+        return [number for number, share in self._shares.items() if share.bad]
+
+    @property
+    def lacking(self) -> int:
+        """How many more good shares are needed before all can be restored; 0 if none."""
+        if self.done:
+            return 0
+        useful = [s for s in self._shares.values() if not s.bad and self._is_useful(s)]
+        missing = max(0, self._cap.required_shares - len(useful))
+        if missing:
+            return missing
+        has_ueb = self._ueb is not None or any(not share.bad_ueb for share in useful)
+        has_tree = any(
+            not share.bad_crypttext_tree
+            and (share.available or self._is_whole(share.crypttext_tree))
+            for share in self._shares.values()
+            if not share.bad
+        )
+        return 0 if has_ueb and has_tree else 1
+
+    def _is_useful(self, share: ShareParts) -> bool:
+        if share.available:
+            return True
+        # Its server is gone, but perhaps all that is needed of it has come.
+        if self.geometry is None or share.layout is None:
+            return False
+        blocks = self._block_range(share.layout, self.geometry, self._end_segment)
+        return share.store.has(*blocks) and self._is_whole(share.block_tree)
+
+    def _is_whole(self, tree: ShareTree | None) -> bool:
+        """Say whether all that is still needed of a tree has come; for those that get no more."""
+        if tree is None:
+            return False
+        tree.need(self._next_delivery, self._end_segment, self._end_segment)
+        return not tree.awaited()
+
+    # What the caller tells.
+
+    def add_share(self, share_number: int) -> None:
+        """
+        A share can be asked.
+
+        One that was dropped, or is bad, begins anew: do that only if another server has it.
+        """
+        known = self._shares.get(share_number)
+        if known is not None and known.available and not known.bad:
+            return
+        assert 0 <= share_number < self._cap.total_shares, "no such share"
+        self._shares[share_number] = ShareParts(share_number, self.guessed_geometry)
+        self._shares = dict(sorted(self._shares.items()))
+
+    def drop_share(self, share_number: int) -> None:
+        """A share can be asked no more; what has come of it remains in use."""
+        share = self._shares.get(share_number)
+        if share is not None:
+            share.available = False
+            share.store.forget_asked()
+
+    def unasked(self, share_number: int) -> None:
+        """What was asked of a share and has not come will not come: ask for it again."""
+        share = self._shares.get(share_number)
+        if share is not None:
+            share.store.forget_asked()
+
+    def received(self, share_number: int, offset: int, data: Buffer) -> None:
+        """
+        Bytes of a share have come, in any split and order; what was not asked is ignored.
+
+        Args:
+            data: kept by reference; it must not change any more.
+        """
+        share = self._shares.get(share_number)
+        if share is not None and not share.bad:
+            share.store.put(offset, data)
+            self._read_parts(share)
+
+    def ended(self, share_number: int, offset: int) -> None:
+        """A share has no bytes at or after offset; if some were needed, it is bad."""
+        share = self._shares.get(share_number)
+        if share is not None and not share.bad:
+            share.store.set_end(offset)
+            self._read_parts(share)
+
+    # What to read.
+
+    def wanted(self, share_number: int, ahead_bytes: int) -> list[Span]:
+        """
+        Return what to read of a share that was not asked before; it counts as asked from now on.
+
+        Metadata comes first, or together with the first blocks. Empty: wait, or there is no more.
+
+        Args:
+            ahead_bytes: how many bytes of blocks may be asked beyond those whose plaintext has
+                been returned; at least one block is.
+        """
+        share = self._shares.get(share_number)
+        if share is None or share.bad or not share.available or self.done:
+            return []
+        where = share.layout or self.guessed_layout
+        geometry = self.geometry or share.hint
+        blocks = self._blocks_wanted(where, geometry, ahead_bytes)
+        needed = Spans()
+        for start, end in [*self._metadata_wanted(share, where, geometry, ahead_bytes), blocks]:
+            for a, b in share.store.ask(start, end):
+                needed.add(a, b)
+        spans = [Span(a, b - a) for a, b in needed.merged(self._merge_gap_bytes)]
+        # No block is of use before the metadata is here.
+        spans.sort(key=lambda span: (span.end > blocks[0] and span.offset < blocks[1], span.offset))
+        return spans
+
+    def _blocks_wanted(
+        self, where: ShareLayout, geometry: Geometry, ahead_bytes: int
+    ) -> tuple[int, int]:
+        first, end = self._segments(geometry)
+        window = max(1, ahead_bytes // geometry.block_bytes)
+        a, b = self._block_range(where, geometry, min(end, first + window))
+        if self.geometry is None:
+            # The geometry is a guess, or a header's word: that must not make us read more.
+            b = min(b, a + max(ahead_bytes, self.guessed_geometry.block_bytes))
+        return a, b
+
+    def _metadata_wanted(
+        self, share: ShareParts, where: ShareLayout, geometry: Geometry, ahead_bytes: int
+    ) -> Iterator[tuple[int, int]]:
+        if share.layout is None:
+            yield 0, share.header_bytes()
+        if share.leaf is None:
+            yield where.share_hashes, where.uri_extension
+        if self._ueb is None and not share.bad_ueb:
+            yield where.uri_extension, share.ueb_end(ueb.packed_length(geometry), where)
+        first, end = self._segments(geometry)
+        until = min(end, first + max(1, ahead_bytes // geometry.block_bytes))
+        own, shared = share.block_tree, self._crypttext_tree(share)
+        if own is None:
+            yield from _tree_guess(where.block_hashes, geometry, first, end)
+        else:
+            own.need(first, until, end)
+            yield from own.awaited()
+        if shared is not None:
+            shared.need(first, until, end)
+            yield from shared.awaited()
+        elif self._ueb is None:
+            yield from _tree_guess(where.crypttext_hash_tree, geometry, first, end)
+
+    def _segments(self, geometry: Geometry) -> tuple[int, int]:
+        """Return the first segment that has not been delivered, and the end of the range."""
+        if self.geometry is not None:
+            return self._next_delivery, self._end_segment
+        return self._start // geometry.segment_bytes, -(-self._end // geometry.segment_bytes)
+
+    def _block_range(
+        self, where: ShareLayout, geometry: Geometry, end_segment: int
+    ) -> tuple[int, int]:
+        first, _ = self._segments(geometry)
+        start = where.data + first * geometry.block_bytes
+        end = where.data + end_segment * geometry.block_bytes
+        if end_segment == geometry.num_segments:
+            end = where.data + geometry.share_data_bytes
+        return start, end
+
+    # Metadata.
+
+    def _read_parts(self, share: ShareParts) -> None:
+        try:
+            was_known = share.layout is not None
+            share.read_header()
+            if share.layout is None:
+                self._check_end(share)
+                return
+            if not was_known and self.geometry is not None:
+                self._release_delivered(share)
+            if self._ueb is None and not share.bad_ueb:
+                self._read_ueb(share)
+            if self._ueb is not None and self.geometry is not None:
+                share.read_leaf(self._ueb.share_root_hash, self.geometry.num_segments)
+            self._check_end(share)
+        except BadPart as bad:
+            self._condemn(share, bad)
+
+    def _read_ueb(self, share: ShareParts) -> None:
+        try:
+            packed = share.read_ueb(self._cap.ueb_hash)
+        except BadPart as bad:
+            share.bad_ueb = True
+            self._report(share, bad)
+            return
+        if packed is None:
+            return
+        k, n, size = self._cap.required_shares, self._cap.total_shares, self._cap.size
+        try:
+            parsed = ueb.parse(packed)
+            if not parsed.segment_bytes or parsed.segment_bytes % k:
+                raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
+        except ValueError as error:
+            self._fail(f"its UEB is the one that the cap names, but useless: {error}")
+            return
+        self._ueb = parsed
+        self.geometry = Geometry(size, k, n, parsed.segment_bytes)
+        self._next_delivery = self._next_start = self._start // parsed.segment_bytes
+        self._end_segment = -(-self._end // parsed.segment_bytes)
+        for other in self._shares.values():
+            if other is not share and not other.bad:
+                self._read_parts(other)
+
+    def _crypttext_tree(self, share: ShareParts) -> ShareTree | None:
+        """Return the share's tree of segment hashes, if it is known or worth reading."""
+        if self._ueb is None or self.geometry is None or share.layout is None:
+            return None
+        if share.crypttext_tree is None and not share.bad_crypttext_tree:
+            others = [s for s in self._shares.values() if s.crypttext_tree and not s.bad]
+            sources = sum(other.available for other in others)
+            if sources < _CRYPTTEXT_SOURCES or is_small(self.geometry.num_segments):
+                share.crypttext_tree = ShareTree(
+                    share.store,
+                    "crypttext_hash_tree",
+                    share.layout.crypttext_hash_tree,
+                    VerifiedTree(self.geometry.num_segments, self._ueb.crypttext_root_hash),
+                )
+        return share.crypttext_tree
+
+    def _check_end(self, share: ShareParts) -> None:
+        """Raise ``BadPart`` if a part that is needed lies past the end of the share."""
+        end = share.store.end
+        if end is None:
+            return
+        if share.layout is None:
+            if end < share.header_bytes():
+                raise BadPart("header", 0, f"it ends at byte {end}, within its header")
+            return
+        where = share.layout
+        if share.leaf is None and end < where.uri_extension:
+            raise _ends(end, "share_hashes", where.share_hashes)
+        if self.geometry is None or self._ueb is None:
+            needed = where.uri_extension + where.ueb_length_bytes
+            if not share.bad_ueb and (end < needed or end < share.ueb_end(0, where)):
+                share.bad_ueb = True
+                self._report(share, _ends(end, "uri_extension", where.uri_extension))
+            return
+        for start, stop in share.block_tree.awaited() if share.block_tree else ():
+            if stop > end:
+                raise _ends(end, "block_hashes", start)
+        for start, stop in share.crypttext_tree.awaited() if share.crypttext_tree else ():
+            if stop > end:
+                self._distrust_tree(share, _ends(end, "crypttext_hash_tree", start))
+                break
+        start, stop = self._block_range(where, self.geometry, self._end_segment)
+        if stop > end and not self.done:
+            within = max(0, end - start) // self.geometry.block_bytes
+            raise _ends(end, "data", start + within * self.geometry.block_bytes)
+
+    # Segments.
+
+    def next_job(self) -> SegmentJob | None:
+        """
+        Return work that is ready, or None. Several jobs may be under way at a time.
+
+        Raises:
+            CorruptionError: the file itself is inconsistent; no share can help.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self.geometry is None or self.done:
+            return None
+        for segment in sorted(self._retry):
+            job = self._job(segment, self.geometry)
+            if job is not None:
+                self._retry.discard(segment)
+                return job
+        if self._next_start >= self._end_segment:
+            return None
+        job = self._job(self._next_start, self.geometry)
+        if job is not None:
+            self._next_start += 1
+        return job
+
+    def _job(self, segment: int, geometry: Geometry) -> SegmentJob | None:
+        blocks: list[Block] = []
+        for share in list(self._shares.values()):
+            block = self._block(share, segment, geometry)
+            if block is not None:
+                blocks.append(block)
+                if len(blocks) == geometry.required_shares:
+                    break
+        else:
+            return None
+        crypttext_hash = self._crypttext_hash(segment)
+        if crypttext_hash is None:
+            return None
+        self._running[segment] = {b.share_number: self._shares[b.share_number] for b in blocks}
+        first_byte = segment * geometry.segment_bytes
+        return SegmentJob(
+            segment,
+            geometry,
+            self._cap.key,
+            tuple(blocks),
+            crypttext_hash,
+            max(self._start - first_byte, 0),
+            min(self._end - first_byte, geometry.segment_length(segment)),
+        )
+
+    def _block(self, share: ShareParts, segment: int, geometry: Geometry) -> Block | None:
+        if share.bad or share.layout is None or share.block_tree is None:
+            return None
+        start = share.layout.data + segment * geometry.block_bytes
+        end = start + geometry.block_length(segment)
+        if not share.store.has(start, end):
+            return None
+        share.block_tree.need(self._next_delivery, segment + 1, self._end_segment)
+        try:
+            expected_hash = share.block_tree.leaf(segment)
+        except BadPart as bad:
+            self._condemn(share, bad)
+            return None
+        if expected_hash is None:
+            self._read_parts(share)  # perhaps it has ended, and the hash will never come
+            return None
+        return Block(share.number, share.store.pieces(start, end), expected_hash)
+
+    def _crypttext_hash(self, segment: int) -> bytes | None:
+        for share in self._shares.values():
+            tree = None if share.bad else self._crypttext_tree(share)
+            if tree is None or share.bad_crypttext_tree:
+                continue
+            tree.need(self._next_delivery, segment + 1, self._end_segment)
+            try:
+                found = tree.leaf(segment)
+            except BadPart as bad:
+                self._distrust_tree(share, bad)
+                continue
+            if found is not None:
+                return found
+        return None
+
+    def finish(self, result: SegmentResult) -> list[Buffer]:
+        """
+        Take what a job found; return the plaintext that can leave now, in order.
+
+        Raises:
+            CorruptionError: the file itself is inconsistent; no share can help.
+        """
+        assert self.geometry is not None
+        used = self._running.pop(result.segment)
+        for number in result.bad_shares:
+            share = used[number]
+            where = share.layout or self.guessed_layout
+            offset = where.data + result.segment * self.geometry.block_bytes
+            what = f"its block of segment {result.segment} does not match its hash"
+            self._condemn(share, BadPart("data", offset, what))
+        if result.bad_shares:
+            self._retry.add(result.segment)
+            return []
+        if not result.consistent:
+            self._fail(f"good blocks of segment {result.segment} do not make the segment")
+        if self._failure is not None:
+            raise self._failure
+        self._results[result.segment] = result.plaintext
+        leaving: list[Buffer] = []
+        while self._next_delivery in self._results:
+            leaving += self._results.pop(self._next_delivery)
+            self._next_delivery += 1
+        if leaving:
+            for share in self._shares.values():
+                self._release_delivered(share)
+        return leaving
+
+    def _release_delivered(self, share: ShareParts) -> None:
+        """Drop the blocks whose plaintext has left."""
+        if share.layout is not None and self.geometry is not None:
+            data = share.layout.data
+            first = self._start // self.geometry.segment_bytes * self.geometry.block_bytes
+            until = min(
+                self._next_delivery * self.geometry.block_bytes, self.geometry.share_data_bytes
+            )
+            share.store.release(data + first, data + until)
+
+    # Blame.
+
+    def _condemn(self, share: ShareParts, bad: BadPart) -> None:
+        """The share is not to be used any more."""
+        if not share.bad:
+            share.bad = True
+            self._report(share, bad)
+            share.store.clear()
+
+    def _distrust_tree(self, share: ShareParts, bad: BadPart) -> None:
+        if not share.bad_crypttext_tree:
+            share.bad_crypttext_tree = True
+            share.crypttext_tree = None
+            self._report(share, bad)
+
+    def _report(self, share: ShareParts, bad: BadPart) -> None:
+        geometries = [self.geometry] if self.geometry else [share.hint, self.guessed_geometry]
+        offset = blamed_offset(bad, share.layout, geometries)
+        where = f"at byte {offset}" if offset == bad.offset else f"at byte {bad.offset}, or header"
+        text = f"share {share.number} is damaged {where}: {bad.what}; repair the file to replace it"
+        self.corrupt.append(CorruptionError(text, share.number, offset))
+
+    def _fail(self, what: str) -> None:
+        self._failure = CorruptionError(
+            f"this file was stored damaged, by a faulty or malicious writer: {what}; "
+            "store it again from the original"
+        )
+
+
+def _tree_guess(offset: int, geometry: Geometry, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where the nodes for the next leaves are in a tree that is not known yet."""
+    until = min(group_end(geometry.num_segments, first), end)
+    for a, b in nodes_to_read(geometry.num_segments, first, until):
+        yield offset + a * HASH_BYTES, offset + b * HASH_BYTES
+
+
+def _ends(end: int, section: str, offset: int) -> BadPart:
+    return BadPart(section, offset, f"it ends at byte {end}, within what is needed of it")

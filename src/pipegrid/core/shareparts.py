@@ -1,0 +1,291 @@
+"""
+What one share has told: its header, its UEB, its leaf of the share hash tree, its two trees.
+
+Nothing here is believed before it is proven against hashes that the caller gives. A part that
+is wrong raises ``BadPart``; what that means for the share is ``decoder``'s business.
+
+Source: the format reference, sections 6 and 7.1.
+"""
+
+from __future__ import annotations
+
+from pipegrid.core import hashtree, layout, ueb
+from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, UEB
+from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
+from pipegrid.core.params import Geometry
+from pipegrid.core.sharebytes import ShareBytes
+from pipegrid.core.spans import Spans
+from pipegrid.core.verifiedtree import (
+    BadNode,
+    VerifiedTree,
+    group_end,
+    nodes_to_read,
+)
+
+_MAX_OFFSET = 1 << 60
+"""No share is longer; a header that points beyond it is damaged."""
+
+
+class BadPart(Exception):
+    """
+    A part of a share is not what it has to be.
+
+    Attributes:
+        section: the header's name for the part, or ``header``.
+        offset: where in the share data it begins.
+        what: says what is wrong; goes on from "share 3 is damaged: ".
+    """
+
+    def __init__(self, section: str, offset: int, what: str) -> None:
+        super().__init__(what)
+        self.section = section
+        self.offset = offset
+        self.what = what
+
+
+class ShareTree:
+    """One of the trees stored in a share: reads what is needed, proves it on demand."""
+
+    def __init__(self, store: ShareBytes, section: str, offset: int, tree: VerifiedTree) -> None:
+        self._store = store
+        self._section = section
+        self._offset = offset
+        self._tree = tree
+        self._needed_until = 0
+        self._wanted_nodes = Spans()
+        self._awaited: list[tuple[int, int]] = []
+
+    def need(self, first_leaf: int, end_leaf: int, last_leaf: int) -> None:
+        """
+        Leaves [first_leaf, end_leaf) will be asked for, and none before; cheap to repeat.
+
+        Args:
+            last_leaf: no leaf from here on is ever needed.
+        """
+        leaves = self._tree.num_leaves
+        while self._needed_until < end_leaf:
+            start = max(self._needed_until, first_leaf)
+            self._needed_until = min(group_end(leaves, start), last_leaf)
+            self._tree.forget_before(first_leaf)
+            for a, b in nodes_to_read(leaves, start, self._needed_until):
+                self._awaited.extend(self._wanted_nodes.gaps(a, b))
+                self._wanted_nodes.add(a, b)
+
+    def awaited(self) -> list[tuple[int, int]]:
+        """Return the ranges [start, end) of share data that are needed and not here yet."""
+        if self._awaited:
+            self._load()
+        base = self._offset
+        return [(base + a * HASH_BYTES, base + b * HASH_BYTES) for a, b in self._awaited]
+
+    def _load(self) -> None:
+        awaited = []
+        for first, end in self._awaited:
+            a, b = self._offset + first * HASH_BYTES, self._offset + end * HASH_BYTES
+            if self._store.has(a, b):
+                self._tree.offer(first, self._store.read(a, b))
+                self._store.release(a, b)
+            else:
+                awaited.append((first, end))
+        self._awaited = awaited
+
+    def leaf(self, leaf: int) -> bytes | None:
+        """
+        Return a proven leaf, or None if it cannot be proven yet.
+
+        Raises:
+            BadPart: the stored nodes contradict the root.
+        """
+        if self._awaited:
+            self._load()
+        try:
+            return self._tree.leaf(leaf)
+        except BadNode as bad:
+            offset = self._offset + bad.node * HASH_BYTES
+            what = f"its {_TREE_NAMES[self._section]} contradicts its root"
+            raise BadPart(self._section, offset, what) from None
+
+
+_TREE_NAMES = {
+    "block_hashes": "tree of block hashes",
+    "crypttext_hash_tree": "tree of segment hashes",
+}
+
+
+class ShareParts:
+    """
+    One share, as far as it is known.
+
+    Attributes:
+        store: its bytes.
+        layout: its offset table, once the header has come; not authenticated.
+        hint: the geometry that the header suggests; not authenticated either.
+        leaf: its proven leaf of the share hash tree.
+        block_tree: once leaf is known.
+        crypttext_tree: once the UEB is known to the caller, who sets it.
+        available: a server is there to be asked.
+        bad: its blocks are not to be used.
+        bad_ueb: its copy of the UEB is wrong; its blocks may be right.
+        bad_crypttext_tree: so is its copy of that tree.
+    """
+
+    def __init__(self, share_number: int, guess: Geometry) -> None:
+        self.number = share_number
+        self.store = ShareBytes()
+        self.layout: ShareLayout | None = None
+        self.hint: Geometry = guess
+        self.leaf: bytes | None = None
+        self.block_tree: ShareTree | None = None
+        self.crypttext_tree: ShareTree | None = None
+        self.available = True
+        self.bad = False
+        self.bad_ueb = False
+        self.bad_crypttext_tree = False
+
+    def read_header(self) -> None:
+        """Parse the header if it has come; raises ``BadPart``."""
+        if self.layout is not None or not self.store.has(0, 4):
+            return
+        length = self.header_bytes()
+        if not self.store.has(0, length):
+            return
+        try:
+            self.layout = read_layout(self.store.read(0, length), self.hint.total_shares)
+        except ValueError as error:
+            raise BadPart("header", 0, f"it is {error}") from None
+        self.hint = suggested_geometry(self.layout, self.hint)
+
+    def header_bytes(self) -> int:
+        """Return how long the header is, as far as can be told."""
+        if self.store.has(0, 4) and self.store.read(0, 4) == b"\0\0\0\2":
+            return layout.MAX_HEADER_BYTES
+        return layout.for_geometry(self.hint).header_bytes
+
+    def ueb_end(self, expected_bytes: int, where: ShareLayout) -> int:
+        """Return where the UEB ends: exactly if its length has come, else as expected."""
+        start = where.uri_extension
+        body = start + where.ueb_length_bytes
+        if self.layout is None or not self.store.has(start, body):
+            return body + expected_bytes
+        return body + parse_ueb_length(self.store.read(start, body), start)
+
+    def read_ueb(self, ueb_hash: bytes) -> bytes | None:
+        """Return the UEB if it has come, checked against its hash; raises ``BadPart``."""
+        if self.layout is None:
+            return None
+        start = self.layout.uri_extension
+        body = start + self.layout.ueb_length_bytes
+        if not self.store.has(start, body):
+            return None
+        end = self.ueb_end(0, self.layout)
+        if not self.store.has(body, end):
+            return None
+        packed = self.store.read(body, end)
+        if UEB.hash(packed) != ueb_hash:
+            raise BadPart("uri_extension", start, "its UEB is not the one that the cap names")
+        return packed
+
+    def read_leaf(self, share_root_hash: bytes, num_segments: int) -> None:
+        """Prove the share's leaf if its chain has come; raises ``BadPart``."""
+        if self.leaf is not None or self.layout is None:
+            return
+        start, end = self.layout.share_hashes, self.layout.uri_extension
+        if not self.store.has(start, end):
+            return
+        chain = self.store.read(start, end)
+        self.leaf = prove_leaf(chain, self.number, self.hint.total_shares, share_root_hash, start)
+        self.store.release(start, end)
+        self.block_tree = ShareTree(
+            self.store,
+            "block_hashes",
+            self.layout.block_hashes,
+            VerifiedTree(num_segments, self.leaf),
+        )
+
+
+def read_layout(header: bytes, total_shares: int) -> ShareLayout:
+    """
+    Return the offset table, with sane bounds.
+
+    Raises:
+        ValueError: it is not a header, or its offsets are absurd.
+    """
+    parsed = layout.parse_header(header)
+    chain_bytes = parsed.uri_extension - parsed.share_hashes
+    if chain_bytes > hashtree.num_nodes(total_shares) * CHAIN_ENTRY_BYTES:
+        raise ValueError("a share whose hash chain has more entries than the tree has nodes")
+    offsets = (parsed.data, parsed.crypttext_hash_tree, parsed.block_hashes, parsed.uri_extension)
+    if max(offsets) > _MAX_OFFSET:
+        raise ValueError("a share whose header points past the end of any share")
+    return parsed
+
+
+def suggested_geometry(parsed: ShareLayout, guess: Geometry) -> Geometry:
+    """Return the geometry that a header speaks of, or the guess if it speaks of none."""
+    segment_bytes = parsed.block_bytes * guess.required_shares
+    if not segment_bytes:
+        return guess
+    return Geometry(guess.size, guess.required_shares, guess.total_shares, segment_bytes)
+
+
+def parse_ueb_length(prefix: bytes, offset: int) -> int:
+    """Return the length of the UEB; raises ``BadPart`` if no UEB is so long."""
+    length = int.from_bytes(prefix, "big")
+    if length > ueb.MAX_UEB_BYTES:
+        raise BadPart("uri_extension", offset, f"its UEB claims to be {length} bytes long")
+    return length
+
+
+def prove_leaf(
+    chain: bytes, share_number: int, total_shares: int, share_root_hash: bytes, offset: int
+) -> bytes:
+    """
+    Return the share's own leaf of the share hash tree, proven by its chain.
+
+    Args:
+        chain: the stored entries, in any order: 2 bytes node number, 32 bytes hash.
+        offset: where the chain begins, for the error.
+
+    Raises:
+        BadPart: the leaf or a node on its path is missing, or they do not give the root.
+    """
+    nodes: dict[int, bytes] = {}
+    for at in range(0, len(chain), CHAIN_ENTRY_BYTES):
+        number = int.from_bytes(chain[at : at + 2], "big")
+        if number >= hashtree.num_nodes(total_shares):
+            what = f"its hash chain names node {number}, which is outside the tree"
+            raise BadPart("share_hashes", offset + at, what)
+        value = chain[at + 2 : at + CHAIN_ENTRY_BYTES]
+        if nodes.setdefault(number, value) != value:
+            what = f"its hash chain gives node {number} twice, differently"
+            raise BadPart("share_hashes", offset + at, what)
+    number = hashtree.leaf_node(total_shares, share_number)
+    leaf = nodes.get(number)
+    if leaf is None:
+        raise BadPart("share_hashes", offset, "its hash chain lacks its own leaf")
+    value = leaf
+    for sibling in hashtree.sibling_path(total_shares, share_number):
+        other = nodes.get(sibling)
+        if other is None:
+            raise BadPart("share_hashes", offset, f"its hash chain lacks node {sibling}")
+        pair = (other, value) if sibling & 1 else (value, other)
+        value = MERKLE_NODE.hash_pair(*pair)
+    if value != share_root_hash:
+        raise BadPart("share_hashes", offset, "its hash chain does not lead to the file's root")
+    return leaf
+
+
+def blamed_offset(bad: BadPart, parsed: ShareLayout | None, geometries: list[Geometry]) -> int:
+    """
+    Return the offset of what is most likely damaged: the bad part, or the header that names it.
+
+    Nothing authenticates a header, so if it places a part where no writer would, and the part is
+    not there, it is the header that is wrong.
+    """
+    if parsed is None or bad.section == "header":
+        return bad.offset
+    place = getattr(parsed, bad.section)
+    for geometry in geometries:
+        if getattr(layout.for_geometry(geometry, parsed.version), bad.section) == place:
+            return bad.offset
+    return 0

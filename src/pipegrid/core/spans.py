@@ -1,0 +1,111 @@
+"""
+Sets of integers kept as sorted half-open ranges: which bytes were asked for, which have come.
+
+Every operation costs a binary search and the ranges it touches; a transfer in order keeps the
+sets at a handful of ranges.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+
+@attrs.frozen
+class Span:
+    """``length`` bytes of share data from ``offset``."""
+
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after the span."""
+        return self.offset + self.length
+
+
+class Spans:
+    """A set of integers as disjoint ranges [start, end), none of which touches the next."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in ranges:
+            self.add(start, end)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._starts, self._ends, strict=True)))
+
+    def __len__(self) -> int:
+        """How many ranges there are."""
+        return len(self._starts)
+
+    def __repr__(self) -> str:
+        return f"Spans({list(self)})"
+
+    def add(self, start: int, end: int) -> None:
+        """Put [start, end) into the set."""
+        if start >= end:
+            return
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+
+    def remove(self, start: int, end: int) -> None:
+        """Take [start, end) out of the set."""
+        if start >= end:
+            return
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end)
+        if first >= last:
+            return
+        kept = []
+        if self._starts[first] < start:
+            kept.append((self._starts[first], start))
+        if self._ends[last - 1] > end:
+            kept.append((end, self._ends[last - 1]))
+        self._starts[first:last] = [a for a, _ in kept]
+        self._ends[first:last] = [b for _, b in kept]
+
+    def contains(self, start: int, end: int) -> bool:
+        """Say whether all of [start, end) is in the set; an empty range always is."""
+        if start >= end:
+            return True
+        i = bisect_right(self._starts, start) - 1
+        return i >= 0 and self._ends[i] >= end
+
+    def overlap(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of [start, end) that are in the set."""
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end)
+        return [(max(start, self._starts[i]), min(end, self._ends[i])) for i in range(first, last)]
+
+    def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of [start, end) that are not in the set."""
+        missing = []
+        position = start
+        for a, b in self.overlap(start, end):
+            if position < a:
+                missing.append((position, a))
+            position = b
+        if position < end:
+            missing.append((position, end))
+        return missing
+
+    def merged(self, gap: int) -> list[tuple[int, int]]:
+        """Return the ranges, those that are at most ``gap`` apart joined into one."""
+        joined: list[tuple[int, int]] = []
+        for start, end in self:
+            if joined and start - joined[-1][1] <= gap:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((start, end))
+        return joined

@@ -1,0 +1,158 @@
+"""
+A stored hash tree of which only the root is trusted: nodes are proven when they are needed.
+
+Proving a leaf hashes the pairs on its path that are not proven yet, from the root downwards, so
+a bad node is found exactly where it stands, and reading all leaves in order costs about one hash
+a leaf. Nodes live in pages that exist only where something was stored: a tree of a billion leaves
+costs what was read of it.
+
+Source: the format reference, sections 1.5 and 7.1.
+"""
+
+from __future__ import annotations
+
+from pipegrid.core import hashtree
+from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, Buffer
+
+WHOLE_TREE_BYTES = 1 << 16
+"""A stored tree up to this size is read whole; of a larger one, only what is needed."""
+
+GROUP_LEAVES = 1024
+"""Of larger trees, nodes are read for this many leaves at a time: about 64 KiB."""
+
+_PAGE_NODES = 128
+_STORED, _PROVEN = 1, 2
+
+
+class BadNode(Exception):
+    """
+    A pair of nodes does not hash to its proven parent.
+
+    Attributes:
+        node: number of the left one.
+    """
+
+    def __init__(self, node: int) -> None:
+        super().__init__(f"tree nodes {node} and {node + 1} do not match their parent")
+        self.node = node
+
+
+class _Page:
+    __slots__ = ("hashes", "states")
+
+    def __init__(self) -> None:
+        self.hashes = bytearray(_PAGE_NODES * HASH_BYTES)
+        self.states = bytearray(_PAGE_NODES)
+
+
+class VerifiedTree:
+    """A tree over ``num_leaves`` >= 1 leaves whose node 0 must be ``root``."""
+
+    def __init__(self, num_leaves: int, root: bytes) -> None:
+        self.num_leaves = num_leaves
+        self._num_nodes = hashtree.num_nodes(num_leaves)
+        self._depth = hashtree.padded_leaves(num_leaves).bit_length() - 1
+        self._pages: dict[int, _Page] = {}
+        self._store(0, root, _PROVEN)
+
+    def offer(self, first_node: int, data: Buffer) -> None:
+        """
+        Store nodes as they came, from ``first_node`` on; proven ones are not touched.
+
+        Args:
+            data: whole nodes, none of them outside the tree.
+        """
+        view = memoryview(data).cast("B")
+        count, rest = divmod(len(view), HASH_BYTES)
+        assert not rest, "a part of a node"
+        assert first_node >= 0, "a node before the root"
+        assert first_node + count <= self._num_nodes, "nodes outside the tree"
+        for i in range(count):
+            if self._state(first_node + i) != _PROVEN:
+                self._store(first_node + i, view[i * HASH_BYTES : (i + 1) * HASH_BYTES], _STORED)
+
+    def leaf(self, leaf: int) -> bytes | None:
+        """
+        Return the proven hash of a leaf, or None while nodes on its path are missing.
+
+        Args:
+            leaf: 0 up to the padded number of leaves.
+
+        Raises:
+            BadNode: stored nodes contradict the root.
+        """
+        number = hashtree.leaf_node(self.num_leaves, leaf)
+        unproven = []
+        while self._state(number) != _PROVEN:
+            left = number - 1 + (number & 1)
+            if not self._state(left) or not self._state(left + 1):
+                return None
+            unproven.append(left)
+            number = (number - 1) // 2
+        for left in reversed(unproven):
+            pair = MERKLE_NODE.hash_pair(self._hash(left), self._hash(left + 1))
+            if pair != self._hash((left - 1) // 2):
+                raise BadNode(left)
+            self._mark_proven(left)
+            self._mark_proven(left + 1)
+        return self._hash(hashtree.leaf_node(self.num_leaves, leaf))
+
+    def forget_before(self, leaf: int) -> None:
+        """Drop the nodes that only leaves before this one need."""
+        for index in list(self._pages):
+            first, last = index * _PAGE_NODES, (index + 1) * _PAGE_NODES - 1
+            level = (last + 1).bit_length() - 1
+            if (first + 1).bit_length() - 1 != level or level > self._depth:
+                continue  # it holds several levels, near the root
+            oldest = (1 << level) - 1 + (leaf >> (self._depth - level) & ~1)
+            if last < oldest:
+                del self._pages[index]
+
+    def _state(self, number: int) -> int:
+        page = self._pages.get(number // _PAGE_NODES)
+        return page.states[number % _PAGE_NODES] if page else 0
+
+    def _hash(self, number: int) -> bytes:
+        at = number % _PAGE_NODES * HASH_BYTES
+        return bytes(self._pages[number // _PAGE_NODES].hashes[at : at + HASH_BYTES])
+
+    def _store(self, number: int, value: Buffer, state: int) -> None:
+        page = self._pages.get(number // _PAGE_NODES)
+        if page is None:
+            page = self._pages[number // _PAGE_NODES] = _Page()
+        at = number % _PAGE_NODES
+        page.hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES] = value
+        page.states[at] = state
+
+    def _mark_proven(self, number: int) -> None:
+        self._pages[number // _PAGE_NODES].states[number % _PAGE_NODES] = _PROVEN
+
+
+def is_small(num_leaves: int) -> bool:
+    """Say whether a stored tree is so small that it is read whole."""
+    return hashtree.num_nodes(num_leaves) * HASH_BYTES <= WHOLE_TREE_BYTES
+
+
+def group_end(num_leaves: int, leaf: int) -> int:
+    """Return the end of the run of leaves whose nodes are read together with this leaf's."""
+    if is_small(num_leaves):
+        return num_leaves
+    return min((leaf // GROUP_LEAVES + 1) * GROUP_LEAVES, num_leaves)
+
+
+def nodes_to_read(num_leaves: int, first_leaf: int, end_leaf: int) -> list[tuple[int, int]]:
+    """
+    Return the ranges [first, end) of nodes with which leaves [first_leaf, end_leaf) can be proven.
+
+    They go by level, from the top; the root is never among them, and all of a small tree is.
+    """
+    if is_small(num_leaves):
+        total = hashtree.num_nodes(num_leaves)
+        return [(1, total)] if total > 1 else []
+    depth = hashtree.padded_leaves(num_leaves).bit_length() - 1
+    ranges = []
+    for level in range(1, depth + 1):
+        up = depth - level
+        base = (1 << level) - 1
+        ranges.append((base + ((first_leaf >> up) & ~1), base + (((end_leaf - 1) >> up) | 1) + 1))
+    return ranges
