@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import attrs
 import zfec
@@ -95,7 +95,7 @@ def encode(
     secret: bytes = b"",
     version: int = 1,
     spoil_ciphertext_tree: bool = False,
-    change_ueb: Callable[[dict[bytes, bytes]], None] = lambda fields: None,
+    replace_ueb: Mapping[bytes, bytes] | None = None,
     gap: int = 0,
 ) -> Encoded:
     """
@@ -104,7 +104,7 @@ def encode(
     Args:
         spoil_ciphertext_tree: play a malicious writer whose tree of segment hashes is sound in
             itself but belongs to another file.
-        change_ueb: may change the UEB's fields, which are then sealed by the cap.
+        replace_ueb: other values for fields of the UEB, which the cap then seals.
         gap: bytes between any two sections, as a foreign writer might leave.
     """
     size = len(plaintext)
@@ -146,7 +146,7 @@ def encode(
         b"tail_codec_params": b"%d-%d-%d" % (padded_tail, k, n),
         b"total_shares": b"%d" % n,
     }
-    change_ueb(fields)
+    fields.update(replace_ueb or {})
     packed = b"".join(name + b":" + netstring(fields[name]) for name in sorted(fields))
     cap = ChkCap(key, tagged(b"allmydata_uri_extension_v1", packed), k, n, size)
 

@@ -113,6 +113,11 @@ class Decoder:
         return [number for number, share in self._shares.items() if share.bad]
 
     @property
+    def held_bytes(self) -> int:
+        """Share bytes that have come and wait for their turn; proven tree nodes are apart."""
+        return sum(share.store.held_bytes for share in self._shares.values())
+
+    @property
     def lacking(self) -> int:
         """How many more good shares are needed before all can be restored; 0 if none."""
         if self.done:
@@ -124,7 +129,7 @@ class Decoder:
         has_ueb = self._ueb is not None or any(not share.bad_ueb for share in useful)
         has_tree = any(
             not share.bad_crypttext_tree
-            and (share.available or self._is_whole(share.crypttext_tree))
+            and (share.available or self._is_whole(self._crypttext_tree(share)))
             for share in self._shares.values()
             if not share.bad
         )
@@ -284,7 +289,7 @@ class Decoder:
             if self._ueb is None and not share.bad_ueb:
                 self._read_ueb(share)
             if self._ueb is not None and self.geometry is not None:
-                share.read_leaf(self._ueb.share_root_hash, self.geometry.num_segments)
+                share.read_leaf(self._ueb.share_root_hash, self.geometry)
             self._check_end(share)
         except BadPart as bad:
             self._condemn(share, bad)

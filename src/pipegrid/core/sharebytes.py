@@ -95,6 +95,11 @@ class ShareBytes:
         for start, end in self._under_way:
             self._under_way.remove(max(start, self.end), end)
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes have come and were not released."""
+        return self._have.total
+
     def has(self, start: int, end: int) -> bool:
         """Say whether all of [start, end) has come and was not released."""
         return self._have.contains(start, end)

@@ -153,6 +153,7 @@ class ShareParts:
             self.layout = read_layout(self.store.read(0, length), self.hint.total_shares)
         except ValueError as error:
             raise BadPart("header", 0, f"it is {error}") from None
+        self.store.release(0, length)
         self.hint = suggested_geometry(self.layout, self.hint)
 
     def header_bytes(self) -> int:
@@ -185,8 +186,8 @@ class ShareParts:
             raise BadPart("uri_extension", start, "its UEB is not the one that the cap names")
         return packed
 
-    def read_leaf(self, share_root_hash: bytes, num_segments: int) -> None:
-        """Prove the share's leaf if its chain has come; raises ``BadPart``."""
+    def read_leaf(self, share_root_hash: bytes, geometry: Geometry) -> None:
+        """Prove the share's leaf if its chain has come, the UEB being known; raises ``BadPart``."""
         if self.leaf is not None or self.layout is None:
             return
         start, end = self.layout.share_hashes, self.layout.uri_extension
@@ -194,12 +195,13 @@ class ShareParts:
             return
         chain = self.store.read(start, end)
         self.leaf = prove_leaf(chain, self.number, self.hint.total_shares, share_root_hash, start)
-        self.store.release(start, end)
+        ueb_end = end + self.layout.ueb_length_bytes + ueb.packed_length(geometry)
+        self.store.release(start, ueb_end)
         self.block_tree = ShareTree(
             self.store,
             "block_hashes",
             self.layout.block_hashes,
-            VerifiedTree(num_segments, self.leaf),
+            VerifiedTree(geometry.num_segments, self.leaf),
         )
 
 

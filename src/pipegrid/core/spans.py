@@ -75,6 +75,11 @@ class Spans:
         self._starts[first:last] = [a for a, _ in kept]
         self._ends[first:last] = [b for _, b in kept]
 
+    @property
+    def total(self) -> int:
+        """How many integers there are."""
+        return sum(self._ends) - sum(self._starts)
+
     def contains(self, start: int, end: int) -> bool:
         """Say whether all of [start, end) is in the set; an empty range always is."""
         if start >= end:
