@@ -14,7 +14,8 @@ Everything that is read is placed by a guess of the segment size until a share's
 UEB are here; a right guess costs one round trip. A header is not authenticated: it may only
 suggest where to look, and how much is read on its word is bounded.
 
-What one share has told is kept by ``shareparts``; the work on a segment is ``segmentjob``'s.
+What one share has told is kept by ``shareparts``, where its parts are is worked out by ``readplan``,
+the order of segments is ``segmentqueue``'s, and the work on a segment ``segmentjob``'s.
 
 Source: the format reference, section 7.
 """
@@ -25,14 +26,16 @@ from collections.abc import Iterator
 
 from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.hashes import HASH_BYTES, Buffer
+from pipegrid.core.hashes import Buffer
 from pipegrid.core.layout import ShareLayout
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Geometry, Params
+from pipegrid.core.readplan import ReadPlan, block_range
 from pipegrid.core.segmentjob import Block, SegmentJob, SegmentResult
+from pipegrid.core.segmentqueue import SegmentQueue
 from pipegrid.core.shareparts import BadPart, ShareParts, ShareTree, blamed_offset
 from pipegrid.core.spans import Span, Spans
 from pipegrid.core.ueb import Ueb
-from pipegrid.core.verifiedtree import VerifiedTree, group_end, is_small, nodes_to_read
+from pipegrid.core.verifiedtree import VerifiedTree, is_small
 from pipegrid.errors import CorruptionError
 
 MERGE_GAP_BYTES = 8192
@@ -84,14 +87,8 @@ class Decoder:
         self._ueb: Ueb | None = None
         self._shares: dict[int, ShareParts] = {}
         self._failure: CorruptionError | None = None
-        # Segments, by number. All before _next_delivery have left; those from _next_start on were
-        # not tried yet; _retry were, with a bad block; _running have a job, made of these shares.
-        self._next_delivery = 0
-        self._next_start = 0
-        self._end_segment = 0
-        self._retry: set[int] = set()
+        self._queue: SegmentQueue | None = None  # once the geometry is known
         self._running: dict[int, dict[int, ShareParts]] = {}
-        self._results: dict[int, list[Buffer]] = {}
 
     # What is there, and what is missing.
 
@@ -100,7 +97,7 @@ class Decoder:
         """Whether all plaintext of the range has been returned by ``finish``."""
         if self._start == self._end:
             return True
-        return self.geometry is not None and self._next_delivery >= self._end_segment
+        return self._queue is not None and self._queue.done
 
     @property
     def shares_in_use(self) -> list[int]:
@@ -139,16 +136,17 @@ class Decoder:
         if share.available:
             return True
         # Its server is gone, but perhaps all that is needed of it has come.
-        if self.geometry is None or share.layout is None:
+        if self.geometry is None or self._queue is None or share.layout is None:
             return False
-        blocks = self._block_range(share.layout, self.geometry, self._end_segment)
+        first, end = self._queue.next_delivery, self._queue.end
+        blocks = block_range(share.layout, self.geometry, first, end)
         return share.store.has(*blocks) and self._is_whole(share.block_tree)
 
     def _is_whole(self, tree: ShareTree | None) -> bool:
         """Say whether all that is still needed of a tree has come; for those that get no more."""
-        if tree is None:
+        if tree is None or self._queue is None:
             return False
-        tree.need(self._next_delivery, self._end_segment, self._end_segment)
+        tree.need(self._queue.next_delivery, self._queue.end, self._queue.end)
         return not tree.awaited()
 
     # What the caller tells.
@@ -214,10 +212,10 @@ class Decoder:
         if share is None or share.bad or not share.available or self.done:
             return []
         where = share.layout or self.guessed_layout
-        geometry = self.geometry or share.hint
-        blocks = self._blocks_wanted(where, geometry, ahead_bytes)
+        plan = self._plan(share, ahead_bytes)
+        blocks = plan.blocks(where)
         needed = Spans()
-        for start, end in [*self._metadata_wanted(share, where, geometry, ahead_bytes), blocks]:
+        for start, end in [*self._metadata_wanted(share, where, plan), blocks]:
             for a, b in share.store.ask(start, end):
                 needed.add(a, b)
         spans = [Span(a, b - a) for a, b in needed.merged(self._merge_gap_bytes)]
@@ -225,55 +223,29 @@ class Decoder:
         spans.sort(key=lambda span: (span.end > blocks[0] and span.offset < blocks[1], span.offset))
         return spans
 
-    def _blocks_wanted(
-        self, where: ShareLayout, geometry: Geometry, ahead_bytes: int
-    ) -> tuple[int, int]:
-        first, end = self._segments(geometry)
-        window = max(1, ahead_bytes // geometry.block_bytes)
-        a, b = self._block_range(where, geometry, min(end, first + window))
-        if self.geometry is None:
-            # The geometry is a guess, or a header's word: that must not make us read more.
-            b = min(b, a + max(ahead_bytes, self.guessed_geometry.block_bytes))
-        return a, b
+    def _plan(self, share: ShareParts, ahead_bytes: int) -> ReadPlan:
+        if self.geometry is not None and self._queue is not None:
+            first, end = self._queue.next_delivery, self._queue.end
+            return ReadPlan(self.geometry, first, end, ahead_bytes, None)
+        # A guess, or a header's word: that must not make us read more than a block of ours.
+        most_bytes = max(ahead_bytes, self.guessed_geometry.block_bytes)
+        first, end = self._segment_range(share.hint)
+        return ReadPlan(share.hint, first, end, ahead_bytes, most_bytes)
 
-    def _metadata_wanted(
-        self, share: ShareParts, where: ShareLayout, geometry: Geometry, ahead_bytes: int
-    ) -> Iterator[tuple[int, int]]:
-        if share.layout is None:
-            yield 0, share.header_bytes()
-        if share.leaf is None:
-            yield where.share_hashes, where.uri_extension
-        if self._ueb is None and not share.bad_ueb:
-            yield where.uri_extension, share.ueb_end(ueb.packed_length(geometry), where)
-        first, end = self._segments(geometry)
-        until = min(end, first + max(1, ahead_bytes // geometry.block_bytes))
-        own, shared = share.block_tree, self._crypttext_tree(share)
-        if own is None:
-            yield from _tree_guess(where.block_hashes, geometry, first, end)
-        else:
-            own.need(first, until, end)
-            yield from own.awaited()
-        if shared is not None:
-            shared.need(first, until, end)
-            yield from shared.awaited()
-        elif self._ueb is None:
-            yield from _tree_guess(where.crypttext_hash_tree, geometry, first, end)
-
-    def _segments(self, geometry: Geometry) -> tuple[int, int]:
-        """Return the first segment that has not been delivered, and the end of the range."""
-        if self.geometry is not None:
-            return self._next_delivery, self._end_segment
+    def _segment_range(self, geometry: Geometry) -> tuple[int, int]:
         return self._start // geometry.segment_bytes, -(-self._end // geometry.segment_bytes)
 
-    def _block_range(
-        self, where: ShareLayout, geometry: Geometry, end_segment: int
-    ) -> tuple[int, int]:
-        first, _ = self._segments(geometry)
-        start = where.data + first * geometry.block_bytes
-        end = where.data + end_segment * geometry.block_bytes
-        if end_segment == geometry.num_segments:
-            end = where.data + geometry.share_data_bytes
-        return start, end
+    def _metadata_wanted(
+        self, share: ShareParts, where: ShareLayout, plan: ReadPlan
+    ) -> Iterator[tuple[int, int]]:
+        yield from plan.header(share)
+        yield from plan.chain(share, where)
+        yield from plan.tree(share.block_tree, where.block_hashes)
+        if self._ueb is None and not share.bad_ueb:
+            yield plan.ueb(share, where)
+        crypttext_tree = self._crypttext_tree(share)
+        if self._ueb is None or crypttext_tree is not None:
+            yield from plan.tree(crypttext_tree, where.crypttext_hash_tree)
 
     # Metadata.
 
@@ -313,8 +285,7 @@ class Decoder:
             return
         self._ueb = parsed
         self.geometry = Geometry(size, k, n, parsed.segment_bytes)
-        self._next_delivery = self._next_start = self._start // parsed.segment_bytes
-        self._end_segment = -(-self._end // parsed.segment_bytes)
+        self._queue = SegmentQueue(*self._segment_range(self.geometry))
         for other in self._shares.values():
             if other is not share and not other.bad:
                 self._read_parts(other)
@@ -347,7 +318,7 @@ class Decoder:
         where = share.layout
         if share.leaf is None and end < where.uri_extension:
             raise _ends(end, "share_hashes", where.share_hashes)
-        if self.geometry is None or self._ueb is None:
+        if self.geometry is None or self._queue is None:
             needed = where.uri_extension + where.ueb_length_bytes
             if not share.bad_ueb and (end < needed or end < share.ueb_end(0, where)):
                 share.bad_ueb = True
@@ -360,7 +331,8 @@ class Decoder:
             if stop > end:
                 self._distrust_tree(share, _ends(end, "crypttext_hash_tree", start))
                 break
-        start, stop = self._block_range(where, self.geometry, self._end_segment)
+        first, last = self._queue.next_delivery, self._queue.end
+        start, stop = block_range(where, self.geometry, first, last)
         if stop > end and not self.done:
             within = max(0, end - start) // self.geometry.block_bytes
             raise _ends(end, "data", start + within * self.geometry.block_bytes)
@@ -376,31 +348,28 @@ class Decoder:
         """
         if self._failure is not None:
             raise self._failure
-        if self.geometry is None or self.done:
+        if self._queue is None or self.done:
             return None
-        for segment in sorted(self._retry):
-            job = self._job(segment, self.geometry)
+        for segment in self._queue.candidates():
+            job = self._job(segment, self._queue)
             if job is not None:
-                self._retry.discard(segment)
+                self._queue.started(segment)
                 return job
-        if self._next_start >= self._end_segment:
-            return None
-        job = self._job(self._next_start, self.geometry)
-        if job is not None:
-            self._next_start += 1
-        return job
+        return None
 
-    def _job(self, segment: int, geometry: Geometry) -> SegmentJob | None:
+    def _job(self, segment: int, queue: SegmentQueue) -> SegmentJob | None:
+        assert self.geometry is not None
+        geometry = self.geometry
         blocks: list[Block] = []
         for share in list(self._shares.values()):
-            block = self._block(share, segment, geometry)
+            block = self._block(share, segment, geometry, queue)
             if block is not None:
                 blocks.append(block)
                 if len(blocks) == geometry.required_shares:
                     break
         else:
             return None
-        crypttext_hash = self._crypttext_hash(segment)
+        crypttext_hash = self._crypttext_hash(segment, queue)
         if crypttext_hash is None:
             return None
         self._running[segment] = {b.share_number: self._shares[b.share_number] for b in blocks}
@@ -415,14 +384,15 @@ class Decoder:
             min(self._end - first_byte, geometry.segment_length(segment)),
         )
 
-    def _block(self, share: ShareParts, segment: int, geometry: Geometry) -> Block | None:
+    def _block(
+        self, share: ShareParts, segment: int, geometry: Geometry, queue: SegmentQueue
+    ) -> Block | None:
         if share.bad or share.layout is None or share.block_tree is None:
             return None
-        start = share.layout.data + segment * geometry.block_bytes
-        end = start + geometry.block_length(segment)
+        start, end = block_range(share.layout, geometry, segment, segment + 1)
         if not share.store.has(start, end):
             return None
-        share.block_tree.need(self._next_delivery, segment + 1, self._end_segment)
+        share.block_tree.need(queue.next_delivery, segment + 1, queue.end)
         try:
             expected_hash = share.block_tree.leaf(segment)
         except BadPart as bad:
@@ -433,12 +403,12 @@ class Decoder:
             return None
         return Block(share.number, share.store.pieces(start, end), expected_hash)
 
-    def _crypttext_hash(self, segment: int) -> bytes | None:
+    def _crypttext_hash(self, segment: int, queue: SegmentQueue) -> bytes | None:
         for share in self._shares.values():
             tree = None if share.bad else self._crypttext_tree(share)
             if tree is None or share.bad_crypttext_tree:
                 continue
-            tree.need(self._next_delivery, segment + 1, self._end_segment)
+            tree.need(queue.next_delivery, segment + 1, queue.end)
             try:
                 found = tree.leaf(segment)
             except BadPart as bad:
@@ -456,6 +426,7 @@ class Decoder:
             CorruptionError: the file itself is inconsistent; no share can help.
         """
         assert self.geometry is not None
+        assert self._queue is not None
         used = self._running.pop(result.segment)
         for number in result.bad_shares:
             share = used[number]
@@ -464,17 +435,13 @@ class Decoder:
             what = f"its block of segment {result.segment} does not match its hash"
             self._condemn(share, BadPart("data", offset, what))
         if result.bad_shares:
-            self._retry.add(result.segment)
+            self._queue.failed(result.segment)
             return []
         if not result.consistent:
             self._fail(f"good blocks of segment {result.segment} do not make the segment")
         if self._failure is not None:
             raise self._failure
-        self._results[result.segment] = result.plaintext
-        leaving: list[Buffer] = []
-        while self._next_delivery in self._results:
-            leaving += self._results.pop(self._next_delivery)
-            self._next_delivery += 1
+        leaving = self._queue.succeeded(result.segment, result.plaintext)
         if leaving:
             for share in self._shares.values():
                 self._release_delivered(share)
@@ -482,13 +449,10 @@ class Decoder:
 
     def _release_delivered(self, share: ShareParts) -> None:
         """Drop the blocks whose plaintext has left."""
-        if share.layout is not None and self.geometry is not None:
-            data = share.layout.data
-            first = self._start // self.geometry.segment_bytes * self.geometry.block_bytes
-            until = min(
-                self._next_delivery * self.geometry.block_bytes, self.geometry.share_data_bytes
-            )
-            share.store.release(data + first, data + until)
+        if share.layout is not None and self.geometry is not None and self._queue is not None:
+            first, _ = self._segment_range(self.geometry)
+            until = self._queue.next_delivery
+            share.store.release(*block_range(share.layout, self.geometry, first, until))
 
     # Blame.
 
@@ -517,13 +481,6 @@ class Decoder:
             f"this file was stored damaged, by a faulty or malicious writer: {what}; "
             "store it again from the original"
         )
-
-
-def _tree_guess(offset: int, geometry: Geometry, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield where the nodes for the next leaves are in a tree that is not known yet."""
-    until = min(group_end(geometry.num_segments, first), end)
-    for a, b in nodes_to_read(geometry.num_segments, first, until):
-        yield offset + a * HASH_BYTES, offset + b * HASH_BYTES
 
 
 def _ends(end: int, section: str, offset: int) -> BadPart:
