@@ -238,6 +238,37 @@ class PropertyTests(SynchronousTestCase):
             self.assertEqual(decoder.lacking, 1)
             self.assertEqual([error.share_number for error in decoder.corrupt], [number])
 
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def test_a_lying_header_neither_stalls_nor_swells(self, data: st.DataObject) -> None:
+        """
+        Sections that overlap, lie far away or in each other: the decoder restores, or says what lacks.
+        """
+        encoded = FILE
+        places = [s.start for s in encoded.sections] + [0, 1, 36, 68, 2**31, 2**32 - 1]
+        share = bytearray(encoded.shares[0])
+        for field in data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=4)):
+            value = data.draw(st.sampled_from(places)) + data.draw(st.sampled_from([0, 0, 34, 64]))
+            share[4 * field : 4 * field + 4] = min(value, 2**32 - 1).to_bytes(4, "big")
+        shares = {0: bytes(share), 1: encoded.shares[1]}
+        start, length = data.draw(st.integers(0, 999)), data.draw(st.integers(1, 1000))
+        decoder = Decoder(
+            encoded.cap,
+            start,
+            length,
+            guess_segment_bytes=data.draw(st.sampled_from([FILE_SEGMENT, 1 << 20])),
+        )
+        grid = Grid(decoder, shares, ahead_bytes=data.draw(st.sampled_from([1, 1 << 20])))
+        plaintext = grid.run()
+        wanted = encoded.plaintext[start : start + length]
+        self.assertTrue(wanted.startswith(plaintext))
+        self.assertEqual(decoder.done, plaintext == wanted)
+        if not decoder.done:
+            self.assertEqual(decoder.lacking, 1)
+            self.assertNotEqual(decoder.corrupt, [])
+        asked = sum(span.length for span in grid.asked[0])
+        self.assertLess(asked, 3 * len(encoded.shares[0]) + 30_000)
+
     @properties
     @given(st.data())
     def test_a_truncated_share_is_replaced(self, data: st.DataObject) -> None:

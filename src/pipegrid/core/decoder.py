@@ -401,6 +401,8 @@ class Decoder:
         if expected_hash is None:
             self._read_parts(share)  # perhaps it has ended, and the hash will never come
             return None
+        if not share.store.has(start, end):
+            return None  # a lying header put the tree within the block; the block is read again
         return Block(share.number, share.store.pieces(start, end), expected_hash)
 
     def _crypttext_hash(self, segment: int, queue: SegmentQueue) -> bytes | None:
