@@ -369,6 +369,39 @@ class BadShareTests(SynchronousTestCase):
         self.assertEqual(decoder.lacking, 0)
         self.assertEqual(grid.run(), FILE.plaintext)
 
+    def test_damaged_shares_together_restore_the_file(self) -> None:
+        """As a last resort, shares with bad blocks in different segments make up for each other."""
+        shares = {n: flip(FILE.shares[n], 36 + 101 * n) for n in range(3)}  # share n, segment n
+        decoder = Decoder(FILE.cap)
+        grid = Grid(decoder, shares, ahead_bytes=202)
+        self.assertNotEqual(grid.run(), FILE.plaintext)
+        self.assertEqual(decoder.lacking, 1)
+        self.assertNotEqual(decoder.use_damaged_shares(), [])
+        self.assertEqual(decoder.lacking, 0)
+        self.assertEqual(grid.run(), FILE.plaintext)
+        self.assertEqual([e.offset for e in decoder.corrupt], [36, 36 + 101])
+
+    def test_a_share_without_sound_hashes_is_beyond_use(self) -> None:
+        """The last resort does not bring back a share whose chain or tree is wrong."""
+        chain = next(s for s in FILE.sections if s.name == "share_hashes")
+        shares = {0: flip(FILE.shares[0], chain.start + 10), 1: FILE.shares[1]}
+        decoder = Decoder(FILE.cap)
+        grid = Grid(decoder, shares)
+        grid.run()
+        self.assertEqual(decoder.use_damaged_shares(), [])
+        self.assertEqual(grid.run(), b"")
+        self.assertEqual(decoder.lacking, 1)
+
+    def test_a_segment_that_nobody_has_stays_lacking(self) -> None:
+        """Where too few good blocks of one segment are left, the decoder says so."""
+        shares = {n: flip(FILE.shares[n], 36 + 101 * 3) for n in (0, 2)}
+        decoder = Decoder(FILE.cap)
+        decoder.use_damaged_shares()
+        grid = Grid(decoder, {**shares, 3: FILE.shares[3]})
+        self.assertEqual(grid.run(), FILE.plaintext[: 3 * FILE_SEGMENT])
+        self.assertEqual(decoder.lacking, 1)
+        self.assertEqual(decoder.bad_shares, [])
+
     def test_a_malicious_writer_is_found_out(self) -> None:
         """Shares that agree with each other but not with the segment hashes are refused."""
         for size in (100, 1000):

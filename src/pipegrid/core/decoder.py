@@ -88,6 +88,7 @@ class Decoder:
         self._shares: dict[int, ShareParts] = {}
         self._failure: CorruptionError | None = None
         self._queue: SegmentQueue | None = None  # once the geometry is known
+        self._uses_damaged_shares = False
         self._running: dict[int, dict[int, ShareParts]] = {}
 
     # What is there, and what is missing.
@@ -120,8 +121,15 @@ class Decoder:
         if self.done:
             return 0
         useful = [s for s in self._shares.values() if not s.bad and self._is_useful(s)]
-        missing = max(0, self._cap.required_shares - len(useful))
-        if missing:
+        usable = min(
+            (
+                sum(segment not in share.bad_segments for share in useful)
+                for segment in (self._queue.failing if self._queue else ())
+            ),
+            default=len(useful),
+        )
+        missing = self._cap.required_shares - usable
+        if missing > 0:
             return missing
         has_ueb = self._ueb is not None or any(not share.bad_ueb for share in useful)
         has_tree = any(
@@ -163,6 +171,19 @@ class Decoder:
         assert 0 <= share_number < self._cap.total_shares, "no such share"
         self._shares[share_number] = ShareParts(share_number, self.guessed_geometry)
         self._shares = dict(sorted(self._shares.items()))
+
+    def use_damaged_shares(self) -> list[int]:
+        """
+        The last resort, when good shares are lacking and no more can be found.
+
+        From now on a share with bad blocks is used for its other segments: each block is proven by
+        itself, so nothing wrong can come of it. Returns the bad shares that are in use again.
+        """
+        self._uses_damaged_shares = True
+        revived = [s for s in self._shares.values() if s.bad and s.bad_segments]
+        for share in revived:
+            share.bad = False
+        return [share.number for share in revived]
 
     def drop_share(self, share_number: int) -> None:
         """A share can be asked no more; what has come of it remains in use."""
@@ -387,7 +408,9 @@ class Decoder:
     def _block(
         self, share: ShareParts, segment: int, geometry: Geometry, queue: SegmentQueue
     ) -> Block | None:
-        if share.bad or share.layout is None or share.block_tree is None:
+        if share.bad or segment in share.bad_segments:
+            return None
+        if share.layout is None or share.block_tree is None:
             return None
         start, end = block_range(share.layout, geometry, segment, segment + 1)
         if not share.store.has(start, end):
@@ -432,10 +455,7 @@ class Decoder:
         used = self._running.pop(result.segment)
         for number in result.bad_shares:
             share = used[number]
-            where = share.layout or self.guessed_layout
-            offset = where.data + result.segment * self.geometry.block_bytes
-            what = f"its block of segment {result.segment} does not match its hash"
-            self._condemn(share, BadPart("data", offset, what))
+            self._bad_block(share, result.segment, self.geometry)
         if result.bad_shares:
             self._queue.failed(result.segment)
             return []
@@ -459,11 +479,24 @@ class Decoder:
     # Blame.
 
     def _condemn(self, share: ShareParts, bad: BadPart) -> None:
-        """The share is not to be used any more."""
+        """The share is not to be used any more, not even as a last resort."""
         if not share.bad:
             share.bad = True
+            share.bad_segments.clear()
             self._report(share, bad)
             share.store.clear()
+
+    def _bad_block(self, share: ShareParts, segment: int, geometry: Geometry) -> None:
+        """The share is not to be used any more, unless nothing better can be had."""
+        share.bad_segments.add(segment)
+        if share.bad:
+            return
+        where = share.layout or self.guessed_layout
+        what = f"its block of segment {segment} does not match its hash"
+        self._report(share, BadPart("data", where.data + segment * geometry.block_bytes, what))
+        if not self._uses_damaged_shares:
+            share.bad = True
+            share.store.forget_asked()
 
     def _distrust_tree(self, share: ShareParts, bad: BadPart) -> None:
         if not share.bad_crypttext_tree:

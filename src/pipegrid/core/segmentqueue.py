@@ -30,9 +30,14 @@ class SegmentQueue:
         """Whether all plaintext has left."""
         return self.next_delivery >= self.end
 
+    @property
+    def failing(self) -> list[int]:
+        """The segments that failed and were not started again."""
+        return sorted(self._retry)
+
     def candidates(self) -> Iterator[int]:
         """Yield the segments that may be started now, best first."""
-        yield from sorted(self._retry)
+        yield from self.failing
         if self._next_start < self.end:
             yield self._next_start
 

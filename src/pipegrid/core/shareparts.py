@@ -125,6 +125,7 @@ class ShareParts:
         crypttext_tree: once the UEB is known to the caller, who sets it.
         available: a server is there to be asked.
         bad: its blocks are not to be used.
+        bad_segments: those of which its block is wrong.
         bad_ueb: its copy of the UEB is wrong; its blocks may be right.
         bad_crypttext_tree: so is its copy of that tree.
     """
@@ -139,6 +140,7 @@ class ShareParts:
         self.crypttext_tree: ShareTree | None = None
         self.available = True
         self.bad = False
+        self.bad_segments: set[int] = set()
         self.bad_ueb = False
         self.bad_crypttext_tree = False
 
