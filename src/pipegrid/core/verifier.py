@@ -105,7 +105,8 @@ class ShareVerifier:
         """
         if self._layout is None or self._geometry is None:
             return None
-        return max(section.end for section in self._sections.values())
+        blocks_end = self._layout.data + self._geometry.share_data_bytes
+        return max(blocks_end, *(section.end for section in self._sections.values()))
 
     def feed(self, data: Buffer) -> None:
         """Take the next bytes of the share, however many."""
