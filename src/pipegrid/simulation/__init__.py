@@ -1,0 +1,1 @@
+"""A network in virtual time: exact round trips, seeded faults, no sockets and no waiting."""

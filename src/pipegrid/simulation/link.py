@@ -1,0 +1,301 @@
+"""
+The arithmetic of links: time and byte counts in, delivery times out.
+
+Nothing here knows of connections, clocks or bytes themselves, so that the same model shapes traffic
+in virtual time and, under a real reactor, real sockets.
+
+**Parts.** A ``Line`` is a serial bottleneck: it sends one packet at a time at so many bytes a second,
+or at once if it is infinitely fast. A ``Path`` is one direction between two places: a latency behind
+a line. Many paths may share one line (all servers behind one DSL modem). A ``Flow`` is one direction of
+one connection over a path.
+
+**Fairness.** Flows that wait for a line take turns, a packet each. First in, first out for whole
+writes would be less work, but with it a connection that has 4 MiB queued delays everyone's next 200
+bytes by all of them, while real senders that compete for a line, whatever their windows, end
+up with comparable shares of it. A packet is what the line sends in about 10 ms, within 1460 B and 64 KiB:
+small enough that nobody waits long for a turn, large enough that fast lines are cheap to simulate.
+
+**Exactness.** Time is whole nanoseconds. A busy line derives the end of every packet from the
+beginning of the busy period and the bytes sent since, with one division rounded up: errors do not add
+up, and no prefix of a busy period exceeds the rate. On one path, a flow's bytes arrive in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+NANOSECONDS = 1_000_000_000
+
+MIN_PACKET_BYTES = 1460
+MAX_PACKET_BYTES = 1 << 16
+_TURNS_A_SECOND = 100
+
+
+def to_ns(seconds: float) -> int:
+    """Return the nearest whole number of nanoseconds."""
+    return round(seconds * NANOSECONDS)
+
+
+def to_seconds(ns: int) -> float:
+    """Return nanoseconds as seconds."""
+    return ns / NANOSECONDS
+
+
+@attrs.frozen
+class Packet:
+    """
+    What a line sends in one turn.
+
+    Attributes:
+        flow: whose bytes they are.
+        size_bytes: how many.
+        start_ns: when the first of them enters the line.
+        arrival_ns: when the last of them, and with it the packet, is delivered.
+    """
+
+    flow: Flow
+    size_bytes: int
+    start_ns: int
+    arrival_ns: int
+
+
+class Line:
+    """
+    A serial bottleneck that flows share by turns.
+
+    ``offer`` bytes, then call ``transmit`` at once and whenever ``next_ns`` says.
+    """
+
+    def __init__(self, bytes_per_s: int | None = None, packet_bytes: int | None = None) -> None:
+        """
+        Args:
+            bytes_per_s: at least 1; None for a line that takes no time.
+            packet_bytes: the most that one flow sends in a turn; chosen by the rate if None.
+        """
+        if bytes_per_s is not None and bytes_per_s < 1:
+            raise ValueError(f"a line needs a rate of at least 1 byte a second, not {bytes_per_s}")
+        self.bytes_per_s = bytes_per_s
+        self._rate = bytes_per_s
+        self._fixed_packet_bytes = packet_bytes
+        self._slowdowns: list[int] = []
+        self._waiting: deque[Flow] = deque()
+        # The busy period: when it began, and what was sent in it.
+        self._epoch_ns = 0
+        self._epoch_bytes = 0
+
+    def __repr__(self) -> str:
+        rate = "infinite" if self._rate is None else f"{self._rate} B/s"
+        return f"<Line {rate}, {len(self._waiting)} flows waiting>"
+
+    @property
+    def packet_bytes(self) -> int:
+        """The most that one flow sends in a turn."""
+        if self._fixed_packet_bytes is not None:
+            return self._fixed_packet_bytes
+        if self._rate is None:
+            return MAX_PACKET_BYTES
+        return min(max(self._rate // _TURNS_A_SECOND, MIN_PACKET_BYTES), MAX_PACKET_BYTES)
+
+    @property
+    def free_ns(self) -> int:
+        """When the last packet so far has left the line."""
+        if self._rate is None:
+            return self._epoch_ns
+        return self._epoch_ns - (-self._epoch_bytes * NANOSECONDS // self._rate)
+
+    def copy(self, slowdowns: list[int]) -> Line:
+        """Return an empty line of the same kind, slowed down by these factors."""
+        line = Line(self.bytes_per_s, self._fixed_packet_bytes)
+        for factor in slowdowns:
+            line.slow_down(0, factor)
+        return line
+
+    def send(self, now_ns: int, flow: Flow, size_bytes: int) -> list[Packet]:
+        """Offer bytes and return every packet, of whatever flow, that starts now."""
+        self.offer(now_ns, flow, size_bytes)
+        return self.transmit(now_ns)
+
+    def offer(self, now_ns: int, flow: Flow, size_bytes: int) -> None:
+        """Queue bytes of a flow behind what it has queued already."""
+        if size_bytes <= 0:
+            return
+        if flow.queued_bytes == 0:
+            flow.ready_ns = now_ns
+            if not flow.in_ring:
+                flow.in_ring = True
+                self._waiting.append(flow)
+        flow.queued_bytes += size_bytes
+
+    def transmit(self, now_ns: int) -> list[Packet]:
+        """
+        Start all packets that can start by now, and return them in that order.
+
+        A call that comes late (real timers do) starts them when they should have started.
+        """
+        packets: list[Packet] = []
+        waiting = self._waiting
+        packet_bytes = self.packet_bytes
+        skipped = 0
+        while skipped < len(waiting) and self.free_ns <= now_ns:
+            flow = waiting.popleft()
+            if flow.queued_bytes == 0:
+                flow.in_ring = False
+                continue
+            if flow.path.stalled:
+                waiting.append(flow)
+                skipped += 1
+                continue
+            skipped = 0
+            packets.append(self._start(flow, min(flow.queued_bytes, packet_bytes)))
+            if flow.queued_bytes:
+                waiting.append(flow)
+            else:
+                flow.in_ring = False
+        return packets
+
+    def _start(self, flow: Flow, size_bytes: int) -> Packet:
+        start_ns = max(self.free_ns, flow.ready_ns)
+        if start_ns > self.free_ns or self._rate is None:
+            self._epoch_ns = start_ns
+            self._epoch_bytes = 0
+        self._epoch_bytes += size_bytes
+        flow.queued_bytes -= size_bytes
+        return Packet(flow, size_bytes, start_ns, flow.arrival_ns(self.free_ns))
+
+    def next_ns(self) -> int | None:
+        """When ``transmit`` has to be called again; None if nothing waits that could be sent."""
+        if any(flow.queued_bytes and not flow.path.stalled for flow in self._waiting):
+            return self.free_ns
+        return None
+
+    def slow_down(self, now_ns: int, factor: int) -> None:
+        """Divide the rate by ``factor`` until ``speed_up``; of several factors the largest counts."""
+        self._slowdowns.append(factor)
+        self._apply_slowdowns(now_ns)
+
+    def speed_up(self, now_ns: int, factor: int) -> None:
+        """End one ``slow_down`` by this factor."""
+        self._slowdowns.remove(factor)
+        self._apply_slowdowns(now_ns)
+
+    def _apply_slowdowns(self, now_ns: int) -> None:
+        if self.bytes_per_s is None:
+            return
+        # A packet on the line keeps the rate it started with: its arrival is a promise.
+        self._epoch_ns, self._epoch_bytes = max(now_ns, self.free_ns), 0
+        self._rate = max(1, self.bytes_per_s // max(self._slowdowns, default=1))
+
+
+class Path:
+    """
+    One direction between two places: a line with a latency behind it.
+
+    While it is stalled nothing enters it; what is under way arrives.
+    """
+
+    def __init__(self, latency_s: float, line: Line, line_per_flow: bool = False) -> None:
+        """
+        Args:
+            latency_s: one way, at least 0; what a round trip is made of.
+            line: the bottleneck, perhaps shared with other paths.
+            line_per_flow: give every flow a line of its own, of the rate of ``line``.
+        """
+        if latency_s < 0:
+            raise ValueError(f"a latency cannot be negative: {latency_s}")
+        self.line = line
+        self._line_per_flow = line_per_flow
+        self._base_latency_ns = to_ns(latency_s)
+        self.latency_ns = self._base_latency_ns
+        self._slowdowns: list[int] = []
+        self._stalls = 0
+        self._flows: dict[Flow, None] = {}
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing can enter."""
+        return self._stalls > 0
+
+    def open(self) -> Flow:
+        """Return a new flow over this path."""
+        line = self.line
+        if self._line_per_flow:
+            line = line.copy(self._slowdowns)
+        flow = Flow(self, line)
+        self._flows[flow] = None
+        return flow
+
+    def close(self, flow: Flow) -> None:
+        """Forget a flow and what it has queued."""
+        flow.queued_bytes = 0
+        self._flows.pop(flow, None)
+
+    @property
+    def lines(self) -> list[Line]:
+        """The distinct lines that flows of this path wait for."""
+        return list({id(flow.line): flow.line for flow in self._flows}.values())
+
+    def stall(self) -> None:
+        """Let nothing enter until ``resume``; stalls add up."""
+        self._stalls += 1
+
+    def resume(self, now_ns: int) -> None:
+        """End one stall. When that was the last, the owner calls ``transmit`` of all ``lines``."""
+        assert self._stalls > 0, "resume without stall"
+        self._stalls -= 1
+        if not self._stalls:
+            for flow in self._flows:
+                flow.ready_ns = now_ns
+
+    def slow_down(self, now_ns: int, factor: int) -> None:
+        """Multiply the latency, and divide the rate of the line, by ``factor`` until ``speed_up``."""
+        self._slowdowns.append(factor)
+        self._apply_slowdowns()
+        for line in self._slowable():
+            line.slow_down(now_ns, factor)
+
+    def speed_up(self, now_ns: int, factor: int) -> None:
+        """End one ``slow_down`` by this factor."""
+        self._slowdowns.remove(factor)
+        self._apply_slowdowns()
+        for line in self._slowable():
+            line.speed_up(now_ns, factor)
+
+    def _apply_slowdowns(self) -> None:
+        self.latency_ns = self._base_latency_ns * max(self._slowdowns, default=1)
+
+    def _slowable(self) -> list[Line]:
+        return self.lines if self._line_per_flow else [self.line]
+
+
+class Flow:
+    """
+    One direction of one connection.
+
+    Attributes:
+        queued_bytes: offered to the line and not yet on it.
+        ready_ns: since when the first of them could have been sent.
+        last_arrival_ns: when the last thing sent so far arrives.
+        in_ring: the line's own mark.
+    """
+
+    __slots__ = ("in_ring", "last_arrival_ns", "line", "path", "queued_bytes", "ready_ns")
+
+    def __init__(self, path: Path, line: Line) -> None:
+        self.path = path
+        self.line = line
+        self.queued_bytes = 0
+        self.ready_ns = 0
+        self.last_arrival_ns = 0
+        self.in_ring = False
+
+    def arrival_ns(self, departure_ns: int) -> int:
+        """
+        Return when what leaves the line at ``departure_ns`` arrives, and remember it.
+
+        Also for what has no size, such as the end of the flow. A latency that has just become shorter
+        does not let it overtake.
+        """
+        self.last_arrival_ns = max(self.last_arrival_ns, departure_ns + self.path.latency_ns)
+        return self.last_arrival_ns
