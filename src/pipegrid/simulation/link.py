@@ -52,12 +52,14 @@ class Packet:
         flow: whose bytes they are.
         size_bytes: how many.
         start_ns: when the first of them enters the line.
+        end_ns: when the last of them has left it.
         arrival_ns: when the last of them, and with it the packet, is delivered.
     """
 
     flow: Flow
     size_bytes: int
     start_ns: int
+    end_ns: int
     arrival_ns: int
 
 
@@ -162,7 +164,8 @@ class Line:
             self._epoch_bytes = 0
         self._epoch_bytes += size_bytes
         flow.queued_bytes -= size_bytes
-        return Packet(flow, size_bytes, start_ns, flow.arrival_ns(self.free_ns))
+        end_ns = self.free_ns
+        return Packet(flow, size_bytes, start_ns, end_ns, flow.arrival_ns(end_ns))
 
     def next_ns(self) -> int | None:
         """When ``transmit`` has to be called again; None if nothing waits that could be sent."""
@@ -217,12 +220,12 @@ class Path:
         """Whether nothing can enter."""
         return self._stalls > 0
 
-    def open(self) -> Flow:
+    def open(self, owner: object = None) -> Flow:
         """Return a new flow over this path."""
         line = self.line
         if self._line_per_flow:
             line = line.copy(self._slowdowns)
-        flow = Flow(self, line)
+        flow = Flow(self, line, owner)
         self._flows[flow] = None
         return flow
 
@@ -274,15 +277,25 @@ class Flow:
     One direction of one connection.
 
     Attributes:
+        owner: whatever whoever opened it wants to find again.
         queued_bytes: offered to the line and not yet on it.
         ready_ns: since when the first of them could have been sent.
         last_arrival_ns: when the last thing sent so far arrives.
         in_ring: the line's own mark.
     """
 
-    __slots__ = ("in_ring", "last_arrival_ns", "line", "path", "queued_bytes", "ready_ns")
+    __slots__ = (
+        "in_ring",
+        "last_arrival_ns",
+        "line",
+        "owner",
+        "path",
+        "queued_bytes",
+        "ready_ns",
+    )
 
-    def __init__(self, path: Path, line: Line) -> None:
+    def __init__(self, path: Path, line: Line, owner: object = None) -> None:
+        self.owner = owner
         self.path = path
         self.line = line
         self.queued_bytes = 0
