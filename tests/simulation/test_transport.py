@@ -163,16 +163,19 @@ class TransportTests(Case):
         assert self.far.lost is not None
         self.assertIsInstance(self.far.lost.value, ConnectionDone)
 
-    def test_closing_with_bytes_unread_resets(self) -> None:
-        """As in every kernel: unread bytes at close cost the peer what it was not sent yet."""
-        self.far.transport.pauseProducing()
-        self.near.transport.write(b"unread")
-        self.clock.advance(0.1)
-        self.far.transport.write(b"answer")
-        self.far.transport.loseConnection()
-        run(self.clock, self.near.over)
-        assert self.near.lost is not None
-        self.assertIsInstance(self.near.lost.value, ConnectionLost)
+    def test_closing_with_bytes_unread(self) -> None:
+        """As on Linux: it costs the peer what was not on the line yet; a short answer gets through."""
+        for size_bytes, reason in ((6, ConnectionDone), (500 * KB, ConnectionLost)):
+            near, far = pair(self.network)
+            far.transport.pauseProducing()
+            near.transport.write(b"unread")
+            self.clock.advance(0.1)
+            far.transport.write(b"x" * size_bytes)
+            far.transport.loseConnection()
+            run(self.clock, near.over)
+            assert near.lost is not None
+            self.assertIsInstance(near.lost.value, reason)
+            self.assertEqual(len(near.received) == size_bytes, reason is ConnectionDone)
 
     def test_pause_and_resume(self) -> None:
         """A paused receiver gets nothing, and all of it later, from the clock."""
@@ -334,3 +337,49 @@ class ByteQueueTests(SynchronousTestCase):
             [queue.take(n) for n in (1, 2, 3, 0, 3)], [b"a", b"bc", b"def", b"", b"ghi"]
         )
         self.assertEqual(queue.size_bytes, 0)
+
+
+class ResetTests(Case):
+    """Who notices a reset, and when."""
+
+    def test_a_paused_reader_notices_late(self) -> None:
+        """Paused and with nothing to write, a reset is seen on resuming; what came before, first."""
+        self.far.transport.pauseProducing()
+        self.near.transport.write(b"before")
+        self.clock.advance(0.01)
+        self.near.transport.abortConnection()
+        self.clock.advance(10)
+        self.assertIsNone(self.far.lost)
+        self.far.transport.resumeProducing()
+        self.clock.advance(0)
+        self.assertEqual(self.far.received, b"before")
+        assert self.far.lost is not None
+        self.assertIsInstance(self.far.lost.value, ConnectionLost)
+
+    def test_a_writer_notices_at_once(self) -> None:
+        """Paused, but with something to write, a reset is seen when it comes, or on writing."""
+        self.far.transport.pauseProducing()
+        self.far.transport.write(b"x" * 5000 * KB)
+        self.near.transport.abortConnection()
+        self.clock.advance(LATENCY_S)
+        self.assertIsNotNone(self.far.lost)
+        near, far = pair(self.network)
+        far.transport.pauseProducing()
+        near.transport.abortConnection()
+        self.clock.advance(10)
+        self.assertIsNone(far.lost)
+        far.transport.write(b"x")
+        self.clock.advance(0)
+        self.assertIsNotNone(far.lost)
+
+    def test_errors_in_connection_lost_are_logged(self) -> None:
+        """A protocol that fails in connectionLost harms nobody else."""
+
+        def fail(reason: object) -> None:
+            raise ZeroDivisionError
+
+        self.near.connectionLost = fail  # type: ignore[assignment, method-assign]
+        self.near.transport.stopProducing()
+        run(self.clock, self.far.over)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(leaks(self.clock, self.network), [])

@@ -7,8 +7,9 @@ It is TCP without loss, and with its rules where programs can feel them:
   other program has not read yet is bounded by its window (``window_bytes``). Both make the sender wait.
 * With ``initial_window_bytes`` a connection starts slowly: that much in the first round trip, and as
   much again as was acknowledged in each further one. Without it, windows alone count.
-* A program that closes leaves its kernel to send the rest. If it closes with bytes unread, or bytes
-  arrive for it later, the other end is reset, and may lose what it had not yet been sent.
+* A program that closes leaves its kernel to send the rest and the end. If it closes with bytes unread, or
+  bytes arrive for it later, what is not on the line yet is lost, and the other end is reset. (Twisted
+  shuts a socket down before it closes it, so where nothing was lost the end comes before the reset.)
 * A reset follows whatever is already under way, and discards what is still queued.
 
 Packets that carry no data (handshake, acknowledgement, end, reset) have latency but no size. Headers,
@@ -358,6 +359,8 @@ class Socket:
         if not self.open:
             return
         if self._unread:
+            if not self.flow.queued_bytes:
+                self.end()
             self.reset()
         else:
             self.open = False

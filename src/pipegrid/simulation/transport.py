@@ -269,15 +269,15 @@ class SimulatedTransport:
             self._guarded(protocol.dataReceived, data)
         if not self.connected or not self._reading:
             return
-        if self.socket.broken:
-            self._lose(Failure(ConnectionLost()))
-        elif self.socket.eof and not self._end_seen:
+        if self.socket.eof and not self._end_seen:
             self._end_seen = True
             protocol = IHalfCloseableProtocol(self.protocol, None)
             if protocol is None:
                 self._lose(Failure(ConnectionDone()))
             else:
                 self._guarded(protocol.readConnectionLost)
+        if self.connected and self.socket.broken:
+            self._lose(Failure(ConnectionLost()))
 
     def readable(self) -> None:
         """The socket has something; a reset is also noticed by those who have something to write."""
