@@ -1,0 +1,131 @@
+"""
+What a share store asks of a disk: small calls that say what they could not do, and where.
+
+Nothing here knows shares; nothing follows a symbolic link in its last step, so that no name in
+a storage directory leads out of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import NoSpace, ServerRefused
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_MAX_PIECES = 1024  # IOV_MAX on Linux
+
+
+def disk_error(error: OSError, what: str) -> ServerRefused:
+    """
+    Return the error to report for one of the operating system.
+
+    Args:
+        what: the failed action with its place, to stand behind "cannot".
+    """
+    if error.errno in _FULL:
+        return NoSpace(f"cannot {what}: the disk is full; free some space or use another server")
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return ServerRefused(f"cannot {what}: {reason}; look after the disk or use another server")
+
+
+def write_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+    """
+    Write pieces one behind the other with one call; returns how many bytes it took, at least 1.
+
+    Raises:
+        OSError: nothing was written.
+    """
+    written = os.pwritev(fd, pieces[:_MAX_PIECES], offset)
+    if not written:
+        raise OSError(errno.EIO, "a write that writes nothing")
+    return written
+
+
+def write_all(fd: int, data: bytes, offset: int) -> None:
+    """Write all of data, however many calls that takes."""
+    view = memoryview(data)
+    while view:
+        written = write_pieces(fd, [view], offset)
+        view = view[written:]
+        offset += written
+
+
+def names_file(path: str, fd: int) -> bool:
+    """Whether path still is the name of the open file; others may have renamed or removed it."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    ours = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def open_locked(path: str, flags: int, wait: bool = False) -> int | None:
+    """
+    Open a file and take its lock; return the descriptor, or None if somebody else has the lock.
+
+    Between the opening and the locking another process may rename or remove the file. So the
+    name is looked at again under the lock, and if it leads elsewhere now, all begins anew.
+
+    Args:
+        flags: as of ``os.open``.
+        wait: wait for the lock, where it is known to be held for a moment only.
+
+    Raises:
+        FileNotFoundError: there is no such file, or (when creating) no such directory.
+    """
+    while True:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if names_file(path, fd):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def remove(path: str) -> None:
+    """Remove a file that may be gone already."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+
+
+def remove_empty(directory: str) -> None:
+    """Remove a directory if it is there and empty."""
+    with suppress(OSError):
+        os.rmdir(directory)
+
+
+def free_bytes(path: str) -> int | None:
+    """Return the room for unprivileged users on path's disk, or None if it cannot be told."""
+    path = os.path.abspath(path)
+    while not os.path.lexists(path):  # directories are made when the first share comes
+        path = os.path.dirname(path)
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
+
+
+def read_boot_id() -> bytes:
+    """
+    Return 16 bytes that differ after every start of the machine.
+
+    Where the system offers none they are random, so that nothing is taken for synced that may not be.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return bytes.fromhex(file.read().strip().replace(b"-", b"").decode("ascii"))
+    except (OSError, ValueError):
+        return os.urandom(16)

@@ -1,0 +1,95 @@
+"""
+Walking a storage directory to remove what nobody needs: abandoned uploads, expired shares.
+
+Files are removed under their lock only, so a walk may go on beside working processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+from pipegrid.storage import disk, leases, sidecar
+
+_NUMBER = re.compile(r"[0-9]+\Z")
+
+
+def remove_abandoned(incoming: str, too_old: float) -> int:
+    """
+    Remove unfinished uploads that no process holds and nobody has changed since ``too_old``.
+
+    Args:
+        incoming: the directory of unfinished uploads.
+        too_old: seconds since 1970.
+
+    Returns:
+        how many were removed.
+    """
+    removed = 0
+    for directory, name in _walk(incoming):
+        path = f"{directory}/{name}"
+        if _NUMBER.match(name):
+            removed += _remove_leftover(path, too_old)
+        elif name.endswith(sidecar.SUFFIX):
+            _remove_orphan(path)
+        disk.remove_empty(directory)
+    return removed
+
+
+def remove_expired(shares: str, now: float) -> int:
+    """Remove immutable shares whose leases have all run out; returns how many."""
+    removed = 0
+    for directory, name in _walk(shares):
+        if _NUMBER.match(name) and leases.remove_if_expired(f"{directory}/{name}", now):
+            disk.remove_empty(directory)
+            removed += 1
+    return removed
+
+
+def _walk(top: str) -> Iterator[tuple[str, str]]:
+    """Yield (directory, file name) for all that stands two levels below top, links left out."""
+    for outer in _directories(top):
+        for inner in _directories(outer):
+            try:
+                names = os.listdir(inner)
+            except OSError:
+                continue
+            for name in names:
+                yield inner, name
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _remove_leftover(path: str, too_old: float) -> bool:
+    """Remove an unfinished upload that no process holds and that was last changed long ago."""
+    try:
+        fd = disk.open_locked(path, os.O_RDWR)
+    except OSError:
+        return False
+    if fd is None:
+        return False
+    try:
+        if os.fstat(fd).st_mtime > too_old:
+            return False
+        disk.remove(path + sidecar.SUFFIX)
+        disk.remove(path)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _remove_orphan(note_path: str) -> None:
+    """Remove a note whose upload is gone. One whose upload is just beginning is no loss: it has none."""
+    with suppress(OSError):
+        if not os.path.lexists(note_path.removesuffix(sidecar.SUFFIX)):
+            disk.remove(note_path)

@@ -1,0 +1,501 @@
+"""
+A storage directory: shares, leases and unfinished uploads, in the on-disk format of Tahoe-LAFS.
+
+    shares/<2 characters>/<storage index>/<share number>             complete shares
+    shares/incoming/<2 characters>/<storage index>/<share number>    unfinished ones
+    corruption-advisories/<time>--<storage index>-<share number>     what clients complained about
+
+Everything here blocks on the disk, and nothing on anything else: call it from a thread, or directly where
+that is fast enough. A store may be used by several threads, and a directory by several
+processes, each with a store of its own.
+
+**Names.** Paths are made of 16-byte indexes and of numbers from 0 to 255 only, never of a client's text.
+Files with other names are ignored, and so are symbolic links in the place of files.
+
+**Unfinished uploads** belong to whoever knows their secret, and survive connections and processes. A process
+that works on one holds its lock (see ``uploads``). ``allocate`` decides thus about a number that has a
+file in ``incoming``:
+
+===========================  =====================  ==========================================
+the lock is held by          the secret is          then
+===========================  =====================  ==========================================
+this store                   the same               allocated: go on with it
+this store                   another                refused, until 30 minutes without a write
+another process              unknown to us          refused
+nobody (that one is dead)    the same, note good    allocated: go on with what had arrived
+nobody                       anything else          emptied, and allocated anew
+===========================  =====================  ==========================================
+
+The last line means that leftovers never block anybody. Its price: after a restart, whoever allocates first
+under another secret takes the place of an unfinished upload, whose writer will be told ``NoSuchShare`` or
+``WrongSecret`` and may allocate again, as it has to after any restart of a Tahoe-LAFS server.
+
+The bytes still to come of this store's unfinished uploads are promised, and count as taken; those of
+other processes are not known here.
+
+Source: the format reference, storage protocols, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pipegrid import __version__
+from pipegrid.core import base32
+from pipegrid.core.hashes import STORAGE_INDEX_BYTES
+from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
+from pipegrid.storage import containers, disk, housekeeping, leases, sidecar, uploads
+from pipegrid.storage.reader import ShareReader, open_reader
+from pipegrid.storage.uploads import Upload
+from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
+
+ABANDONED_AFTER_S = 30 * 60
+MAX_SHARE_NUMBER = 255
+MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
+MAX_ADVISORIES = 1000
+MAX_REASON_BYTES = 32768
+_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
+
+_Key = tuple[bytes, int]
+
+
+class ShareStore:
+    """
+    One storage directory. Creating the object touches no disk; directories are made when needed.
+
+    Args:
+        root: the storage directory.
+        clock: seconds since 1970, for leases and abandonment.
+        reserved_bytes: room on the disk that shares must leave free.
+        read_only: accept no shares. Leases are renewed all the same.
+        max_open_uploads: files that are kept open; unfinished uploads beyond that are closed, the longest
+            unused first, and opened again for their next write. Complete ones that wait to become durable
+            cannot be closed and may go beyond it: bounding them is for whoever calls.
+        max_uploads: unfinished uploads at a time; beyond that, allocation is refused.
+        free_bytes: room on the disk of a path, or None if unknown.
+        boot_id: 16 bytes that change whenever the machine starts.
+
+    Raises, in all methods:
+        UsageError: a storage index that is not 16 bytes, or a number that is not 0 to 255.
+        ServerRefused: the disk failed.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        clock: Callable[[], float],
+        reserved_bytes: int = 0,
+        read_only: bool = False,
+        max_open_uploads: int = 64,
+        max_uploads: int = 4096,
+        free_bytes: Callable[[str], int | None] = disk.free_bytes,
+        boot_id: Callable[[], bytes] = disk.read_boot_id,
+    ) -> None:
+        self.root = root
+        self.reserved_bytes = reserved_bytes
+        self.read_only = read_only
+        self._shares = str(root / "shares")
+        self._incoming = str(root / "shares" / "incoming")
+        self._clock = clock
+        self._max_open = max_open_uploads
+        self._max_uploads = max_uploads
+        self._free_bytes = free_bytes
+        self._read_boot_id = boot_id
+        self._boot_id: bytes | None = None
+        self._uploads: dict[_Key, Upload] = {}
+        self._open: OrderedDict[_Key, Upload] = OrderedDict()  # the longest unused first
+        self._table_lock = threading.Lock()  # for these two; nothing is waited for under it
+        self._allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
+
+    def __repr__(self) -> str:
+        return f"<ShareStore {str(self.root)!r}, {len(self._uploads)} unfinished uploads>"
+
+    # Space.
+
+    def available_bytes(self) -> int | None:
+        """Return the room for more shares, or None if it cannot be told; 0 if read-only."""
+        if self.read_only:
+            return 0
+        free = self._free_bytes(self._shares)
+        if free is None:
+            return None
+        with self._table_lock:
+            promised = sum(upload.remaining_bytes for upload in self._uploads.values())
+        return max(0, free - self.reserved_bytes - promised)
+
+    def version(self) -> ServerVersion:
+        """Return what the server says of itself."""
+        room = self.available_bytes()
+        largest = MAX_SHARE_BYTES if room is None else min(room, MAX_SHARE_BYTES)
+        return ServerVersion(largest, room, f"pipegrid/{__version__}")
+
+    # Writing.
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Allocation:
+        """
+        Make room for shares of exactly ``share_bytes`` bytes; renew the leases of all that are there.
+
+        What is refused for want of room, or because somebody else is uploading it, is in neither set.
+        """
+        for number in share_numbers:
+            _check_number(number)
+        if share_bytes < 0:
+            raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
+        with self._allocate_lock:
+            have = self.list_shares(storage_index)
+            for number in have:
+                # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
+                with suppress(OSError, ValueError):
+                    path = self._final_path(storage_index, number)
+                    leases.renew(path, containers.OWNER_ALLOCATE, secrets.lease, self._clock())
+            allocated = frozenset(
+                number
+                for number in sorted(share_numbers - have)
+                if self._allocate(storage_index, number, share_bytes, secrets)
+            )
+        return Allocation(have, allocated)
+
+    def upload(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> Upload:
+        """
+        Return an unfinished upload to write to, be it of this process or left by a dead one.
+
+        Raises:
+            NoSuchShare: there is none.
+            WrongSecret: there is one, under another secret, or in the hands of another process.
+        """
+        key = _check_key(storage_index, share_number)
+        secret_hash = uploads.hash_secret(upload_secret)
+        with self._table_lock:
+            upload = self._uploads.get(key)
+        if upload is None:
+            with self._allocate_lock:
+                upload = self._uploads.get(key) or self._take_up(key, secret_hash)
+        if not hmac.compare_digest(upload.secret_hash, secret_hash):
+            raise _wrong_secret(upload.storage_index, share_number, "under another secret")
+        return upload
+
+    def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
+        """
+        Forget an unfinished upload.
+
+        Raises:
+            NoSuchShare: there is none, or all of its bytes have arrived.
+            WrongSecret: see ``upload``.
+        """
+        upload = self.upload(storage_index, share_number, upload_secret)
+        if upload.complete:
+            raise _no_such_upload(storage_index, share_number)
+        upload.discard()
+
+    # Reading.
+
+    def list_shares(self, storage_index: bytes) -> frozenset[int]:
+        """Return the numbers of all complete shares."""
+        directory = self._directory(self._shares, storage_index)
+        try:
+            with os.scandir(directory) as entries:
+                return frozenset(
+                    _NUMBERS[entry.name]
+                    for entry in entries
+                    if entry.name in _NUMBERS and entry.is_file(follow_symlinks=False)
+                )
+        except FileNotFoundError:
+            return frozenset()
+        except OSError as error:
+            raise disk.disk_error(error, f"list the shares in {directory!r}") from error
+
+    def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
+        """
+        Open a complete share for reading.
+
+        Raises:
+            NoSuchShare: there is none.
+            ServerRefused: there is one, but it is not immutable, or damaged.
+        """
+        reader = open_reader(self._final_path(*_check_key(storage_index, share_number)))
+        if reader is None:
+            raise NoSuchShare(
+                f"there is no share {share_number} of {base32.encode(storage_index)} here; "
+                "use another server's"
+            )
+        return reader
+
+    # Leases and complaints.
+
+    def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> None:
+        """
+        Add or renew a lease on every share of the index.
+
+        Raises:
+            NoSuchShare: there are none.
+        """
+        found = False
+        for number in sorted(self.list_shares(storage_index)):
+            path = self._final_path(storage_index, number)
+            try:
+                now = self._clock()
+                found |= leases.renew(path, containers.OWNER_ADD_LEASE, secrets, now)
+            except OSError as error:
+                raise disk.disk_error(error, f"renew the lease of {path!r}") from error
+            except ValueError as error:
+                raise ServerRefused(
+                    f"cannot renew the lease of {path!r}: {error}; use another server's share"
+                ) from error
+        if not found:
+            raise NoSuchShare(
+                f"there are no shares of {base32.encode(storage_index)}; upload them first"
+            )
+
+    def advise_corrupt_share(self, storage_index: bytes, share_number: int, reason: str) -> None:
+        """
+        Keep a client's complaint for the operator.
+
+        At most 1000 are kept, of at most 32768 bytes each: they must not fill the disk.
+
+        Raises:
+            NoSuchShare: there is no such share to complain about.
+        """
+        self.open_share(storage_index, share_number).close()
+        index = base32.encode(storage_index)
+        when = datetime.fromtimestamp(self._clock(), timezone.utc)
+        directory = str(self.root / "corruption-advisories")
+        path = f"{directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
+        text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+        try:
+            os.makedirs(directory, exist_ok=True)
+            if len(os.listdir(directory)) >= MAX_ADVISORIES:
+                return
+            with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
+                file.write(
+                    f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: immutable\n"
+                    f"storage index: {index}\nshare number: {share_number}\n\n{text}\n"
+                )
+        except OSError as error:
+            raise disk.disk_error(error, f"keep an advisory in {directory!r}") from error
+
+    # Housekeeping.
+
+    def expire_uploads(self) -> int:
+        """
+        Give up uploads that nobody has written to for 30 minutes, also those of dead processes.
+
+        Returns:
+            how many were given up. Call it every few minutes.
+        """
+        too_old = self._clock() - ABANDONED_AFTER_S
+        with self._table_lock:
+            idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
+        for upload in idle:
+            upload.discard()
+        return len(idle) + housekeeping.remove_abandoned(self._incoming, too_old)
+
+    def collect_garbage(self) -> int:
+        """
+        Remove immutable shares whose leases have all run out; returns how many.
+
+        Nothing calls this unless the operator wants it. It may take long; call it in a thread.
+        """
+        return housekeeping.remove_expired(self._shares, self._clock())
+
+    def release(self) -> None:
+        """Close the files of unfinished uploads, so that other processes may go on with them."""
+        with self._table_lock:
+            open_ones = list(self._uploads.values())
+        for upload in open_ones:
+            upload.suspend()
+
+    def close(self) -> None:
+        """Let go of everything; whoever opens the directory next may go on with it."""
+        with self._table_lock:
+            open_ones = list(self._uploads.values())
+            self._uploads.clear()
+            self._open.clear()
+        for upload in open_ones:
+            upload.close()
+
+    # What lies behind allocate and upload; under _allocate_lock.
+
+    def _allocate(
+        self, storage_index: bytes, number: int, share_bytes: int, secrets: UploadSecrets
+    ) -> bool:
+        key = (storage_index, number)
+        secret_hash = uploads.hash_secret(secrets.upload)
+        upload = self._uploads.get(key)
+        if upload is not None:
+            same = hmac.compare_digest(upload.secret_hash, secret_hash)
+            return same and upload.share_bytes == share_bytes
+        room = self.available_bytes()
+        if share_bytes > MAX_SHARE_BYTES or (room is not None and room < share_bytes):
+            return False
+        if self.read_only or len(self._uploads) >= self._max_uploads:
+            return False
+        path = self._incoming_path(storage_index, number)
+        fd = None
+        try:
+            fd = _open_new(path)
+            if fd is None:
+                return False
+            if os.path.lexists(self._final_path(storage_index, number)):
+                # Another process finished it after we listed the shares.
+                disk.remove(path)
+                os.close(fd)
+                return False
+            note = uploads.read_note(path, fd, self._known_boot_id())
+            if (
+                note is None
+                or not hmac.compare_digest(note.secret_hash, secret_hash)
+                or note.share_bytes != share_bytes
+            ):
+                note = None
+                self._make_container(path, fd, share_bytes, secrets.lease)
+        except OSError as error:
+            if fd is not None:
+                disk.remove(path)
+                os.close(fd)
+            refusal = disk.disk_error(error, f"begin an upload in {path!r}")
+            if isinstance(refusal, NoSpace):
+                return False
+            raise refusal from error
+        self._adopt(key, share_bytes, secret_hash, fd, note)
+        return True
+
+    def _make_container(self, path: str, fd: int, share_bytes: int, lease: LeaseSecrets) -> None:
+        """Turn a file of unknown content into an empty container; the order is ``sidecar``'s."""
+        os.ftruncate(fd, 0)
+        disk.remove(path + sidecar.SUFFIX)
+        version = containers.WRITTEN_VERSION
+        record = containers.make_lease(version, containers.OWNER_ALLOCATE, lease, self._clock())
+        disk.write_all(fd, containers.pack_header(share_bytes, 1), 0)
+        disk.write_all(fd, record.pack(), containers.HEADER_BYTES + share_bytes)
+
+    def _take_up(self, key: _Key, secret_hash: bytes) -> Upload:
+        path = self._incoming_path(*key)
+        try:
+            fd = disk.open_locked(path, os.O_RDWR)
+        except FileNotFoundError:
+            raise _no_such_upload(*key) from None
+        except OSError as error:
+            raise disk.disk_error(error, f"resume the upload in {path!r}") from error
+        if fd is None:
+            raise _wrong_secret(*key, "by another process")
+        note = uploads.read_note(path, fd, self._known_boot_id())
+        if note is None:
+            os.close(fd)
+            raise _no_such_upload(*key)
+        if not hmac.compare_digest(note.secret_hash, secret_hash):
+            os.close(fd)
+            raise _wrong_secret(*key, "under another secret")
+        return self._adopt(key, note.share_bytes, secret_hash, fd, note)
+
+    def _adopt(
+        self, key: _Key, share_bytes: int, secret_hash: bytes, fd: int, note: sidecar.Note | None
+    ) -> Upload:
+        upload = Upload(
+            *key,
+            share_bytes,
+            secret_hash,
+            fd,
+            self._incoming_path(*key),
+            self._final_path(*key),
+            self._known_boot_id(),
+            self._clock,
+            self._used,
+            self._forget,
+            () if note is None else note.ranges,
+        )
+        with self._table_lock:
+            self._uploads[key] = upload
+        self._used(upload)
+        return upload
+
+    def _used(self, upload: Upload) -> None:
+        """Keep the number of open files bounded: the longest unused are closed first."""
+        with self._table_lock:
+            key = (upload.storage_index, upload.share_number)
+            self._open[key] = upload
+            self._open.move_to_end(key)
+            excess = len(self._open) - self._max_open
+            candidates = list(self._open.items()) if excess > 0 else []
+        for key, other in candidates:
+            if excess > 0 and other is not upload and other.suspend():
+                excess -= 1
+                with self._table_lock:
+                    if not other.is_open:
+                        self._open.pop(key, None)
+
+    def _forget(self, upload: Upload) -> None:
+        with self._table_lock:
+            key = (upload.storage_index, upload.share_number)
+            if self._uploads.get(key) is upload:
+                del self._uploads[key]
+                self._open.pop(key, None)
+
+    def _known_boot_id(self) -> bytes:
+        if self._boot_id is None:
+            self._boot_id = self._read_boot_id()
+        return self._boot_id
+
+    # Paths.
+
+    def _directory(self, top: str, storage_index: bytes) -> str:
+        if len(storage_index) != STORAGE_INDEX_BYTES:
+            raise UsageError(
+                f"a storage index is 16 bytes long, not {len(storage_index)}; take it from a cap"
+            )
+        name = base32.encode(storage_index)
+        return f"{top}/{name[:2]}/{name}"
+
+    def _final_path(self, storage_index: bytes, share_number: int) -> str:
+        return f"{self._directory(self._shares, storage_index)}/{share_number:d}"
+
+    def _incoming_path(self, storage_index: bytes, share_number: int) -> str:
+        return f"{self._directory(self._incoming, storage_index)}/{share_number:d}"
+
+
+def _open_new(path: str) -> int | None:
+    """Open, or make, and lock a file in ``incoming``; None if somebody else has the lock."""
+    for _ in range(8):  # whoever finishes another share of this index may remove the directory
+        with suppress(FileNotFoundError):
+            return disk.open_locked(path, os.O_RDWR | os.O_CREAT)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    raise FileNotFoundError(errno.ENOENT, "the directory vanishes", path)
+
+
+def _check_number(share_number: int) -> None:
+    if not isinstance(share_number, int) or not 0 <= share_number <= MAX_SHARE_NUMBER:
+        raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
+
+
+def _check_key(storage_index: bytes, share_number: int) -> _Key:
+    _check_number(share_number)
+    return bytes(storage_index), share_number
+
+
+def _no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
+    return NoSuchShare(
+        f"there is no unfinished upload of share {share_number} of {base32.encode(storage_index)}: "
+        "it was never begun, or finished, aborted or given up; list the shares to see which"
+    )
+
+
+def _wrong_secret(storage_index: bytes, share_number: int, how: str) -> WrongSecret:
+    return WrongSecret(
+        f"share {share_number} of {base32.encode(storage_index)} is being uploaded {how}; "
+        "wait until that is finished or given up"
+    )

@@ -1,0 +1,406 @@
+"""
+One unfinished share: bytes in any order, straight into the file that will become the share.
+
+**Whose it is.** An upload holds the lock (``flock``) of its file in ``incoming`` while that file is open.
+The kernel drops locks with the process, so a dead process's leftovers are told from a living one's
+uploads without any guessing about time.
+
+**What is where.** The file is the whole container from the start: header, a hole of the share's length,
+first lease. A write fills part of the hole, after what was there already has been compared with it. When
+nothing is missing, ``publish`` renames the file to its final place; making the data durable before, and the
+rename after, is for ``durability`` to arrange.
+
+**Limits.** The file may be closed between writes (``suspend``), and then the note beside it (``sidecar``)
+is all there is to go by: the next write takes the upload up again as another process would. At most 4096
+separate ranges are kept account of.
+
+Every method may be called from any thread; each upload has a lock of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused
+from pipegrid.storage import containers, disk, sidecar
+from pipegrid.storage.ranges import Range, Ranges
+
+MAX_RANGES = 4096
+_COMPARE_BYTES = 256 * 1024
+
+
+def hash_secret(upload_secret: bytes) -> bytes:
+    """Return the 32 bytes by which an upload secret is remembered."""
+    return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()
+
+
+class Upload:
+    """
+    A share that is being written; made by ``ShareStore`` alone.
+
+    Attributes:
+        storage_index, share_number, share_bytes: which share, and the length of its data.
+        secret_hash: see ``hash_secret``.
+        last_write: when it was last written to, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        share_bytes: int,
+        secret_hash: bytes,
+        fd: int,
+        incoming_path: str,
+        final_path: str,
+        boot_id: bytes,
+        clock: Callable[[], float],
+        on_open: Callable[[Upload], None],
+        on_gone: Callable[[Upload], None],
+        received: Sequence[Range] = (),
+    ) -> None:
+        self.storage_index = storage_index
+        self.share_number = share_number
+        self.share_bytes = share_bytes
+        self.secret_hash = secret_hash
+        self.last_write = clock()
+        self._fd: int | None = fd
+        self._incoming = incoming_path
+        self._final = final_path
+        self._boot_id = boot_id
+        self._clock = clock
+        self._on_open = on_open
+        self._on_gone = on_gone
+        self._received = Ranges(received)
+        self._noted: tuple[Range, ...] | None = tuple(received) or None
+        self._gone = False
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        state = "gone" if self._gone else "closed" if self._fd is None else "open"
+        got = f"{self._received.total} of {self.share_bytes} bytes"
+        return f"<Upload {self._incoming!r} {state}, {got}>"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte has arrived. It becomes visible only by ``publish``."""
+        return self._received.total == self.share_bytes > 0
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Room that the disk still has to find for it."""
+        return self.share_bytes - self._received.total
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds a file descriptor, and with it the lock."""
+        return self._fd is not None
+
+    def required(self) -> tuple[Range, ...]:
+        """Return what is still missing."""
+        with self._lock:
+            return tuple(self._received.missing(0, self.share_bytes))
+
+    def write(self, offset: int, pieces: Sequence[Buffer]) -> None:
+        """
+        Write bytes at an offset of the share data; in pieces, so that nobody has to join them.
+
+        Call ``checkpoint`` before acknowledging it, or have the share made durable if it is ``complete`` now.
+
+        Raises:
+            NoSuchShare: the upload was finished, aborted or given up meanwhile.
+            ServerRefused: the range does not lie in the share, the disk failed, or too many separate
+                ranges have been written.
+            ConflictingWrite: other bytes are there; nothing was written.
+            NoSpace: the disk is full; some of it may have been written, and the upload goes on.
+        """
+        end = offset + sum(map(len, pieces))
+        with self._lock:
+            if offset < 0 or end > self.share_bytes:
+                raise ServerRefused(
+                    f"bytes {offset} to {end} lie outside of {self._name()}, for which "
+                    f"{self.share_bytes} bytes were allocated; write within them"
+                )
+            fd = self._require_open()
+            there = list(self._received.within(offset, end))
+            for begin, stop in there:
+                self._compare(fd, begin, _slices(pieces, begin - offset, stop - offset))
+            self._bound_ranges(offset, end)
+            for begin, stop in list(self._received.missing(offset, end)):
+                self._fill(fd, begin, list(_slices(pieces, begin - offset, stop - offset)))
+            self.last_write = self._clock()
+
+    def checkpoint(self) -> None:
+        """
+        Note what has arrived, so that it need not be sent again if this process dies.
+
+        Nothing is forced to the disk: that guards against ``kill -9``, not against a power cut,
+        after which the note is not believed.
+        """
+        with self._lock:
+            if self._gone or self._fd is None:
+                return
+            ranges = tuple(self._received)
+            if ranges == self._noted:
+                return
+            note = sidecar.Note(
+                self._boot_id,
+                self.secret_hash,
+                os.fstat(self._fd).st_ino,
+                self.share_bytes,
+                ranges[: sidecar.MAX_NOTED_RANGES],
+            )
+            try:
+                fd = os.open(
+                    self._incoming + sidecar.SUFFIX,
+                    os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                    0o666,
+                )
+                try:
+                    disk.write_all(fd, note.pack(), 0)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                raise disk.disk_error(error, f"note the progress of {self._name()}") from error
+            self._noted = ranges
+
+    def suspend(self) -> bool:
+        """
+        Close the file, if nobody is using it and it is not about to be published.
+
+        Another process may then take the upload over, or discard it to upload the share itself.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._fd is None or self.complete:
+                return False
+            self.checkpoint()
+        except ServerRefused:
+            return False  # without a note it could not be taken up again
+        else:
+            self._close()
+            return True
+        finally:
+            self._lock.release()
+
+    def sync(self) -> None:
+        """Make the file's own bytes durable (``fsync``); its name is another matter."""
+        with self._lock:
+            if self._fd is not None:
+                os.fsync(self._fd)
+
+    def publish(self) -> tuple[str, ...]:
+        """
+        Make the complete share visible, by one rename.
+
+        Returns:
+            the directories whose entries have changed: to be synced, where durability demands it.
+
+        Raises:
+            NoSuchShare: the upload is gone.
+            ServerRefused: the disk failed; the upload stays.
+        """
+        with self._lock:
+            if self._gone:
+                raise self._no_such_upload()
+            assert self.complete, f"{self!r} is published too early"
+            assert self._fd is not None, "a complete upload keeps its file open"
+            try:
+                if not disk.names_file(self._incoming, self._fd):
+                    self._leave()
+                    raise self._no_such_upload()
+                changed = _rename(self._incoming, self._final)
+            except OSError as error:
+                raise disk.disk_error(error, f"finish {self._name()}") from error
+            if self._noted is not None:
+                with suppress(OSError):  # an orphaned note vouches for nothing
+                    disk.remove(self._incoming + sidecar.SUFFIX)
+            self._leave()
+            return changed
+
+    def discard(self) -> None:
+        """Remove the unfinished share. Its file is removed only if it is still ours."""
+        with self._lock:
+            if self._gone:
+                return
+            try:
+                with suppress(NoSuchShare, OSError):
+                    fd = self._require_open()
+                    if disk.names_file(self._incoming, fd):
+                        disk.remove(self._incoming + sidecar.SUFFIX)
+                        disk.remove(self._incoming)
+            finally:
+                self._leave()
+
+    def close(self) -> None:
+        """Let go of it, and leave a note for whoever resumes it."""
+        with self._lock:
+            if not self._gone:
+                with suppress(ServerRefused):
+                    self.checkpoint()
+                self._gone = True
+                self._close()
+
+    # The rest runs under the lock.
+
+    def _compare(self, fd: int, begin: int, slices: Iterator[memoryview]) -> None:
+        for view in slices:
+            for at in range(0, len(view), _COMPARE_BYTES):
+                part = view[at : at + _COMPARE_BYTES]
+                try:
+                    stored = os.pread(fd, len(part), containers.HEADER_BYTES + begin + at)
+                except OSError as error:
+                    raise disk.disk_error(error, f"read {self._name()}") from error
+                if stored != part:
+                    raise ConflictingWrite(
+                        f"other bytes were written to {self._name()} before, near byte "
+                        f"{begin + at}; abort the upload and begin anew"
+                    )
+            begin += len(view)
+
+    def _bound_ranges(self, offset: int, end: int) -> None:
+        if len(self._received) < MAX_RANGES or offset == end:
+            return
+        if not any(True for _ in self._received.within(offset - 1, end + 1)):
+            raise ServerRefused(
+                f"{self._name()} lies in {MAX_RANGES} separate pieces already; "
+                "write the bytes between them first"
+            )
+
+    def _fill(self, fd: int, begin: int, views: list[memoryview]) -> None:
+        """Write views into a gap, and keep account of every byte that the disk has taken."""
+        while views:
+            try:
+                written = disk.write_pieces(fd, views, containers.HEADER_BYTES + begin)
+            except OSError as error:
+                raise disk.disk_error(error, f"write {self._name()}") from error
+            self._received.add(begin, begin + written)
+            begin += written
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+
+    def _require_open(self) -> int:
+        if self._gone:
+            raise self._no_such_upload()
+        if self._fd is None:
+            resumed = resume(self._incoming, self._boot_id)
+            if resumed is None or resumed[1].secret_hash != self.secret_hash:
+                if resumed is not None:
+                    os.close(resumed[0])
+                self._leave()
+                raise self._no_such_upload()
+            self._fd, note = resumed
+            self._received = Ranges(note.ranges)
+            self._noted = tuple(note.ranges)
+        self._on_open(self)
+        return self._fd
+
+    def _leave(self) -> None:
+        self._gone = True
+        self._close()
+        disk.remove_empty(os.path.dirname(self._incoming))
+        self._on_gone(self)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _name(self) -> str:
+        return f"share {self.share_number} in {os.path.dirname(self._final)!r}"
+
+    def _no_such_upload(self) -> NoSuchShare:
+        return NoSuchShare(
+            f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
+            "up; list the shares to see which"
+        )
+
+
+def resume(incoming_path: str, boot_id: bytes) -> tuple[int, sidecar.Note] | None:
+    """
+    Take up an upload that no process has open.
+
+    Returns:
+        the locked file and what its note says, or None if there is nothing to take up: no file, no
+        note to believe, or somebody else has the lock.
+    """
+    try:
+        fd = disk.open_locked(incoming_path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    if fd is None:
+        return None
+    try:
+        note = read_note(incoming_path, fd, boot_id)
+    except BaseException:
+        os.close(fd)
+        raise
+    if note is None:
+        os.close(fd)
+        return None
+    return fd, note
+
+
+def read_note(incoming_path: str, fd: int, boot_id: bytes) -> sidecar.Note | None:
+    """Return the note about a file whose lock is held, or None if there is none to believe."""
+    try:
+        note_fd = os.open(
+            incoming_path + sidecar.SUFFIX, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except OSError:
+        return None
+    try:
+        note = sidecar.parse(os.read(note_fd, 4096))
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(note_fd)
+    status = os.fstat(fd)
+    whole = containers.container_bytes(note.share_bytes)
+    if (note.boot_id, note.inode, whole) != (boot_id, status.st_ino, status.st_size):
+        return None
+    return note
+
+
+def _rename(incoming: str, final: str) -> tuple[str, ...]:
+    """Rename, making directories only when they turn out to be missing; return those that changed."""
+    inner = os.path.dirname(final)
+    outer = os.path.dirname(inner)
+    if _moved(incoming, final):
+        return (inner,)
+    for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
+        os.makedirs(inner, exist_ok=True)
+        if _moved(incoming, final):
+            break
+    else:
+        raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
+    return inner, outer, os.path.dirname(outer)
+
+
+def _moved(incoming: str, final: str) -> bool:
+    try:
+        os.rename(incoming, final)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _slices(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[memoryview]:
+    """Yield the bytes ``[begin, end)`` of the joined pieces, without joining them."""
+    at = 0
+    for piece in pieces:
+        if at >= end:
+            return
+        length = len(piece)
+        if length and at + length > begin:
+            yield memoryview(piece)[max(begin - at, 0) : end - at]
+        at += length
