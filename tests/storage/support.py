@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, execute
 from twisted.trial.unittest import SynchronousTestCase
@@ -14,6 +14,7 @@ from pipegrid.core import base32
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SI = bytes(range(16))
@@ -26,9 +27,9 @@ OTHERS_SECRETS = UploadSecrets(LeaseSecrets(b"R" * 32, b"C" * 32), b"U" * 32)
 class InlineWorkers:
     """Runs everything at once, in the calling thread."""
 
-    def run(self, function: Callable[..., T], *args: Any) -> Deferred[T]:
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Call function; its outcome is there already."""
-        return execute(function, *args)
+        return execute(function, *args, **kwargs)
 
 
 class StoreTestCase(SynchronousTestCase):
@@ -80,6 +81,6 @@ def kill(store: ShareStore) -> None:
         if upload._fd is not None:
             os.close(upload._fd)
             upload._fd = None
-        upload._gone = True
+        upload.gone = True
     store._uploads.clear()
     store._open.clear()

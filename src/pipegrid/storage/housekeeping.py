@@ -34,7 +34,10 @@ def remove_abandoned(incoming: str, too_old: float) -> int:
             removed += _remove_leftover(path, too_old)
         elif name.endswith(sidecar.SUFFIX):
             _remove_orphan(path)
-        disk.remove_empty(directory)
+    for outer in _directories(incoming):
+        for inner in _directories(outer):
+            disk.remove_empty(inner)
+        disk.remove_empty(outer)
     return removed
 
 

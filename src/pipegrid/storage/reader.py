@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from pipegrid.errors import ServerRefused
 from pipegrid.storage import containers, disk
 
 
 class ShareReader:
-    """An open complete share; use it as a context manager. Its data never changes."""
+    """
+    An open complete share; use it as a context manager. Its data never changes.
+
+    It may be closed while another thread reads: the file is then closed when that read ends, so that
+    its descriptor never means another file under the reading thread.
+    """
 
     def __init__(self, fd: int, share_bytes: int, name: str) -> None:
         self._fd = fd
         self.share_bytes = share_bytes
         self._name = name
+        self._closing = False
+        self._lock = threading.Lock()
 
     def __enter__(self) -> ShareReader:
         return self
@@ -28,22 +36,35 @@ class ShareReader:
         if length <= 0 or offset < 0:
             return b""
         try:
-            data = os.pread(self._fd, length, containers.HEADER_BYTES + offset)
-            while len(data) < length:  # one call gives 2 GiB at most
-                at = containers.HEADER_BYTES + offset + len(data)
-                more = os.pread(self._fd, length - len(data), at)
-                if not more:
-                    break
-                data += more
+            with self._lock:
+                return self._read(containers.HEADER_BYTES + offset, length)
         except OSError as error:
             raise disk.disk_error(error, f"read {self._name}") from error
-        return data
+        finally:
+            if self._closing:
+                self._close()
 
     def close(self) -> None:
         """Close the file; doing so twice is fine."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._closing = True
+        self._close()
+
+    def _read(self, at: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, at)
+        while len(data) < length:  # one call gives 2 GiB at most
+            more = os.pread(self._fd, length - len(data), at + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def _close(self) -> None:
+        # Whoever cannot take the lock leaves it to the read that has it, which looks afterwards.
+        if self._lock.acquire(blocking=False):
+            fd, self._fd = self._fd, -1
+            self._lock.release()
+            if fd >= 0:
+                os.close(fd)
 
 
 def open_reader(path: str) -> ShareReader | None:

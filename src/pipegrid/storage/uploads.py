@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +49,12 @@ class Upload:
         storage_index, share_number, share_bytes: which share, and the length of its data.
         secret_hash: see ``hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
+        opened: rises with every opening of an upload's file in this process.
+        gone: whether it has ended: published, discarded, or let go of.
+        resumed: whether some of it was written through an earlier descriptor than the present one.
     """
+
+    _openings = itertools.count()
 
     def __init__(
         self,
@@ -70,6 +76,8 @@ class Upload:
         self.share_bytes = share_bytes
         self.secret_hash = secret_hash
         self.last_write = clock()
+        self.opened = next(self._openings)
+        self.resumed = bool(received)
         self._fd: int | None = fd
         self._incoming = incoming_path
         self._final = final_path
@@ -79,11 +87,11 @@ class Upload:
         self._on_gone = on_gone
         self._received = Ranges(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
-        self._gone = False
+        self.gone = False
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
-        state = "gone" if self._gone else "closed" if self._fd is None else "open"
+        state = "gone" if self.gone else "closed" if self._fd is None else "open"
         got = f"{self._received.total} of {self.share_bytes} bytes"
         return f"<Upload {self._incoming!r} {state}, {got}>"
 
@@ -107,11 +115,18 @@ class Upload:
         with self._lock:
             return tuple(self._received.missing(0, self.share_bytes))
 
-    def write(self, offset: int, pieces: Sequence[Buffer]) -> None:
+    def write(
+        self, offset: int, pieces: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """
         Write bytes at an offset of the share data; in pieces, so that nobody has to join them.
 
-        Call ``checkpoint`` before acknowledging it, or have the share made durable if it is ``complete`` now.
+        Call ``checkpoint`` before acknowledging it, or have the share made durable if it is
+        ``complete`` now.
+
+        Args:
+            wanted: asked after each call to the disk. Once it says no, somebody may have used the buffers for
+                other things, so what was just written is not counted, and ``ServerRefused`` ends the write.
 
         Raises:
             NoSuchShare: the upload was finished, aborted or given up meanwhile.
@@ -133,7 +148,8 @@ class Upload:
                 self._compare(fd, begin, _slices(pieces, begin - offset, stop - offset))
             self._bound_ranges(offset, end)
             for begin, stop in list(self._received.missing(offset, end)):
-                self._fill(fd, begin, list(_slices(pieces, begin - offset, stop - offset)))
+                views = list(_slices(pieces, begin - offset, stop - offset))
+                self._fill(fd, begin, views, wanted)
             self.last_write = self._clock()
 
     def checkpoint(self) -> None:
@@ -144,7 +160,7 @@ class Upload:
         after which the note is not believed.
         """
         with self._lock:
-            if self._gone or self._fd is None:
+            if self.gone or self._fd is None:
                 return
             ranges = tuple(self._received)
             if ranges == self._noted:
@@ -190,6 +206,12 @@ class Upload:
         finally:
             self._lock.release()
 
+    @property
+    def descriptor(self) -> int:
+        """The open file of a complete upload."""
+        assert self._fd is not None, f"{self!r} has no file open"
+        return self._fd
+
     def sync(self) -> None:
         """Make the file's own bytes durable (``fsync``); its name is another matter."""
         with self._lock:
@@ -208,7 +230,7 @@ class Upload:
             ServerRefused: the disk failed; the upload stays.
         """
         with self._lock:
-            if self._gone:
+            if self.gone:
                 raise self._no_such_upload()
             assert self.complete, f"{self!r} is published too early"
             assert self._fd is not None, "a complete upload keeps its file open"
@@ -228,7 +250,7 @@ class Upload:
     def discard(self) -> None:
         """Remove the unfinished share. Its file is removed only if it is still ours."""
         with self._lock:
-            if self._gone:
+            if self.gone:
                 return
             try:
                 with suppress(NoSuchShare, OSError):
@@ -242,10 +264,10 @@ class Upload:
     def close(self) -> None:
         """Let go of it, and leave a note for whoever resumes it."""
         with self._lock:
-            if not self._gone:
+            if not self.gone:
                 with suppress(ServerRefused):
                     self.checkpoint()
-                self._gone = True
+                self.gone = True
                 self._close()
 
     # The rest runs under the lock.
@@ -274,13 +296,17 @@ class Upload:
                 "write the bytes between them first"
             )
 
-    def _fill(self, fd: int, begin: int, views: list[memoryview]) -> None:
+    def _fill(
+        self, fd: int, begin: int, views: list[memoryview], wanted: Callable[[], bool]
+    ) -> None:
         """Write views into a gap, and keep account of every byte that the disk has taken."""
         while views:
             try:
                 written = disk.write_pieces(fd, views, containers.HEADER_BYTES + begin)
             except OSError as error:
                 raise disk.disk_error(error, f"write {self._name()}") from error
+            if not wanted():
+                raise ServerRefused(f"the write to {self._name()} was given up; write it again")
             self._received.add(begin, begin + written)
             begin += written
             while views and written >= len(views[0]):
@@ -289,7 +315,7 @@ class Upload:
                 views[0] = views[0][written:]
 
     def _require_open(self) -> int:
-        if self._gone:
+        if self.gone:
             raise self._no_such_upload()
         if self._fd is None:
             resumed = resume(self._incoming, self._boot_id)
@@ -299,13 +325,15 @@ class Upload:
                 self._leave()
                 raise self._no_such_upload()
             self._fd, note = resumed
+            self.opened = next(self._openings)
+            self.resumed = True
             self._received = Ranges(note.ranges)
             self._noted = tuple(note.ranges)
         self._on_open(self)
         return self._fd
 
     def _leave(self) -> None:
-        self._gone = True
+        self.gone = True
         self._close()
         disk.remove_empty(os.path.dirname(self._incoming))
         self._on_gone(self)

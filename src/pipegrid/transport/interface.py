@@ -15,12 +15,13 @@ continues it, also where ``allocate`` mentioned the share in neither of its sets
 
 **Errors** are ``ServerError`` and its subclasses. ``ServerUnreachable`` and ``ServerTimeout`` may be
 retried, on another connection or later; ``may_have_happened`` says whether the request may have been
-carried out all the same. Every operation here can be repeated without harm (the completing
+carried out all the same; ``server`` names the server. Every operation here can be repeated without harm (the completing
 write then fails with ``NoSuchShare``: list the shares to find out). ``ServerRefused`` is final for this
 server and share; ``ServerProtocolError`` means that the server is not to be trusted further.
 
-**Cancellation.** Cancelling a Deferred gives up waiting. The server may or may not have carried
-the request out; other requests, pipelined before or behind, are not harmed.
+**Cancellation.** Cancelling a Deferred gives up waiting, and it fails with ``CancelledError``. The server may
+or may not have carried the request out; other requests, pipelined before or behind, are not harmed.
+Buffers of a cancelled ``write`` may be reused at once: what they hold later never becomes share data.
 
 **Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not
 change until then. A transport holds no more than what it was given and was not yet acknowledged:
@@ -67,6 +68,9 @@ class StorageServer(Protocol):
         """
         Ask for room for shares of exactly ``share_bytes`` bytes; adds or renews the leases of all
         shares of the index that are there. No share numbers: only that.
+
+        Whether an unfinished upload of one's own is allocated again, or is in neither set, depends on
+        the server; a write with its secret continues it in both cases.
         """
 
     def write(
@@ -121,7 +125,8 @@ class StorageServer(Protocol):
 
         A push producer is registered with the consumer before the first byte and unregistered
         after the last; pausing it stops the flow within a bounded number of bytes. The Deferred fires
-        with the number of bytes delivered. Cancelling it stops the flow.
+        with the number of bytes delivered. Cancelling it stops the flow, and so does the consumer's
+        ``stopProducing``; the Deferred then fails. If there is no such share no producer is registered.
         """
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
@@ -133,4 +138,8 @@ class StorageServer(Protocol):
         """Tell the operator that a share looked corrupt; ``NoSuchShare`` if there is none."""
 
     def disconnect(self) -> Deferred[None]:
-        """Give up connections and unanswered requests; fires when all are gone."""
+        """
+        Give up connections and unanswered requests, whose Deferreds fail; fires when all are gone.
+
+        Unfinished uploads stay with the server, for this or another server object to resume.
+        """

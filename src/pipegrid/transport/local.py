@@ -1,0 +1,319 @@
+"""
+A storage server in this very process: the contract on top of a storage directory.
+
+**Threads.** What moves at most ``INLINE_BYTES`` runs at once, in the reactor's thread: its system calls
+take some ten microseconds, the way to a thread and back fifty to a hundred and fifty. Larger reads and
+writes, streams, and whatever waits for the disk (``storage.durability``), run in workers.
+
+**Memory.** Nothing is copied: the pieces of a write go to the disk as they are, and a read is one buffer. A
+stream holds two chunks of 256 KiB at most.
+
+**Cancellation.** A write that is cancelled while a thread carries it out gives its buffers back at once, as
+every Deferred does. What the thread writes from then on is not counted as received (see ``Upload.write``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred, execute
+from twisted.internet.interfaces import IConsumer, IPushProducer
+from zope.interface import implementer
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import ServerError
+from pipegrid.storage import disk
+from pipegrid.storage.durability import Durability, Workers
+from pipegrid.storage.reader import ShareReader
+from pipegrid.storage.store import ShareStore
+from pipegrid.storage.uploads import Upload
+from pipegrid.transport.ordering import Operation, Ordering
+from pipegrid.wire.messages import (
+    Allocation,
+    LeaseSecrets,
+    ServerIdentity,
+    ServerVersion,
+    UploadSecrets,
+    WriteResult,
+)
+
+T = TypeVar("T")
+
+INLINE_BYTES = 64 * 1024
+STREAM_CHUNK_BYTES = 256 * 1024
+
+
+class LocalServer:
+    """
+    Implements ``transport.interface.StorageServer`` in process.
+
+    Args:
+        store: may be shared with other servers.
+        workers: where blocking calls run.
+        durability: what has to be durable before a share is acknowledged; one may serve several stores.
+        inline_bytes: up to here a read or write does not go to a thread.
+    """
+
+    def __init__(
+        self,
+        store: ShareStore,
+        identity: ServerIdentity,
+        workers: Workers,
+        durability: Durability,
+        inline_bytes: int = INLINE_BYTES,
+    ) -> None:
+        self.store = store
+        self._identity = identity
+        self._workers = workers
+        self._durability = durability
+        self._inline_bytes = inline_bytes
+        self._ordering = Ordering()
+        self._streams: set[Stream] = set()
+
+    def __repr__(self) -> str:
+        return f"<LocalServer {self._identity.nickname!r} in {str(self.store.root)!r}>"
+
+    @property
+    def identity(self) -> ServerIdentity:
+        """Who this is."""
+        return self._identity
+
+    def version(self) -> Deferred[ServerVersion]:
+        """Ask what the server says of itself."""
+        return execute(self._named, self.store.version)
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
+        """Ask for room; see the contract."""
+        numbers = frozenset(share_numbers)
+        return self._submit(
+            storage_index,
+            None,
+            True,
+            lambda _: self.store.allocate(storage_index, numbers, share_bytes, secrets),
+        )
+
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+    ) -> Deferred[WriteResult]:
+        """Write to an unfinished share; see the contract."""
+
+        def fill(operation: Operation) -> Upload:
+            upload = self.store.upload(storage_index, share_number, upload_secret)
+            upload.write(offset, data, lambda: operation.wanted)
+            if not upload.complete:
+                upload.checkpoint()
+            return upload
+
+        async def write(operation: Operation) -> WriteResult:
+            upload = await self._run(sum(map(len, data)), fill, operation)
+            if not upload.complete:
+                return WriteResult(False, upload.required())
+            await self._durability.commit(upload)
+            return WriteResult(True)
+
+        return self._submit(
+            storage_index,
+            share_number,
+            True,
+            lambda operation: Deferred.fromCoroutine(write(operation)),
+        )
+
+    def abort(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes
+    ) -> Deferred[None]:
+        """Forget an unfinished upload; see the contract."""
+        return self._submit(
+            storage_index,
+            share_number,
+            True,
+            lambda _: self.store.abort(storage_index, share_number, upload_secret),
+        )
+
+    def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all complete shares."""
+        return self._submit(
+            storage_index, None, False, lambda _: self.store.list_shares(storage_index)
+        )
+
+    def read(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from a complete share; see the contract."""
+
+        def read() -> bytes:
+            with self.store.open_share(storage_index, share_number) as reader:
+                return reader.read(offset, length)
+
+        return self._submit(storage_index, share_number, False, lambda _: self._run(length, read))
+
+    def stream(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
+    ) -> Deferred[int]:
+        """Read a complete share into a consumer; see the contract."""
+        opening: Deferred[ShareReader] = self._submit(
+            storage_index,
+            share_number,
+            False,
+            lambda _: self.store.open_share(storage_index, share_number),
+        )
+        return Deferred.fromCoroutine(self._stream(opening, offset, length, consumer))
+
+    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of the index."""
+        return self._submit(
+            storage_index, None, True, lambda _: self.store.add_lease(storage_index, lease)
+        )
+
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a share looked corrupt."""
+        return self._submit(
+            storage_index,
+            share_number,
+            False,
+            lambda _: self.store.advise_corrupt_share(storage_index, share_number, reason),
+        )
+
+    def disconnect(self) -> Deferred[None]:
+        """
+        Cancel what is unanswered, and leave unfinished uploads to whoever resumes them.
+
+        The server can be used again afterwards.
+        """
+        for stream in list(self._streams):
+            stream.stopProducing()
+        gone = self._ordering.give_up_all()
+        gone.addCallback(lambda _: self.store.release())
+        return gone
+
+    # How calls are carried out.
+
+    def _submit(
+        self,
+        storage_index: bytes,
+        share_number: int | None,
+        changes: bool,
+        call: Callable[[Operation], Any],
+    ) -> Deferred[Any]:
+        def named(operation: Operation) -> Any:
+            result = self._named(call, operation)
+            if isinstance(result, Deferred):
+                result.addErrback(lambda failure: self._named(failure.raiseException))
+            return result
+
+        return self._ordering.submit(storage_index, share_number, changes, named)
+
+    def _run(self, size_bytes: int, function: Callable[..., T], *args: Any) -> Deferred[T]:
+        if size_bytes <= self._inline_bytes:
+            return execute(function, *args)
+        return self._workers.run(function, *args)
+
+    def _named(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function; errors of this server say whose they are."""
+        try:
+            return function(*args)
+        except ServerError as error:
+            error.server = error.server or self._identity.nickname
+            raise
+        except OSError as error:
+            refusal = disk.disk_error(error, f"use the storage directory {str(self.store.root)!r}")
+            refusal.server = self._identity.nickname
+            raise refusal from error
+
+    async def _stream(
+        self, opening: Deferred[ShareReader], offset: int, length: int, consumer: IConsumer
+    ) -> int:
+        reader = await opening
+        stream = Stream()
+        self._streams.add(stream)
+        try:
+            consumer.registerProducer(stream, True)
+            try:
+                return await self._pump(reader, stream, offset, length, consumer)
+            finally:
+                consumer.unregisterProducer()
+        except ServerError as error:
+            error.server = error.server or self._identity.nickname
+            raise
+        finally:
+            self._streams.discard(stream)
+            reader.close()
+
+    async def _pump(
+        self, reader: ShareReader, stream: Stream, offset: int, length: int, consumer: IConsumer
+    ) -> int:
+        delivered = 0
+        while delivered < length:
+            await stream.flowing()
+            chunk_bytes = min(STREAM_CHUNK_BYTES, length - delivered)
+            chunk = await stream.unless_stopped(
+                self._run(chunk_bytes, reader.read, offset + delivered, chunk_bytes)
+            )
+            await stream.flowing()
+            if not chunk:
+                break
+            consumer.write(chunk)
+            delivered += len(chunk)
+        return delivered
+
+
+@implementer(IPushProducer)
+class Stream:
+    """What the consumer of a stream holds to pause, resume and stop it."""
+
+    def __init__(self) -> None:
+        self._paused = False
+        self._stopped = False
+        self._resumed: Deferred[None] = Deferred()
+        self._awaited: Deferred[Any] | None = None
+
+    def pauseProducing(self) -> None:
+        """Hand over nothing more for now."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self._awaited is self._resumed and not self._resumed.called:
+            self._resumed.callback(None)
+
+    def stopProducing(self) -> None:
+        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
+        self._stopped = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    async def flowing(self) -> None:
+        """Wait while paused; CancelledError once stopped."""
+        while self._paused and not self._stopped:
+            self._resumed = Deferred()
+            await self.unless_stopped(self._resumed)
+        if self._stopped:
+            raise CancelledError
+
+    async def unless_stopped(self, awaited: Deferred[T]) -> T:
+        """Await something that ``stopProducing`` cancels."""
+        self._awaited = awaited
+        try:
+            return await awaited
+        finally:
+            self._awaited = None

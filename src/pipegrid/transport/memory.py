@@ -1,0 +1,398 @@
+"""
+A storage server in memory: the contract without disk, wire or time, for tests of what stands above.
+
+It passes the same suite as the real transports, so tests may believe it. It answers at once, unless
+told otherwise:
+
+* ``delay_s`` on a clock lets every answer (not the deed) come that much later;
+* ``fail_next`` lets the next call of an operation fail, ``hang`` lets all of them stay unanswered;
+* ``capacity_bytes`` is the room that it has.
+
+``calls`` lists what was asked, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.interfaces import IConsumer, IDelayedCall, IPushProducer, IReactorTime
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSuchShare,
+    ServerError,
+    ServerRefused,
+    WrongSecret,
+)
+from pipegrid.storage.ranges import Ranges
+from pipegrid.wire.messages import (
+    Allocation,
+    LeaseSecrets,
+    ServerIdentity,
+    ServerVersion,
+    UploadSecrets,
+    WriteResult,
+)
+
+T = TypeVar("T")
+
+STREAM_CHUNK_BYTES = 64 * 1024
+_Key = tuple[bytes, int]
+
+
+@attrs.define
+class MemoryUpload:
+    """An unfinished share."""
+
+    secret: bytes = attrs.field(repr=False)
+    data: bytearray = attrs.field(repr=False)
+    received: Ranges = attrs.field(factory=Ranges)
+
+
+@attrs.define
+class MemoryStorage:
+    """
+    What a server holds; two ``MemoryServer`` on one of these are two connections to one server.
+
+    Attributes:
+        capacity_bytes: room for all shares together, or None for any.
+        shares: complete ones; tests may change them.
+        uploads: unfinished ones.
+        leases: the renew secrets of the leases on each storage index.
+        advisories: complaints about corrupt shares.
+    """
+
+    capacity_bytes: int | None = None
+    shares: dict[_Key, bytes] = attrs.field(factory=dict, repr=False)
+    uploads: dict[_Key, MemoryUpload] = attrs.field(factory=dict, repr=False)
+    leases: dict[bytes, set[bytes]] = attrs.field(factory=dict, repr=False)
+    advisories: list[tuple[bytes, int, str]] = attrs.field(factory=list)
+
+    def available_bytes(self) -> int | None:
+        """Return the room that is neither used nor promised."""
+        if self.capacity_bytes is None:
+            return None
+        used = sum(map(len, self.shares.values()))
+        promised = sum(len(upload.data) for upload in self.uploads.values())
+        return max(0, self.capacity_bytes - used - promised)
+
+    def numbers(self, storage_index: bytes) -> frozenset[int]:
+        """Return the numbers of the complete shares of an index."""
+        return frozenset(number for index, number in self.shares if index == storage_index)
+
+    def begin(self, key: _Key, share_bytes: int, secret: bytes) -> bool:
+        """Begin an upload, or let its owner go on with it; returns whether it may be written."""
+        there = self.uploads.get(key)
+        if there is not None:
+            return (there.secret, len(there.data)) == (secret, share_bytes)
+        room = self.available_bytes()
+        if room is not None and room < share_bytes:
+            return False
+        self.uploads[key] = MemoryUpload(secret, bytearray(share_bytes))
+        return True
+
+    def upload(self, key: _Key, secret: bytes) -> MemoryUpload:
+        """Return the unfinished upload of this key and secret."""
+        if key not in self.uploads:
+            raise NoSuchShare(f"there is no unfinished upload of share {key[1]}; allocate it")
+        if self.uploads[key].secret != secret:
+            raise WrongSecret(f"share {key[1]} is being uploaded under another secret; wait")
+        return self.uploads[key]
+
+    def share(self, key: _Key) -> bytes:
+        """Return a complete share."""
+        if key not in self.shares:
+            raise NoSuchShare(f"there is no share {key[1]} here; use another server's")
+        return self.shares[key]
+
+
+class MemoryServer:
+    """
+    Implements ``transport.interface.StorageServer`` with dictionaries.
+
+    Args:
+        storage: what it serves; by default nothing yet, with room for anything.
+        clock, delay_s: see the module.
+    """
+
+    def __init__(
+        self,
+        identity: ServerIdentity,
+        storage: MemoryStorage | None = None,
+        clock: IReactorTime | None = None,
+        delay_s: float = 0.0,
+    ) -> None:
+        self.storage = MemoryStorage() if storage is None else storage
+        self.delay_s = delay_s
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._identity = identity
+        self._clock = clock
+        self._failures: dict[str | None, deque[Exception]] = {}
+        self._hanging: set[str | None] = set()
+        self._unanswered: dict[Deferred[Any], IDelayedCall | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<MemoryServer {self._identity.nickname!r}, {len(self.storage.shares)} shares>"
+
+    # For tests.
+
+    def fail_next(self, error: Exception, operation: str | None = None) -> None:
+        """Let the next call (of this operation, if named) fail, and do nothing. Calls add up."""
+        self._failures.setdefault(operation, deque()).append(error)
+
+    def hang(self, operation: str | None = None, hanging: bool = True) -> None:
+        """Let no further call (of this operation, if named) be carried out or answered."""
+        if hanging:
+            self._hanging.add(operation)
+        else:
+            self._hanging.discard(operation)
+
+    # The contract.
+
+    @property
+    def identity(self) -> ServerIdentity:
+        """Who this is."""
+        return self._identity
+
+    def version(self) -> Deferred[ServerVersion]:
+        """Ask what the server says of itself."""
+
+        def version() -> ServerVersion:
+            room = self.storage.available_bytes()
+            return ServerVersion((1 << 62) if room is None else room, room, "memory")
+
+        return self._answer("version", version)
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
+        """Ask for room; see the contract."""
+        storage = self.storage
+        numbers = frozenset(share_numbers)
+
+        def allocate() -> Allocation:
+            have = storage.numbers(storage_index)
+            if have:
+                storage.leases.setdefault(storage_index, set()).add(secrets.lease.renew)
+            allocated = set()
+            for number in sorted(numbers - have):
+                if storage.begin((storage_index, number), share_bytes, secrets.upload):
+                    storage.leases.setdefault(storage_index, set()).add(secrets.lease.renew)
+                    allocated.add(number)
+            return Allocation(have, frozenset(allocated))
+
+        return self._answer("allocate", allocate, storage_index, numbers, share_bytes)
+
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+    ) -> Deferred[WriteResult]:
+        """Write to an unfinished share; see the contract."""
+        key = (storage_index, share_number)
+        end = offset + sum(map(len, data))
+
+        def write() -> WriteResult:
+            upload = self.storage.upload(key, upload_secret)
+            if offset < 0 or end > len(upload.data):
+                raise ServerRefused(
+                    f"bytes {offset} to {end} lie outside of share {share_number}, for which "
+                    f"{len(upload.data)} bytes were allocated; write within them"
+                )
+            new = b"".join(data)
+            for begin, stop in upload.received.within(offset, end):
+                if upload.data[begin:stop] != new[begin - offset : stop - offset]:
+                    raise ConflictingWrite(
+                        f"other bytes were written to share {share_number} before; abort the upload"
+                    )
+            upload.data[offset:end] = new
+            upload.received.add(offset, end)
+            required = tuple(upload.received.missing(0, len(upload.data)))
+            complete = bool(upload.data) and not required
+            if complete:
+                self.storage.shares[key] = bytes(upload.data)
+                del self.storage.uploads[key]
+            return WriteResult(complete, required)
+
+        return self._answer("write", write, storage_index, share_number, offset, end - offset)
+
+    def abort(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes
+    ) -> Deferred[None]:
+        """Forget an unfinished upload; see the contract."""
+        key = (storage_index, share_number)
+
+        def abort() -> None:
+            self.storage.upload(key, upload_secret)
+            del self.storage.uploads[key]
+
+        return self._answer("abort", abort, *key)
+
+    def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all complete shares."""
+        return self._answer(
+            "list_shares", lambda: self.storage.numbers(storage_index), storage_index
+        )
+
+    def read(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from a complete share; see the contract."""
+        key = (storage_index, share_number)
+        return self._answer(
+            "read", lambda: self.storage.share(key)[offset : offset + length], *key, offset, length
+        )
+
+    def stream(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
+    ) -> Deferred[int]:
+        """Read a complete share into a consumer; see the contract."""
+        key = (storage_index, share_number)
+
+        def begin(data: bytes) -> Deferred[int]:
+            done: Deferred[int] = Deferred(lambda _: stream.end())
+            stream = MemoryStream(data, consumer, done)
+            self._track(done)
+            stream.begin()
+            return done
+
+        return self._answer(
+            "stream",
+            lambda: self.storage.share(key)[offset : offset + length],
+            *key,
+            offset,
+            length,
+        ).addCallback(begin)
+
+    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of the index."""
+
+        def add_lease() -> None:
+            if not self.storage.numbers(storage_index):
+                raise NoSuchShare("there are no shares of this index; upload them first")
+            self.storage.leases.setdefault(storage_index, set()).add(lease.renew)
+
+        return self._answer("add_lease", add_lease, storage_index)
+
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a share looked corrupt."""
+        key = (storage_index, share_number)
+
+        def advise() -> None:
+            self.storage.share(key)
+            self.storage.advisories.append((*key, reason))
+
+        return self._answer("advise_corrupt_share", advise, *key, reason)
+
+    def disconnect(self) -> Deferred[None]:
+        """Give up unanswered requests; the server can be used again afterwards."""
+        for waiting in list(self._unanswered):
+            waiting.cancel()
+        return execute(lambda: None)
+
+    # How answers come about.
+
+    def _answer(self, operation: str, deed: Callable[[], T], *arguments: Any) -> Deferred[T]:
+        self.calls.append((operation, arguments))
+        waiting: Deferred[T] = Deferred()
+        call = None
+        if not self._hanging & {operation, None}:
+            outcome = self._outcome(operation, deed)
+            if self.delay_s:
+                assert self._clock is not None, "a delay needs a clock"
+                call = self._clock.callLater(self.delay_s, waiting.callback, outcome)
+            else:
+                waiting.callback(outcome)
+        return self._track(waiting, call)
+
+    def _outcome(self, operation: str, deed: Callable[[], T]) -> T | Failure:
+        for name in (operation, None):
+            if self._failures.get(name):
+                return Failure(self._failures[name].popleft())
+        try:
+            return deed()
+        except ServerError as error:
+            error.server = error.server or self._identity.nickname
+            return Failure()
+
+    def _track(self, waiting: Deferred[T], call: IDelayedCall | None = None) -> Deferred[T]:
+        """Know it for ``disconnect`` until it has fired, been cancelled or failed."""
+        self._unanswered[waiting] = call
+        return waiting.addBoth(self._arrived, waiting)
+
+    def _arrived(self, result: T, waiting: Deferred[Any]) -> T:
+        call = self._unanswered.pop(waiting)
+        if call is not None and call.active():
+            call.cancel()
+        return result
+
+
+@implementer(IPushProducer)
+class MemoryStream:
+    """Hands bytes to a consumer in chunks, for as long as it wants them."""
+
+    def __init__(self, data: bytes, consumer: IConsumer, done: Deferred[int]) -> None:
+        self._data = data
+        self._consumer = consumer
+        self._done = done
+        self._at = 0
+        self._paused = False
+        self._pumping = False
+        self._ended = False
+
+    def begin(self) -> None:
+        """Register with the consumer and hand over as much as it takes."""
+        self._consumer.registerProducer(self, True)
+        self.resumeProducing()
+
+    def pauseProducing(self) -> None:
+        """Hand over nothing more for now."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self._pumping:
+            return
+        self._pumping = True
+        while not (self._paused or self._ended) and self._at < len(self._data):
+            chunk = self._data[self._at : self._at + STREAM_CHUNK_BYTES]
+            self._at += len(chunk)
+            self._consumer.write(chunk)
+        self._pumping = False
+        if self._at == len(self._data) and not (self._ended or self._paused):
+            self.end()
+            self._done.callback(self._at)
+
+    def stopProducing(self) -> None:
+        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
+        if not self._ended:
+            self._done.cancel()
+
+    def end(self) -> None:
+        """Let go of the consumer."""
+        if not self._ended:
+            self._ended = True
+            self._consumer.unregisterProducer()
