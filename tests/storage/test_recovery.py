@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,37 @@ class TwoProcessesTests(StoreTestCase):
         self.assertTrue(meddled)
         self.assertEqual(self.get(0), DATA)
         self.assertFalse(self.incoming(0).exists())
+
+    def test_a_name_that_was_removed_between_open_and_lock(self) -> None:
+        """If the file is removed by its owner at that moment, we make another and upload into that."""
+        self.store.allocate(SI, {0}, 100, SECRETS)
+        real: Callable[..., int] = os.open
+        meddled: list[str] = []
+
+        def meddle(path: str, flags: int, *args: Any, **named: Any) -> int:
+            fd = real(path, flags, *args, **named)
+            if str(path) == str(self.incoming(0)) and not meddled:
+                meddled.append(path)
+                self.store.abort(SI, 0, SECRETS.upload)
+            return fd
+
+        self.patch(os, "open", meddle)
+        self.assertEqual(self.other.allocate(SI, {0}, 100, OTHERS_SECRETS).allocated, {0})
+        self.assertTrue(meddled)
+        upload = self.other.upload(SI, 0, OTHERS_SECRETS.upload)
+        upload.write(0, [DATA])
+        upload.publish()
+        self.assertEqual(self.get(0), DATA)
+
+    def test_a_file_that_was_taken_away_is_not_published(self) -> None:
+        """A Tahoe-LAFS server that starts deletes incoming; a share in it is lost, and we say so."""
+        self.store.allocate(SI, {0}, 100, SECRETS)
+        upload = self.store.upload(SI, 0, SECRETS.upload)
+        upload.write(0, [DATA])
+        shutil.rmtree(self.root / "shares/incoming")
+        self.assertRaises(NoSuchShare, upload.publish)
+        self.assertEqual(self.store.list_shares(SI), frozenset())
+        self.assertEqual(self.store.allocate(SI, {0}, 100, SECRETS).allocated, {0})
 
     def test_leases_of_both_are_kept(self) -> None:
         """Leases added by two processes do not overwrite each other."""

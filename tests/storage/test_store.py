@@ -243,6 +243,40 @@ class WriteTests(StoreTestCase):
         self.assertIn("share 0", str(error))
         self.assertEqual(self.upload.required(), ((0, 10),))
 
+    def test_a_disk_that_cannot_compare(self) -> None:
+        """EIO while comparing with what is there is reported; the upload stays."""
+        self.upload.write(0, [b"abc"])
+
+        def broken(*_: object) -> bytes:
+            raise OSError(errno.EIO, "broken")
+
+        patch = self.patch(os, "pread", broken)
+        self.assertRaises(ServerRefused, self.upload.write, 0, [b"abc"])
+        patch.restore()
+        self.upload.write(0, [b"abcdefghij"])
+        self.assertTrue(self.upload.complete)
+
+    def test_a_share_that_cannot_be_renamed(self) -> None:
+        """If the last step fails the upload stays, and may be published later."""
+        self.upload.write(0, [b"abcdefghij"])
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EACCES, "no")
+
+        patch = self.patch(os, "rename", refuse)
+        self.assertRaises(ServerRefused, self.upload.publish)
+        patch.restore()
+        self.upload.publish()
+        self.assertEqual(self.get(0), b"abcdefghij")
+        self.assertRaises(NoSuchShare, self.upload.publish)
+
+    def test_an_upload_shows_its_state(self) -> None:
+        """The repr says where it is, what has arrived, and never the secret."""
+        self.upload.write(0, [b"abc"])
+        self.assertIn("open, 3 of 10 bytes", repr(self.upload))
+        self.assertNotIn("uuu", repr(self.upload))
+        self.assertIn("1 unfinished", repr(self.store))
+
     def test_a_full_disk_refuses_an_allocation(self) -> None:
         """ENOSPC while making the container is a refusal of that share, and leaves no file."""
 
@@ -329,6 +363,28 @@ class ReadTests(StoreTestCase):
             self.assertEqual(reader.read(1 << 70, 1), b"")
             self.assertEqual(reader.read(0, 0), b"")
         reader.close()
+
+    def test_a_reader_may_be_closed_while_it_reads(self) -> None:
+        """The file is closed when the read ends, so its descriptor cannot mean another file before."""
+        self.put(0, b"0123456789")
+        reader = self.store.open_share(SI, 0)
+        real = os.pread
+
+        def close_meanwhile(fd: int, length: int, offset: int) -> bytes:
+            reader.close()
+            return real(fd, length, offset)
+
+        self.patch(os, "pread", close_meanwhile)
+        self.assertEqual(reader.read(0, 10), b"0123456789")
+        self.assertRaises(ServerRefused, reader.read, 0, 10)
+
+    def test_long_reads_are_put_together(self) -> None:
+        """Where one call gives less than asked for, others follow."""
+        self.put(0, b"0123456789")
+        real = os.pread
+        with self.store.open_share(SI, 0) as reader:
+            self.patch(os, "pread", lambda fd, n, at: real(fd, min(n, 3), at))
+            self.assertEqual(reader.read(1, 8), b"12345678")
 
     def test_foreign_names_are_ignored(self) -> None:
         """Only plain files named by a canonical number from 0 to 255 are shares."""

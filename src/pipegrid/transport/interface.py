@@ -13,11 +13,11 @@ that completes it fires only after the server has made the share durable, as far
 **Resumption.** An unfinished upload outlives the connection. A write with the same upload secret
 continues it, also where ``allocate`` mentioned the share in neither of its sets.
 
-**Errors** are ``ServerError`` and its subclasses. ``ServerUnreachable`` and ``ServerTimeout`` may be
-retried, on another connection or later; ``may_have_happened`` says whether the request may have been
-carried out all the same; ``server`` names the server. Every operation here can be repeated without harm (the completing
-write then fails with ``NoSuchShare``: list the shares to find out). ``ServerRefused`` is final for this
-server and share; ``ServerProtocolError`` means that the server is not to be trusted further.
+**Errors** are ``ServerError`` and its subclasses; ``server`` names the server. ``ServerUnreachable`` and
+``ServerTimeout`` may be retried, on another connection or later; ``may_have_happened`` says whether the
+request may have been carried out all the same. Every operation here can be repeated without harm (the
+completing write then fails with ``NoSuchShare``: list the shares to find out). ``ServerRefused`` is final for
+this server and share; ``ServerProtocolError`` means that the server is not to be trusted further.
 
 **Cancellation.** Cancelling a Deferred gives up waiting, and it fails with ``CancelledError``. The server may
 or may not have carried the request out; other requests, pipelined before or behind, are not harmed.
