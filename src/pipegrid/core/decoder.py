@@ -115,6 +115,11 @@ class Decoder:
         """Share bytes that have come and wait for their turn; proven tree nodes are apart."""
         return sum(share.store.held_bytes for share in self._shares.values())
 
+    def held_of(self, share_number: int) -> int:
+        """How much of one share waits for its turn; whoever streams it pauses by this."""
+        share = self._shares.get(share_number)
+        return 0 if share is None else share.store.held_bytes
+
     @property
     def lacking(self) -> int:
         """How many more good shares are needed before all can be restored; 0 if none."""

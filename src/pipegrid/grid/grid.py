@@ -1,0 +1,340 @@
+"""
+Grid: what applications and commands use to store files and get them back.
+
+Public methods answer with Deferreds that have started and can be cancelled; cancelling one lets go
+of all that it held. Everything that transfers share is made here: workers, servers with their
+windows, and the memory budget. What a transfer does is in ``transfer``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+
+from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.params import Params
+from pipegrid.errors import ServerError, UsageError
+from pipegrid.flow.budget import Budget
+from pipegrid.flow.workers import CpuWorkers, Workers
+from pipegrid.grid import config as configuration
+from pipegrid.grid.config import GridConfig
+from pipegrid.grid.local import open_local
+from pipegrid.grid.openable import checkable, readable
+from pipegrid.transfer.check import Check
+from pipegrid.transfer.download import Download, DownloadSettings
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put import Putter
+from pipegrid.transfer.results import CheckResult, GetResult, PutResult, ServerStatus
+from pipegrid.transfer.sink import SinkLike, open_sink
+from pipegrid.transfer.source import SourceLike
+from pipegrid.transfer.upload import Progress, UploadSettings
+
+T = TypeVar("T")
+
+UPLOAD_MEMORY_BYTES = 32 << 20
+"""
+What all uploads together may hold while they code, beyond the windows: large files go one behind
+the other, small ones side by side. With the windows it keeps a client under 64 MiB.
+"""
+
+
+class Grid:
+    """
+    A storage grid, as configured in one directory.
+
+    Open it with ``Grid.open``; close it when done.
+
+    Attributes:
+        config: what the directory says.
+        created: what to tell the user if opening has just made an embedded grid, or None.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        config: GridConfig,
+        peers: list[Peer],
+        workers: CpuWorkers,
+        *,
+        created: str | None = None,
+        upload_settings: UploadSettings | None = None,
+        download_settings: DownloadSettings | None = None,
+        on_close: Callable[[], Deferred[None]] | None = None,
+    ) -> None:
+        self.config = config
+        self.created = created
+        self._reactor = reactor
+        self._peers = peers
+        self._workers = workers
+        self._download_settings = download_settings or DownloadSettings()
+        self._on_close = on_close
+        self._putter = Putter(
+            clock=reactor,
+            workers=workers,
+            peers=peers,
+            client_secrets=ClientSecrets(config.lease_secret),
+            memory=Budget(UPLOAD_MEMORY_BYTES),
+            settings=upload_settings or UploadSettings(),
+        )
+        self._running: set[Deferred[Any]] = set()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls, reactor: IReactorTime, directory: str | os.PathLike[str] | None = None
+    ) -> Deferred[Grid]:
+        """
+        Open the grid that a directory configures.
+
+        Args:
+            reactor: the running reactor.
+            directory: a client's directory; None for the user's own, where an embedded grid of
+                ten storage directories is made if nothing is configured.
+
+        Raises (through the Deferred):
+            UsageError: the directory is not configured, or says something impossible.
+        """
+        return Deferred.fromCoroutine(cls._open(reactor, directory))
+
+    @classmethod
+    async def _open(cls, reactor: IReactorTime, directory: str | os.PathLike[str] | None) -> Grid:
+        created = None
+        path = configuration.default_directory() if directory is None else Path(directory)
+        if directory is None and not configuration.is_configured(path):
+            configuration.create_local(path)
+            created = (
+                f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
+                f"storage directories was made in {path}; it is as safe as that disk"
+            )
+        config = configuration.load(path)
+        if config.local is None:
+            raise UsageError(
+                f"{path / configuration.CONFIG_NAME} names no servers; add a [local] section"
+            )
+        assert IReactorFromThreads.providedBy(reactor), "Grid.open needs a real reactor"
+        local = open_local(reactor, config.local)
+        return cls(
+            reactor, config, local.peers, Workers(reactor), created=created, on_close=local.close
+        )
+
+    def put(
+        self,
+        source: SourceLike,
+        *,
+        params: Params | None = None,
+        happy: int | None = None,
+        convergence: bytes | None = None,
+        random_key: bool = False,
+        progress: Progress | None = None,
+    ) -> Deferred[PutResult]:
+        """
+        Store one file; fires when enough servers hold it, with its cap.
+
+        Args:
+            source: a path, bytes, or a binary file object (read from its beginning if it is a
+                regular file, else to its end; it stays open).
+            params: other than configured.
+            happy: servers of happiness wanted, other than configured.
+            convergence: the convergence secret, other than configured; ``b""`` for none.
+            random_key: use a fresh key, so that the cap never equals another.
+            progress: called with acknowledged and total bytes of shares.
+
+        Raises (through the Deferred):
+            SourceError: the source cannot be read, or changes meanwhile.
+            UnhappyError: too few servers took it.
+            UsageError: the parameters are impossible.
+        """
+        return self._start(self._put(source, params, happy, convergence, random_key, progress))
+
+    async def _put(
+        self,
+        source: SourceLike,
+        params: Params | None,
+        happy: int | None,
+        convergence: bytes | None,
+        random_key: bool,
+        progress: Progress | None,
+    ) -> PutResult:
+        params = self.config.params if params is None else params
+        if happy is None:
+            happy = min(self.config.happy, params.total_shares)
+        configuration.check_happy(happy, params)
+        if random_key:
+            convergence = None
+        elif convergence is None:
+            convergence = self.config.convergence
+        return await self._putter.put(source, params, happy, convergence, progress)
+
+    def get(
+        self,
+        cap: str | Cap,
+        sink: SinkLike,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
+    ) -> Deferred[GetResult]:
+        """
+        Fetch a file, or a range of it; fires when the last verified byte is in the sink.
+
+        Args:
+            cap: a file's read cap.
+            sink: a binary file object (it stays open), or an ``IConsumer``, which may pause us.
+            start, length: the range; by default all. A length beyond the end stops there.
+            progress: called with bytes delivered and wanted.
+
+        Raises (through the Deferred):
+            CapError: not a cap that reads a file.
+            UsageError: the range begins beyond the end of the file.
+            NotEnoughSharesError: too few good shares could be had.
+            CorruptionError: the shares do not make up the file of the cap.
+            SinkError: the sink could not take it.
+        """
+        return self._start(self._get(cap, sink, start, length, progress))
+
+    async def _get(
+        self,
+        given: str | Cap,
+        sink: SinkLike,
+        start: int,
+        length: int | None,
+        progress: Progress | None,
+    ) -> GetResult:
+        cap = readable(given)
+        if start < 0 or start > cap.size:
+            raise UsageError(f"the range begins at byte {start}, but the file has {cap.size} bytes")
+        if length is not None and length < 0:
+            raise UsageError(f"a range cannot have {length} bytes")
+        length = cap.size - start if length is None else min(length, cap.size - start)
+        if isinstance(cap, LitCap) or length == 0:
+            target = open_sink(sink, lambda: None)
+            try:
+                if isinstance(cap, LitCap):
+                    target.write([cap.data[start : start + length]])
+            finally:
+                target.finish()
+            return GetResult(length, {}, [])
+        download = Download(
+            clock=self._reactor,
+            workers=self._workers,
+            peers=self._peers,
+            cap=cap,
+            sink=sink,
+            start=start,
+            length=length,
+            settings=self._download_settings,
+            progress=progress,
+        )
+        return await download.run()
+
+    def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
+        """Fetch a file, or a range of it, into memory; see ``get``."""
+        return self._start(self._read(cap, start, length))
+
+    async def _read(self, cap: str | Cap, start: int, length: int | None) -> bytes:
+        into = BytesIO()
+        await self._get(cap, into, start, length, None)
+        return into.getvalue()
+
+    def check(
+        self, cap: str | Cap, *, verify: bool = False, progress: Progress | None = None
+    ) -> Deferred[CheckResult]:
+        """
+        Find out how many shares of a file are where.
+
+        Args:
+            cap: a read cap or verify cap of an immutable file or directory.
+            verify: fetch every share and check every byte of it.
+            progress: called with shares verified and shares found.
+
+        Raises (through the Deferred):
+            CapError: not the cap of an immutable file.
+        """
+        return self._start(self._check(cap, verify, progress))
+
+    async def _check(
+        self, given: str | Cap, verify: bool, progress: Progress | None
+    ) -> CheckResult:
+        cap = checkable(given)
+        if isinstance(cap, LitCap):
+            return CheckResult(
+                cap=cap,
+                healthy=True,
+                recoverable=True,
+                good_shares={},
+                corrupt=[],
+                happiness=0,
+                required_shares=0,
+                total_shares=0,
+                unreachable=[],
+            )
+        check = Check(
+            workers=self._workers, peers=self._peers, cap=cap, verify=verify, progress=progress
+        )
+        return await check.run()
+
+    def status(self) -> Deferred[list[ServerStatus]]:
+        """Ask every server how it is; those that do not answer say why."""
+        return self._start(self._status())
+
+    async def _status(self) -> list[ServerStatus]:
+        asked = [Deferred.fromCoroutine(self._status_of(peer)) for peer in self._peers]
+        return list(await gatherResults(asked, consumeErrors=True))
+
+    async def _status_of(self, peer: Peer) -> ServerStatus:
+        reason, rtt_s, application, available_bytes = None, None, None, None
+        started = self._reactor.seconds()
+        try:
+            version = await peer.server.version()
+        except ServerError as error:
+            reason = str(error)
+        else:
+            rtt_s = self._reactor.seconds() - started
+            application, available_bytes = version.application, version.available_bytes
+        return ServerStatus(
+            nickname=peer.name,
+            server_id=peer.identity.server_id,
+            protocol=peer.protocol,
+            address=peer.address,
+            reachable=reason is None,
+            reason=reason,
+            rtt_s=rtt_s,
+            version=application,
+            available_bytes=available_bytes,
+        )
+
+    def close(self) -> Deferred[None]:
+        """End all that is running, let go of the servers, and fire when nothing is left."""
+        return Deferred.fromCoroutine(self._close())
+
+    async def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for running in list(self._running):
+            running.cancel()
+        for peer in self._peers:
+            await peer.server.disconnect()
+        await self._workers.stop()
+        if self._on_close is not None:
+            await self._on_close()
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+        if self._closed:
+            work.close()
+            raise UsageError("this grid is closed; open it again")
+        running = Deferred.fromCoroutine(work)
+        self._running.add(running)
+
+        def ended(result: Any) -> Any:
+            self._running.discard(running)
+            return result
+
+        return running.addBoth(ended)

@@ -1,0 +1,59 @@
+"""The embedded grid: storage directories served in process, one server each."""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+
+from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.ring import permutation_seed
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.flow.workers import Workers
+from pipegrid.grid.config import LocalGrid
+from pipegrid.storage.durability import Durability
+from pipegrid.storage.store import ShareStore
+from pipegrid.transfer.peers import Peer
+from pipegrid.transport.local import LocalServer
+from pipegrid.wire.messages import ServerIdentity
+
+_WINDOW_BYTES = 1 << 20
+"""A disk has no round trip to fill: one batch in flight while the next is made."""
+
+_DISK_THREADS = 4
+
+
+@attrs.frozen
+class OpenLocalGrid:
+    """The servers of an embedded grid, and the threads that do their disk work."""
+
+    peers: list[Peer]
+    disk_workers: Workers
+
+    def close(self) -> Deferred[None]:
+        """Stop the threads."""
+        return self.disk_workers.stop()
+
+
+def local_identity(number: int) -> ServerIdentity:
+    """Return who the server of the embedded grid's directory ``number`` is."""
+    server_id = f"local-{number:02d}"
+    lease_seed = tagged_hash(b"pipegrid_local_lease_seed_v1", server_id.encode("ascii"))[:20]
+    return ServerIdentity(server_id, server_id, permutation_seed(server_id), lease_seed)
+
+
+def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
+    """Return servers for every storage directory; nothing on disk is touched yet."""
+    workers = Workers(reactor, threads=_DISK_THREADS)
+    # One for all, since the shares of a file are complete at the same time: one sync makes the
+    # group durable on every directory of the disk.
+    durability = Durability(workers, IReactorTime(reactor), grid.durability)
+    peers = []
+    for number in range(grid.servers):
+        directory = grid.directory / f"{number:02d}"
+        store = ShareStore(directory, clock=time.time)
+        server = LocalServer(store, local_identity(number), workers, durability)
+        peers.append(Peer(server, Pipeline(_WINDOW_BYTES), "local", str(directory)))
+    return OpenLocalGrid(peers, workers)

@@ -1,0 +1,403 @@
+"""
+Getting one file, or a range of it, in one round trip where the shares are where they should be.
+
+The first burst asks the first k + e servers of the ring for their share lists and, right behind,
+for the predicted share's bytes: every offset follows from the cap. Where the guess was wrong the
+lists have come with the refusals, and the next round trip is right. The fastest k shares of
+the race serve the rest of the file; when they falter another joins.
+
+The loop looks at everything, decides, acts and waits for the next event. Its steps are methods in
+the order in which they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap
+from pipegrid.core.decoder import Decoder
+from pipegrid.core.segmentjob import SegmentJob, SegmentResult
+from pipegrid.errors import NotEnoughSharesError, ServerError
+from pipegrid.flow.wakeup import Wakeup
+from pipegrid.flow.workers import CpuWorkers
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.readers import ShareReader
+from pipegrid.transfer.results import GetResult
+from pipegrid.transfer.search import ShareSearch
+from pipegrid.transfer.sink import SinkLike, open_sink
+from pipegrid.transfer.upload import Progress
+
+_RACE_BYTES = 1 << 20
+"""What each racer is asked for beyond the beginning: it keeps 80 Mbit/s busy at 100 ms."""
+
+_UNLIMITED = 1 << 62
+
+_MAX_JOBS = 3
+"""Segments being decoded at the same time: both cores busy while one segment is written out."""
+
+
+@attrs.frozen
+class DownloadSettings:
+    """
+    How eager, how patient and how large a download is.
+
+    Attributes:
+        extra_shares: e, how many more shares than needed take part in the first race.
+        hedge_s: when no segment has been finished for so long, and some servers lag behind
+            the others, one more share joins.
+        silence_s: when nothing at all has come for so long, the servers that owe are given up.
+        memory_bytes: of share data that may be held, over all shares.
+    """
+
+    extra_shares: int = 1
+    hedge_s: float = 1.0
+    silence_s: float = 60.0
+    memory_bytes: int = 24 << 20
+
+
+class Download:
+    """
+    The download of a range of one encoded file (not of a literal one).
+
+    Args:
+        peers: servers that may be used, in any order.
+        start, length: the range of plaintext; it lies within the file.
+        progress: called with plaintext bytes delivered and wanted.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: IReactorTime,
+        workers: CpuWorkers,
+        peers: Sequence[Peer],
+        cap: ChkCap,
+        sink: SinkLike,
+        start: int,
+        length: int,
+        settings: DownloadSettings,
+        progress: Progress | None = None,
+    ) -> None:
+        self._clock = clock
+        self._workers = workers
+        self._cap = cap
+        self._length = length
+        self._settings = settings
+        self._progress = progress
+        self._storage_index = cap.storage_index
+        self._ring = ring(self._storage_index, peers)
+        self._search: ShareSearch[Peer] = ShareSearch(self._ring)
+        self._decoder = Decoder(cap, start, length)
+        self._changed = Wakeup(clock)
+        self._sink = open_sink(sink, self._changed.fire)
+        self._readers: dict[int, ShareReader] = {}
+        self._questions: set[Deferred[frozenset[int]]] = set()
+        self._answers: list[tuple[Peer, frozenset[int] | Failure]] = []
+        self._jobs: set[Deferred[None]] = set()
+        self._results: list[SegmentResult] = []
+        self._bug: Failure | None = None
+        self._racing = True
+        self._extra = settings.extra_shares
+        self._delivered = 0
+        self._names: dict[int, str] = {}
+        self._used: dict[int, str] = {}
+        self._damaged: list[tuple[int, Peer]] = []
+        self._damaged_in_use = False
+        self._reported_corrupt = 0
+        self._reasons: dict[str, str] = {}
+        self._started = clock.seconds()
+        self._hedge_s = settings.hedge_s
+        self._last_event = self._started
+        self._last_progress = self._started
+        self._seen_bytes = 0
+
+    async def run(self) -> GetResult:
+        """
+        Fetch, verify and deliver the range.
+
+        Raises:
+            NotEnoughSharesError: fewer than k good shares could be had.
+            CorruptionError: the shares are right but do not make up the file of the cap.
+            SinkError: the plaintext could not be written.
+        """
+        try:
+            self._first_burst()
+            while True:
+                self._deliver()
+                if self._decoder.done:
+                    break
+                self._look_at_answers()
+                self._look_at_readers()
+                self._name_corruption()
+                self._recruit()
+                self._ask()
+                self._start_jobs()
+                if not self._decoder.done:
+                    await self._changed.wait(self._patience())
+                    self._hedge()
+        finally:
+            self._let_go()
+        self._sink.finish()
+        return GetResult(
+            size=self._delivered,
+            shares_used=dict(sorted(self._used.items())),
+            corrupt=list(self._decoder.corrupt),
+            elapsed_s=self._clock.seconds() - self._started,
+        )
+
+    # Questions and readers.
+
+    def _first_burst(self) -> None:
+        racers = min(
+            self._cap.required_shares + self._extra, self._cap.total_shares, len(self._ring)
+        )
+        for number, peer in enumerate(self._ring[:racers]):
+            self._question(peer)
+            self._open_reader(number, peer)
+        self._ask()
+
+    def _question(self, peer: Peer) -> None:
+        self._search.asked(peer)
+        question = peer.server.list_shares(self._storage_index)
+        self._questions.add(question)
+        question.addBoth(self._question_answered, question, peer)
+
+    def _question_answered(
+        self,
+        answer: frozenset[int] | Failure,
+        question: Deferred[frozenset[int]],
+        peer: Peer,
+    ) -> None:
+        # Only noted here: the loop may be in the middle of a step.
+        self._questions.discard(question)
+        self._answers.append((peer, answer))
+        self._changed.fire()
+
+    def _look_at_answers(self) -> None:
+        """Let the search know what servers have said."""
+        answers, self._answers = self._answers, []
+        for peer, answer in answers:
+            self._last_event = self._clock.seconds()
+            if not isinstance(answer, Failure):
+                total_shares = self._cap.total_shares
+                self._search.answered(peer, [n for n in answer if n < total_shares])
+                continue
+            if not answer.check(ServerError, CancelledError):
+                answer.raiseException()
+            self._reasons.setdefault(peer.name, str(answer.value))
+            self._search.failed(peer)
+            for reader in list(self._readers.values()):
+                if reader.peer is peer:
+                    self._close_reader(reader)
+
+    def _open_reader(self, number: int, peer: Peer) -> None:
+        share = self._settings.memory_bytes // (self._cap.required_shares + 1)
+        self._decoder.add_share(number)
+        self._names[number] = peer.name
+        self._readers[number] = ShareReader(
+            self._decoder, peer, number, self._storage_index, share, self._changed.fire
+        )
+
+    def _close_reader(self, reader: ShareReader) -> None:
+        del self._readers[reader.share_number]
+        reader.close()
+        self._decoder.drop_share(reader.share_number)
+
+    def _look_at_readers(self) -> None:
+        """Take out the readers that have ended."""
+        seen = sum(reader.received_bytes for reader in self._readers.values())
+        if seen != self._seen_bytes:
+            self._seen_bytes = seen
+            self._last_event = self._clock.seconds()
+        for reader in list(self._readers.values()):
+            if reader.state == "open":
+                continue
+            if reader.state == "missing":
+                self._search.exclude(reader.share_number, reader.peer)
+            else:
+                self._search.failed(reader.peer)
+            if reader.error is not None:
+                self._reasons[reader.peer.name] = str(reader.error)
+            self._close_reader(reader)
+
+    def _name_corruption(self) -> None:
+        """Give found damage its server's name, tell the server, and use a bad copy no more."""
+        for error in self._decoder.corrupt[self._reported_corrupt :]:
+            number = error.share_number
+            reader = None if number is None else self._readers.get(number)
+            if reader is None:
+                continue
+            error.server = reader.peer.name
+            advice = reader.peer.server.advise_corrupt_share(
+                self._storage_index, reader.share_number, str(error)
+            )
+            advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
+            if reader.share_number in self._decoder.bad_shares:
+                self._damaged.append((reader.share_number, reader.peer))
+                self._search.exclude(reader.share_number, reader.peer)
+                self._close_reader(reader)
+        self._reported_corrupt = len(self._decoder.corrupt)
+
+    def _recruit(self) -> None:
+        """Have as many shares as it takes, from servers that serve no other share if possible."""
+        needed = self._cap.required_shares + (self._extra if self._racing else 0)
+        busy = {reader.peer for reader in self._readers.values()}
+        available = self._search.available()
+        while len(self._readers) < needed:
+            candidates = [
+                (peer in busy, order, number, peer)
+                for order, (number, peers) in enumerate(available.items())
+                for peer in peers
+                if number not in self._readers
+            ]
+            if not candidates:
+                break
+            _, _, number, peer = min(candidates, key=lambda candidate: candidate[:2])
+            self._open_reader(number, peer)
+            busy.add(peer)
+        if len(self._readers) < needed:
+            for peer in self._search.ask_next():
+                self._question(peer)
+        if self._search.exhausted and len(self._readers) < self._cap.required_shares:
+            self._last_resort()
+
+    def _last_resort(self) -> None:
+        """Use damaged shares for their good blocks, once; then give up."""
+        if self._decoder.lacking == 0:
+            return  # all that is needed has come, from servers that have gone since
+        found = len(self._readers)
+        damaged, self._damaged = self._damaged, []
+        for number, peer in damaged:
+            if number not in self._readers and not self._damaged_in_use:
+                self._open_reader(number, peer)
+        if damaged and not self._damaged_in_use:
+            self._damaged_in_use = True
+            self._decoder.use_damaged_shares()
+            if len(self._readers) >= self._cap.required_shares:
+                return
+        reasons = sorted(set(self._reasons.values()))[:3]
+        because = f" ({'; '.join(reasons)})" if reasons else ""
+        raise NotEnoughSharesError(
+            f"cannot get the file: found {found} good shares on {len(self._ring)} servers, but "
+            f"{self._cap.required_shares} are needed{because}; try again when more servers work",
+            found,
+            self._cap.required_shares,
+        )
+
+    def _ask(self) -> None:
+        # Racers are asked for little beyond the first segment; the winners for all the rest at once,
+        # and held back by pausing them, so that there is no round trip between one span and the next.
+        ahead = _RACE_BYTES if self._racing else _UNLIMITED
+        for reader in self._readers.values():
+            if reader.state == "open" and self._sink.ready:
+                reader.ask(self._decoder.wanted(reader.share_number, ahead))
+
+    # Decoding and delivering.
+
+    def _start_jobs(self) -> None:
+        while self._sink.ready and len(self._jobs) + len(self._results) < _MAX_JOBS:
+            job = self._decoder.next_job()
+            if job is None:
+                return
+            if self._racing:
+                self._end_race(job)
+            for block in job.blocks:
+                self._used[block.share_number] = self._names[block.share_number]
+            done = self._workers.run_if_large(3 * (job.end - job.start), job.run).addCallback(
+                self._results.append
+            )
+            self._jobs.add(done)
+            done.addErrback(self._note_bug)
+            done.addBoth(self._job_done, done)
+
+    def _end_race(self, job: SegmentJob) -> None:
+        """The first segment is there: go on with the shares that were fast enough to be in it."""
+        self._racing = False
+        numbers = {block.share_number for block in job.blocks}
+        for reader in list(self._readers.values()):
+            if reader.share_number not in numbers:
+                self._close_reader(reader)
+
+    def _note_bug(self, failure: Failure) -> None:
+        if not failure.check(CancelledError):
+            self._bug = failure
+
+    def _job_done(self, _result: None, done: Deferred[None]) -> None:
+        self._jobs.discard(done)
+        self._changed.fire()
+
+    def _deliver(self) -> None:
+        if self._bug is not None:
+            self._bug.raiseException()
+        results = list(self._results)
+        self._results.clear()
+        for result in results:
+            pieces = self._decoder.finish(result)
+            if pieces:
+                self._last_progress = self._clock.seconds()
+                self._sink.write(pieces)
+                self._delivered += sum(map(len, pieces))
+                if self._progress is not None:
+                    self._progress(self._delivered, self._length)
+        for reader in self._readers.values():
+            reader.balance()
+
+    # Patience.
+
+    def _patience(self) -> float | None:
+        if not self._sink.ready or self._jobs:
+            return None
+        now = self._clock.seconds()
+        hedge = self._last_progress + self._hedge_s - now
+        silence = self._last_event + self._settings.silence_s - now
+        return max(0.0, min(hedge, silence) if hedge > 0 else silence)
+
+    def _hedge(self) -> None:
+        """Let one more share join if some keep the others waiting; give up those that are silent."""
+        now = self._clock.seconds()
+        if not self._sink.ready or self._jobs:
+            self._last_event = self._last_progress = now
+            return
+        if now - self._last_progress >= self._hedge_s:
+            self._last_progress = now
+            if self._some_lag():
+                self._extra = self._extra + 1 if self._racing else 1
+                self._racing = True
+                self._hedge_s *= 2  # a slow line is no reason to load it more and more
+            for reader in self._readers.values():
+                reader.start_period()
+        if now - self._last_event >= self._settings.silence_s:
+            self._last_event = now
+            for reader in list(self._readers.values()):
+                if reader.waiting:
+                    self._reasons[reader.peer.name] = (
+                        f"{reader.peer.name} was silent for {self._settings.silence_s:g} s"
+                    )
+                    reader.close("failed")
+            for question in list(self._questions):
+                question.cancel()
+
+    def _some_lag(self) -> bool:
+        """
+        Return whether the segment waits for some servers while others have done their part.
+
+        On a slow line all shares creep at the same pace: then one more would only slow the rest.
+        """
+        busy = [reader for reader in self._readers.values() if reader.waiting and not reader.paused]
+        if len(busy) < len(self._readers):
+            return True
+        paces = [reader.period_bytes for reader in busy]
+        return not paces or 2 * min(paces) <= max(paces)
+
+    def _let_go(self) -> None:
+        for reader in list(self._readers.values()):
+            reader.close()
+        for question in list(self._questions):
+            question.cancel()
+        for job in list(self._jobs):
+            job.cancel()

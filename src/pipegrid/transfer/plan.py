@@ -1,0 +1,152 @@
+"""
+Which share goes to which server, decided from what is known so far.
+
+Pure: facts come in through the methods in the past tense, decisions go out through ``moves`` and
+``superfluous``. The optimistic first placement puts share i on the i-th server of the ring before
+anybody was asked; only when reality differs is anything recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from pipegrid.core.placement import place_shares, servers_of_happiness
+
+T = TypeVar("T", bound=Hashable)
+
+_MAX_TRIES = 2
+"""How often one share is tried on one server: again once if the server lost it, not for ever."""
+
+
+class UploadPlan(Generic[T]):
+    """
+    The state of one file's placement.
+
+    Args:
+        ring: servers in the file's permuted order; no server twice.
+        total_shares: n.
+        happy: servers of happiness that the caller wants.
+    """
+
+    def __init__(self, ring: Sequence[T], total_shares: int, happy: int) -> None:
+        self.ring = list(ring)
+        self.total_shares = total_shares
+        self.happy = happy
+        self.stored: dict[int, set[T]] = {}
+        """Complete shares, as servers have told us: found or placed."""
+        self.underway: dict[int, T] = {}
+        """Where each unfinished share is being sent."""
+        self._unwritable: set[T] = set()
+        self._gone: set[T] = set()
+        self._given_up: set[int] = set()
+        self._tries: dict[tuple[int, T], int] = {}
+
+    # Facts.
+
+    def sending(self, share_number: int, server: T) -> None:
+        """A share is on its way."""
+        self.underway[share_number] = server
+        self._tries[share_number, server] = self._tries.get((share_number, server), 0) + 1
+
+    def found(self, server: T, share_numbers: Iterable[int]) -> None:
+        """The server has these complete shares."""
+        for number in share_numbers:
+            self.stored.setdefault(number, set()).add(server)
+            if self.underway.get(number) == server:
+                del self.underway[number]
+
+    def refused(self, share_number: int, server: T) -> None:
+        """The server will not take this share; for the time being, it takes no other either."""
+        self._unwritable.add(server)
+        self._stop(share_number, server)
+
+    def lost(self, share_number: int, server: T) -> None:
+        """The server no longer knows the unfinished share; it may be sent again."""
+        if self._tries.get((share_number, server), 0) >= _MAX_TRIES:
+            self._unwritable.add(server)
+        self._stop(share_number, server)
+
+    def failed(self, server: T) -> None:
+        """The server is gone, with all that was on its way to it."""
+        self._unwritable.add(server)
+        self._gone.add(server)
+        for number in [n for n, home in self.underway.items() if home == server]:
+            del self.underway[number]
+
+    def dropped(self, share_number: int, server: T) -> None:
+        """The share was taken back because its server is too slow, or it is not needed."""
+        self._given_up.add(share_number)
+        self._stop(share_number, server)
+
+    def _stop(self, share_number: int, server: T) -> None:
+        if self.underway.get(share_number) == server:
+            del self.underway[share_number]
+
+    # Decisions.
+
+    def first(self) -> dict[int, T]:
+        """Return the optimistic placement: share i to the i-th server of the ring, and round."""
+        return {i: self.ring[i % len(self.ring)] for i in range(self.total_shares)}
+
+    def happiness(self) -> int:
+        """Return the servers of happiness of what is complete."""
+        return servers_of_happiness(self.stored)
+
+    def hoped_happiness(self, without: Iterable[int] = ()) -> int:
+        """Return the happiness when all that is on its way arrives, save some shares of it."""
+        hoped = {number: set(homes) for number, homes in self.stored.items()}
+        left_out = set(without)
+        for number, server in self.underway.items():
+            if number not in left_out:
+                hoped.setdefault(number, set()).add(server)
+        return servers_of_happiness(hoped)
+
+    def moves(self) -> dict[int, T]:
+        """
+        Return the shares to send now, each with its server; empty if there is nothing to do.
+
+        Every share should have a home; a share that has one moves only if happiness needs it.
+        """
+        homeless = {
+            number
+            for number in range(self.total_shares)
+            if number not in self.stored
+            and number not in self.underway
+            and number not in self._given_up
+        }
+        unhappy = self.hoped_happiness() < self.happy
+        if not homeless and not unhappy:
+            return {}
+        existing: dict[T, set[int]] = {}
+        for number, homes in self.stored.items():
+            for server in homes:
+                existing.setdefault(server, set()).add(number)
+        for number, server in self.underway.items():
+            existing.setdefault(server, set()).add(number)
+        readwrite = [server for server in self.ring if server not in self._unwritable]
+        readonly = [s for s in self.ring if s in self._unwritable and s not in self._gone]
+        if not readwrite:
+            return {}
+        placement = place_shares(readwrite, readonly, existing, self.total_shares)
+        return {
+            number: server
+            for number, server in sorted(placement.items())
+            if (number in homeless or unhappy)
+            and number not in self.underway
+            and number not in existing.get(server, ())
+            and server not in self._unwritable
+            and self._tries.get((number, server), 0) < _MAX_TRIES
+        }
+
+    def superfluous(self) -> list[int]:
+        """
+        Return shares on their way that some server already has, and that happiness can spare.
+
+        Whoever sends a large file again after the ring has changed need not send it all.
+        """
+        spare: list[int] = []
+        for number in sorted(self.underway):
+            if number in self.stored and self.hoped_happiness([*spare, number]) >= self.happy:
+                spare.append(number)
+        return spare

@@ -1,0 +1,134 @@
+"""
+From a source to a cap: everything about a put that comes before and around the upload itself.
+
+Small files become literal caps. Files of one segment are read once and coded from memory, so that
+what makes the key is what is stored whatever happens to the file; larger ones are read twice and
+checked for changes in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core.caps import LitCap, is_literal_size
+from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.params import Geometry, Params
+from pipegrid.errors import SourceError
+from pipegrid.flow.budget import Budget
+from pipegrid.flow.workers import CpuWorkers
+from pipegrid.transfer.codingline import DEPTH
+from pipegrid.transfer.keys import convergent_key, random_key
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.results import PutResult
+from pipegrid.transfer.source import BytesSource, Source, SourceLike, open_source
+from pipegrid.transfer.upload import Progress, Upload, UploadSettings
+
+_OVERHEAD_BYTES = 64 << 10
+"""What the objects of even the smallest upload take."""
+
+
+class Putter:
+    """
+    Stores files on one grid; any number at the same time.
+
+    Args:
+        memory: what all uploads together may hold while they code.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: IReactorTime,
+        workers: CpuWorkers,
+        peers: Sequence[Peer],
+        client_secrets: ClientSecrets,
+        memory: Budget,
+        settings: UploadSettings,
+    ) -> None:
+        self._clock = clock
+        self._workers = workers
+        self._peers = peers
+        self._client_secrets = client_secrets
+        self._memory = memory
+        self._settings = settings
+
+    async def put(
+        self,
+        given: SourceLike,
+        params: Params,
+        happy: int,
+        convergence: bytes | None,
+        progress: Progress | None = None,
+    ) -> PutResult:
+        """
+        Store one file; ``convergence`` None means a random key. See ``Grid.put``.
+        """
+        started = self._clock.seconds()
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            source: Source = BytesSource(given)
+        else:
+            # Copying a pipe to temporary space takes as long as the pipe does.
+            source = await self._workers.run(open_source, given)
+        try:
+            if is_literal_size(source.size):
+                cap = LitCap(source.read_at(0, source.size))
+                return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
+            geometry = params.geometry(source.size)
+            lent = await self._memory.borrow(_held_bytes(geometry))
+            try:
+                return await self._upload(source, geometry, happy, convergence, progress)
+            finally:
+                self._memory.give_back(lent)
+        finally:
+            source.close()
+
+    async def _upload(
+        self,
+        source: Source,
+        geometry: Geometry,
+        happy: int,
+        convergence: bytes | None,
+        progress: Progress | None,
+    ) -> PutResult:
+        if geometry.num_segments == 1:
+            size = source.size
+            data = await self._workers.run_if_large(size, source.read_at, 0, size)
+            source = BytesSource(data, source.name)
+        if convergence is None:
+            key = random_key()
+        else:
+            key = await convergent_key(source, geometry, convergence, self._workers)
+
+        async def check_source() -> None:
+            if source.check_unchanged() or convergence is None:
+                return
+            # The time stamps cannot tell; the content can.
+            if key != await convergent_key(source, geometry, convergence, self._workers):
+                raise SourceError(
+                    f"{source.name} changed while it was read; nothing was stored, try again "
+                    "when nobody writes to it"
+                )
+
+        upload = Upload(
+            clock=self._clock,
+            workers=self._workers,
+            peers=self._peers,
+            client_secrets=self._client_secrets,
+            source=source,
+            geometry=geometry,
+            key=key,
+            happy=happy,
+            settings=self._settings,
+            check_source=check_source,
+            progress=progress,
+        )
+        return await upload.run()
+
+
+def _held_bytes(geometry: Geometry) -> int:
+    """Return what the segments of an upload take while they are coded: plain, cipher, blocks."""
+    k, n = geometry.required_shares, geometry.total_shares
+    segment = geometry.segment_bytes * (2 * k + n - k) // k
+    return _OVERHEAD_BYTES + segment * min(DEPTH, geometry.num_segments)

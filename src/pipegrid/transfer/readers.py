@@ -1,0 +1,196 @@
+"""
+Reading one share from one server, for a decoder.
+
+Short spans are asked with ``read``; long ones come as one ``stream`` each, paused while the decoder
+holds more of this share than it should, so that memory stays bounded and the wire stays full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.core.decoder import Decoder
+from pipegrid.core.spans import Span
+from pipegrid.errors import NoSuchShare, ServerError
+from pipegrid.transfer.peers import Peer
+
+STREAM_BYTES = 1 << 18
+"""Longer spans are streamed: their bytes can be used, and held back, while they come."""
+
+
+class ShareReader:
+    """
+    The bytes of one share, from one server to the decoder.
+
+    Args:
+        ahead_bytes: how much of the share the decoder may hold before the server is paused.
+        changed: called after every event that may let the download go on.
+
+    Attributes:
+        state: ``open``, then ``missing`` (the server has no such share), ``failed`` (the server
+            cannot be used) or ``closed``.
+        received_bytes: of the share, so far.
+        period_bytes: of the share, since ``start_period``.
+        error: why it is missing or has failed.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        peer: Peer,
+        share_number: int,
+        storage_index: bytes,
+        ahead_bytes: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.peer = peer
+        self.share_number = share_number
+        self.state = "open"
+        self.error: ServerError | None = None
+        self.received_bytes = 0
+        self.period_bytes = 0
+        self._decoder = decoder
+        self._storage_index = storage_index
+        self._ahead_bytes = ahead_bytes
+        self.changed = changed
+        self._calls: set[Deferred[object]] = set()
+        self._streams: set[_SpanConsumer] = set()
+
+    def __repr__(self) -> str:
+        return f"<ShareReader share {self.share_number} from {self.peer.name}: {self.state}>"
+
+    @property
+    def waiting(self) -> bool:
+        """Whether bytes have been asked for that have not all come."""
+        return bool(self._calls)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the server is held back because this share is far enough ahead."""
+        return any(stream.paused for stream in self._streams)
+
+    def start_period(self) -> None:
+        """Count ``period_bytes`` from now."""
+        self.period_bytes = 0
+
+    def ask(self, spans: list[Span]) -> None:
+        """Ask the server for these spans, all at once."""
+        for span in spans:
+            if self.state != "open":
+                return
+            if span.length > STREAM_BYTES:
+                self._stream(span)
+            else:
+                self._read(span)
+
+    def _read(self, span: Span) -> None:
+        call = self.peer.server.read(
+            self._storage_index, self.share_number, span.offset, span.length
+        )
+        self._track(call.addCallback(self._got_all, span))
+
+    def _got_all(self, data: bytes, span: Span) -> None:
+        self.take(span.offset, data)
+        if len(data) < span.length and self.state == "open":
+            self._decoder.ended(self.share_number, span.offset + len(data))
+
+    def _stream(self, span: Span) -> None:
+        consumer = _SpanConsumer(self, span.offset)
+        self._streams.add(consumer)
+        call = self.peer.server.stream(
+            self._storage_index, self.share_number, span.offset, span.length, consumer
+        )
+        self._track(call.addBoth(self._stream_ended, consumer, span))
+
+    def _stream_ended(
+        self, result: int | Failure, consumer: _SpanConsumer, span: Span
+    ) -> Failure | None:
+        self._streams.discard(consumer)
+        if isinstance(result, Failure):
+            return result
+        if result < span.length and self.state == "open":
+            self._decoder.ended(self.share_number, span.offset + result)
+        return None
+
+    def _track(self, call: Deferred[object]) -> None:
+        self._calls.add(call)
+        call.addErrback(self._failed)
+        call.addBoth(self._answered, call)
+
+    def _answered(self, result: object, call: Deferred[object]) -> object:
+        self._calls.discard(call)
+        self.changed()
+        return result
+
+    def _failed(self, failure: Failure) -> None:
+        failure.trap(ServerError, CancelledError)
+        if self.state == "open" and isinstance(failure.value, ServerError):
+            self.error = failure.value
+            self.close("missing" if failure.check(NoSuchShare) else "failed")
+
+    def take(self, offset: int, data: bytes) -> None:
+        """Hand bytes to the decoder."""
+        if self.state == "open" and data:
+            self.received_bytes += len(data)
+            self.period_bytes += len(data)
+            self._decoder.received(self.share_number, offset, data)
+
+    def balance(self) -> None:
+        """Pause or resume the server, by what the decoder holds of this share."""
+        if self._streams:
+            held = self._decoder.held_of(self.share_number)
+            for stream in self._streams:
+                stream.balance(held, self._ahead_bytes)
+
+    def close(self, state: str = "closed") -> None:
+        """End in this state and give up what has not come."""
+        if self.state != "open":
+            return
+        self.state = state
+        for call in list(self._calls):
+            call.cancel()
+
+
+@implementer(IConsumer)
+class _SpanConsumer:
+    """Takes one stream's bytes for the decoder, and paces their producer."""
+
+    def __init__(self, reader: ShareReader, offset: int) -> None:
+        self._reader = reader
+        self._offset = offset
+        self._producer: IPushProducer | None = None
+        self.paused = False
+
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
+        """The stream begins."""
+        assert streaming, "servers stream through push producers"
+        self._producer = producer  # type: ignore[assignment]
+
+    def unregisterProducer(self) -> None:
+        """The stream has ended."""
+        self._producer = None
+
+    def write(self, data: bytes) -> None:
+        """Bytes have come."""
+        offset = self._offset
+        self._offset += len(data)
+        reader = self._reader
+        reader.take(offset, data)
+        reader.balance()
+        reader.changed()
+
+    def balance(self, held: int, ahead_bytes: int) -> None:
+        """Pause above the mark, resume below half of it."""
+        if self._producer is None:
+            return
+        if held >= ahead_bytes and not self.paused:
+            self.paused = True
+            self._producer.pauseProducing()
+        elif held <= ahead_bytes // 2 and self.paused:
+            self.paused = False
+            self._producer.resumeProducing()

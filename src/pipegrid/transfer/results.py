@@ -1,0 +1,92 @@
+"""What transfers tell their callers when they are done."""
+
+from __future__ import annotations
+
+import attrs
+
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
+from pipegrid.errors import CorruptionError
+
+
+@attrs.frozen
+class PutResult:
+    """
+    One stored file.
+
+    Attributes:
+        cap: what gets it back.
+        size: plaintext bytes.
+        share_bytes: length of each share; 0 if the file lives in its cap.
+        shares_placed: share number to the nickname of the server that took it in this upload.
+        shares_found: share number to the servers that had it before.
+        happiness: servers of happiness reached; 0 if the file lives in its cap.
+        dropped: nicknames of servers that were too slow to wait for.
+        elapsed_s: from the start to the last acknowledgement waited for.
+    """
+
+    cap: ChkCap | LitCap
+    size: int
+    share_bytes: int
+    shares_placed: dict[int, str]
+    shares_found: dict[int, list[str]]
+    happiness: int
+    elapsed_s: float
+    dropped: list[str] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class GetResult:
+    """
+    One fetched file or range.
+
+    Attributes:
+        size: plaintext bytes delivered.
+        shares_used: share number to the nickname of the server it came from.
+        corrupt: damage that was found on the way and worked around.
+        elapsed_s: from the start to the last byte delivered.
+    """
+
+    size: int
+    shares_used: dict[int, str]
+    corrupt: list[CorruptionError]
+    elapsed_s: float = 0.0
+
+
+@attrs.frozen
+class CheckResult:
+    """
+    The health of one file.
+
+    Attributes:
+        healthy: all ``total_shares`` distinct shares are there, and none was found corrupt.
+        recoverable: at least ``required_shares`` distinct good shares are there.
+        good_shares: share number to the nicknames of the servers that hold a good one.
+        corrupt: damage found (only with verification).
+        happiness: servers of happiness of the good shares.
+        unreachable: servers that could not be asked.
+    """
+
+    cap: Cap | ChkCap | ChkVerifierCap
+    healthy: bool
+    recoverable: bool
+    good_shares: dict[int, list[str]]
+    corrupt: list[CorruptionError]
+    happiness: int
+    required_shares: int
+    total_shares: int
+    unreachable: list[str]
+
+
+@attrs.frozen
+class ServerStatus:
+    """What is known of one server; ``reason`` says why it is not reachable."""
+
+    nickname: str
+    server_id: str
+    protocol: str
+    address: str
+    reachable: bool
+    reason: str | None
+    rtt_s: float | None
+    version: str | None
+    available_bytes: int | None

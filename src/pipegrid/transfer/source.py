@@ -1,0 +1,176 @@
+"""
+Where plaintext comes from: a path, an open file, or bytes.
+
+A source is read twice, once for the key and once for the encoding, so it must be seekable and must
+not change in between; what is neither (a pipe) is first copied to a temporary file. All
+methods block and are meant for a worker thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from typing import BinaryIO, Protocol, Union
+
+from pipegrid.errors import SourceError
+
+SourceLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, BinaryIO]
+
+_RACY_S = 2.0
+"""A file opened this soon after a change may change again without its time stamp showing it."""
+
+
+class Source(Protocol):
+    """Plaintext of a known size."""
+
+    name: str
+    size: int
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """
+        Return exactly ``length`` bytes from ``offset``.
+
+        Raises:
+            SourceError: they cannot be read, or the file has become shorter.
+        """
+
+    def check_unchanged(self) -> bool:
+        """
+        Return whether time stamps prove that the source is as it was when it was opened.
+
+        False: they cannot tell; compare the content.
+
+        Raises:
+            SourceError: it has changed.
+        """
+
+    def close(self) -> None:
+        """Give the file back."""
+
+
+class BytesSource:
+    """Plaintext that is in memory already."""
+
+    def __init__(self, data: bytes | bytearray | memoryview, name: str = "the data") -> None:
+        self._data = bytes(data)  # a bytearray might change under us; bytes are not copied
+        self.name = name
+        self.size = len(self._data)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return the slice."""
+        if offset == 0 and length == self.size:
+            return self._data
+        return self._data[offset : offset + length]
+
+    def check_unchanged(self) -> bool:
+        """Bytes never change."""
+        return True
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class FileSource:
+    """Plaintext in a regular file, read by position, so that it does not matter who else seeks."""
+
+    def __init__(self, file: BinaryIO, name: str, owned: bool) -> None:
+        self._file = file
+        self._fd = file.fileno()
+        self._owned = owned
+        self.name = name
+        found = os.fstat(self._fd)
+        self._opened = _signature(found)
+        self._racy = time.time() - max(found.st_mtime, found.st_ctime) < _RACY_S
+        self.size = found.st_size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return the bytes, however many reads it takes."""
+        try:
+            data = os.pread(self._fd, length, offset)
+            while 0 < len(data) < length:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise SourceError(f"cannot read {self.name}: {error.strerror}") from error
+        if len(data) != length:
+            raise SourceError(
+                f"{self.name} became shorter while it was read; nothing was stored, try again "
+                "when nobody writes to it"
+            )
+        return data
+
+    def check_unchanged(self) -> bool:
+        """Compare size, inode and time stamps with those at opening."""
+        if _signature(os.fstat(self._fd)) != self._opened:
+            raise SourceError(
+                f"{self.name} changed while it was read; nothing was stored, try again when "
+                "nobody writes to it"
+            )
+        return not self._racy
+
+    def close(self) -> None:
+        """Close the file if it was opened here."""
+        if self._owned:
+            self._file.close()
+
+
+def _signature(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def open_source(source: SourceLike, name: str | None = None) -> Source:
+    """
+    Return the source for whatever the caller gave.
+
+    Args:
+        source: bytes; a path; or a binary file object, which is read from its beginning if it is a
+            regular file and from its position otherwise. It stays open.
+        name: what errors call it.
+
+    Raises:
+        SourceError: it cannot be opened or read, or is a directory.
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return BytesSource(source, name or "the data")
+    if isinstance(source, (str, os.PathLike)):
+        path = os.fspath(source)
+        try:
+            file: BinaryIO = open(path, "rb")  # noqa: SIM115  (closed by the source)
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            return _from_file(file, name or path, owned=True)
+        except BaseException:
+            file.close()
+            raise
+    return _from_file(source, name or str(getattr(source, "name", "the file object")), owned=False)
+
+
+def _from_file(file: BinaryIO, name: str, owned: bool) -> Source:
+    try:
+        regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (AttributeError, OSError, ValueError):
+        regular = False  # an object in memory, such as BytesIO
+    if regular:
+        return FileSource(file, name, owned)
+    spool: BinaryIO = tempfile.TemporaryFile(prefix="pipegrid-")  # noqa: SIM115
+    try:
+        shutil.copyfileobj(file, spool, 1 << 20)
+        spool.flush()
+    except OSError as error:
+        spool.close()
+        raise SourceError(
+            f"cannot copy {name} to temporary space: {error.strerror}; "
+            "free some, or set TMPDIR to a larger disk"
+        ) from error
+    except BaseException:
+        spool.close()
+        raise
+    if owned:
+        file.close()
+    return FileSource(spool, name, owned=True)
