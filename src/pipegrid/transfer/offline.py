@@ -1,0 +1,296 @@
+"""
+Between files and share files, with no grid: encode one into n, restore it from any k.
+
+Everything here blocks, on the disk and on the CPU, and holds a few segments in memory whatever the
+size. What it writes appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+import attrs
+
+from pipegrid.core import hashes
+from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
+from pipegrid.core.decoder import Decoder
+from pipegrid.core.encoder import Encoder
+from pipegrid.core.hashes import KEY_BYTES, Buffer
+from pipegrid.core.params import Geometry, Params
+from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
+from pipegrid.transfer.sharedirectory import ShareDirectory
+from pipegrid.transfer.sharefiles import ShareFile, open_share
+from pipegrid.transfer.sink import FileSink
+from pipegrid.transfer.source import Source, SourceLike, open_source
+
+_READ_BYTES = 1 << 18
+_AHEAD_BYTES = 1 << 20  # of each share that is read, and at least one block
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+@attrs.frozen
+class EncodeResult:
+    """
+    One encoded file.
+
+    Attributes:
+        cap: what restores it.
+        size: plaintext bytes.
+        share_bytes: length of each share; 0 if the file lives in its cap.
+        paths: the share files, in share-number order.
+    """
+
+    cap: ChkCap | LitCap
+    size: int
+    share_bytes: int
+    paths: list[str]
+
+
+def encode_file(
+    source: SourceLike,
+    directory: str,
+    params: Params,
+    convergence: bytes | None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> EncodeResult:
+    """
+    Encode a file into ``directory/0`` to ``directory/n-1``, as the storage protocols carry shares.
+
+    A file of up to 55 bytes lives in its cap, and gets no share files.
+
+    Args:
+        directory: made if it is missing; holds no shares yet, unless ``force`` allows to replace them.
+        convergence: the secret that the key comes from, beside the content; None: a random key.
+        progress: called with plaintext bytes encoded, and in all.
+
+    Raises:
+        SourceError: the file cannot be read, or changed meanwhile.
+        SinkError: the share files cannot be written, or would replace others.
+    """
+    opened = open_source(source)
+    try:
+        if is_literal_size(opened.size):
+            data = opened.read_at(0, opened.size)
+            return EncodeResult(LitCap(data), len(data), 0, [])
+        return _encode(opened, directory, params, convergence, force, progress)
+    finally:
+        opened.close()
+
+
+def _encode(
+    source: Source,
+    directory: str,
+    params: Params,
+    convergence: bytes | None,
+    force: bool,
+    progress: Progress | None,
+) -> EncodeResult:
+    geometry = params.geometry(source.size)
+    with ShareDirectory(directory, geometry.total_shares, force) as shares:
+        key = os.urandom(KEY_BYTES)
+        if convergence is not None:
+            key = _key(convergence, geometry, _pieces(source))
+        encoder = Encoder(geometry, key)
+        again = hashes.convergent_key_hasher(
+            convergence or b"",
+            geometry.required_shares,
+            geometry.total_shares,
+            geometry.segment_bytes,
+        )
+        for index in range(geometry.num_segments):
+            start = index * geometry.segment_bytes
+            plaintext = source.read_at(start, geometry.segment_length(index))
+            if convergence is not None:
+                again.update(plaintext)
+            for write in encoder.add(encoder.code(encoder.encrypt(plaintext))):
+                shares.write(write)
+            if progress is not None:
+                progress(start + len(plaintext), geometry.size)
+        source.check_unchanged()
+        if convergence is not None and again.digest()[:KEY_BYTES] != key:
+            raise SourceError(
+                f"{source.name} changed while it was read; no share was written, try again when "
+                "nobody writes to it"
+            )
+        encoder.finish(frozenset())
+        for number in range(geometry.total_shares):
+            shares.write(encoder.trailer(number))
+        paths = shares.publish()
+    return EncodeResult(encoder.cap, geometry.size, encoder.share_bytes, paths)
+
+
+def _key(convergence: bytes, geometry: Geometry, pieces: Iterable[bytes]) -> bytes:
+    hasher = hashes.convergent_key_hasher(
+        convergence, geometry.required_shares, geometry.total_shares, geometry.segment_bytes
+    )
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()[:KEY_BYTES]
+
+
+def _pieces(source: Source) -> Iterator[bytes]:
+    for offset in range(0, source.size, _READ_BYTES):
+        yield source.read_at(offset, min(_READ_BYTES, source.size - offset))
+
+
+@attrs.frozen
+class DecodeResult:
+    """
+    One restored file.
+
+    Attributes:
+        size: plaintext bytes.
+        shares_used: share number to the file it came from; empty if the file lives in its cap.
+        problems: share files that were of no use, and damage that was worked around.
+    """
+
+    size: int
+    shares_used: dict[int, str]
+    problems: list[CorruptionError]
+
+
+def decode_file(
+    cap: ChkCap | LitCap,
+    paths: Sequence[str],
+    sink: BinaryIO,
+    *,
+    progress: Progress | None = None,
+) -> DecodeResult:
+    """
+    Restore a file from any k of its share files.
+
+    The shares may be bare or in a storage server's containers, under any names, and among others
+    that are damaged or of other files.
+
+    Args:
+        sink: gets the plaintext, verified, in order.
+        progress: called with plaintext bytes restored, and in all.
+
+    Raises:
+        NotEnoughSharesError: fewer than k good shares.
+        CorruptionError: the file was encoded wrongly; no share can help.
+        SinkError: the plaintext cannot be written.
+    """
+    output = FileSink(sink)
+    if isinstance(cap, LitCap):
+        output.write([cap.data])
+        output.finish()
+        return DecodeResult(cap.size, {}, [])
+    restoration = _Restoration(cap, paths)
+    try:
+        done = 0
+        for pieces in restoration.run():
+            output.write(pieces)
+            done += sum(map(len, pieces))
+            if progress is not None:
+                progress(done, cap.size)
+        output.finish()
+        return DecodeResult(done, restoration.used(), restoration.problems())
+    finally:
+        restoration.close()
+
+
+class _Restoration:
+    """A decoder, and the files that it reads."""
+
+    def __init__(self, cap: ChkCap, paths: Sequence[str]) -> None:
+        self._cap = cap
+        self._decoder = Decoder(cap)
+        self._reading: dict[int, ShareFile] = {}
+        self._unreadable: list[CorruptionError] = []
+        self._open: list[ShareFile] = []
+        for path in paths:
+            self._open_share(path)
+        # Low numbers first: the first k shares hold the segments as they are.
+        self._spare = sorted(self._open, key=lambda share: share.share_number)
+
+    def _open_share(self, path: str) -> None:
+        try:
+            self._open.append(open_share(path, self._cap))
+        except CorruptionError as error:
+            self._unreadable.append(error)
+        except OSError as error:
+            self._cannot_read(path, None, error)
+
+    def run(self) -> Iterator[list[Buffer]]:
+        """Yield the plaintext in order."""
+        decoder = self._decoder
+        while not decoder.done:
+            while decoder.lacking:
+                self._add_share()
+            progressed = self._read_wanted()
+            while (job := decoder.next_job()) is not None:
+                progressed = True
+                pieces = decoder.finish(job.run())
+                if pieces:
+                    yield pieces
+            assert progressed or decoder.lacking or decoder.done, "the decoder wants nothing"
+
+    def _read_wanted(self) -> bool:
+        """Read what the decoder asks for; return whether it was anything."""
+        asked = False
+        for number in self._decoder.shares_in_use:
+            for span in self._decoder.wanted(number, _AHEAD_BYTES):
+                asked = True
+                self._read(self._reading[number], span.offset, span.length)
+        return asked
+
+    def _read(self, share: ShareFile, offset: int, length: int) -> None:
+        try:
+            data = share.read(offset, length)
+        except OSError as error:
+            self._cannot_read(share.path, share.share_number, error)
+            self._decoder.drop_share(share.share_number)
+            return
+        self._decoder.received(share.share_number, offset, data)
+        if len(data) < length:
+            self._decoder.ended(share.share_number, offset + len(data))
+
+    def _add_share(self) -> None:
+        for share in self._spare:
+            if share.share_number not in self._decoder.shares_in_use:
+                self._spare.remove(share)
+                self._reading[share.share_number] = share
+                self._decoder.add_share(share.share_number)
+                return
+        self._give_up()
+
+    def _give_up(self) -> None:
+        found, needed = len(self._decoder.shares_in_use), self._cap.required_shares
+        problems = self.problems()
+        blame = f" ({problems[0]})" if problems else ""
+        raise NotEnoughSharesError(
+            f"only {found} good shares were given, and any {needed} restore the file{blame}; "
+            "find more of them",
+            found,
+            needed,
+        )
+
+    def _cannot_read(self, path: str, number: int | None, error: OSError) -> None:
+        text = f"cannot read {path}: {error.strerror}"
+        self._unreadable.append(CorruptionError(text, number, None, path))
+
+    def used(self) -> dict[int, str]:
+        """Return the share numbers that made the file, each with its path."""
+        return {number: self._reading[number].path for number in self._decoder.shares_in_use}
+
+    def problems(self) -> list[CorruptionError]:
+        """Return what was wrong with the files given, each with its path as the server."""
+        found = list(self._unreadable)
+        for error in self._decoder.corrupt:
+            share = self._reading.get(-1 if error.share_number is None else error.share_number)
+            path = share.path if share else ""
+            text = f"{path}: {error}" if path else str(error)
+            found.append(CorruptionError(text, error.share_number, error.offset, path))
+        return found
+
+    def close(self) -> None:
+        """Close all files."""
+        for share in self._open:
+            share.close()
