@@ -1,0 +1,5 @@
+"""``python -m pipegrid.cli`` is ``pipegrid``."""
+
+from pipegrid.cli import main
+
+main()

@@ -1,0 +1,112 @@
+"""
+The command line's grammar: global options, and commands that are loaded when they are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipegrid import __version__
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, failure
+from pipegrid.cli.options import common_options
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+    from pipegrid.cli.job import OpenGrid
+
+COMMANDS = ("init", "put", "get", "check", "status", "encode", "decode")
+"""In the order in which people meet them; each is ``command`` in the module ``cmd_NAME``."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one command, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"pipegrid.cli.cmd_{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@common_options
+@click.version_option(__version__, message="pipegrid %(version)s")
+def pipegrid() -> None:
+    """
+    Store files on grids of storage servers, and get them back.
+
+    Each file is encrypted, spread over many servers so that any few of them restore it, and
+    described by a capability, a short string that is both its address and its key. Keep it safe.
+    """
+
+
+def parse(arguments: Sequence[str], console: Console) -> tuple[Invocation, Job]:
+    """
+    Return what the arguments ask for; ``--help`` and the like are answered at once.
+
+    Raises:
+        click.UsageError: they make no sense.
+        SystemExit: they asked for a shell completion script, which was printed.
+    """
+    invocation = Invocation(console)
+    outcome: Any = pipegrid.main(
+        args=list(arguments), prog_name="pipegrid", standalone_mode=False, obj=invocation
+    )
+    if isinstance(outcome, int):  # the status of --help and --version
+        status = outcome
+        return invocation, OfflineJob(lambda _console: status)
+    job: Job = outcome
+    return invocation, job
+
+
+def start(
+    arguments: Sequence[str],
+    console: Console,
+    reactor: Any,
+    open_grid: OpenGrid | None = None,
+) -> Deferred[int]:
+    """
+    Run a command line under a running reactor.
+
+    Args:
+        arguments: without the program's name.
+        open_grid: stands in for ``Grid.open``.
+
+    Returns:
+        Fires with the exit status; every error has become a sentence on stderr. Cancelling it
+        stops the command, cleans up, and gives 130.
+    """
+    from twisted.internet.defer import succeed
+
+    try:
+        invocation, job = parse(arguments, console)
+    except Exception as error:
+        return succeed(failure(error, console))
+    if isinstance(job, OfflineJob):
+        return succeed(job.run(console))
+    return start_job(job, invocation, reactor, open_grid)
+
+
+def start_job(
+    job: GridJob, invocation: Invocation, reactor: Any, open_grid: OpenGrid | None = None
+) -> Deferred[int]:
+    """Do a job under a running reactor; fires with the exit status, as ``start`` does."""
+    from twisted.internet.defer import Deferred
+
+    if open_grid is None:
+        from pipegrid.grid import Grid
+
+        open_grid = Grid.open
+    return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

@@ -1,0 +1,101 @@
+"""``pipegrid encode``: a file becomes share files, with no grid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import Invocation, OfflineJob
+from pipegrid.cli.options import (
+    check_key_options,
+    choose_params,
+    common_options,
+    encoding_options,
+    key_options,
+)
+
+if TYPE_CHECKING:
+    from pipegrid.grid.config import GridConfig
+
+
+@click.command(name="encode")
+@click.argument("file", type=click.Path())
+@click.option(
+    "--shares",
+    "share_directory",
+    required=True,
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Where the share files go; they are called 0, 1, 2...",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace shares that are there.")
+@encoding_options
+@key_options
+@common_options
+@click.pass_obj
+def command(
+    invocation: Invocation,
+    file: str,
+    share_directory: str,
+    force: bool,
+    required_shares: int | None,
+    total_shares: int | None,
+    segment_bytes: int | None,
+    convergence: bytes | None,
+    random_key: bool,
+) -> OfflineJob:
+    """
+    Encode FILE into share files and print its capability.
+
+    Shares and capability are those that 'put' would make with the same options: defaults and the
+    convergence secret come from the client's directory. Without one the key is random.
+    """
+    check_key_options(convergence, random_key)
+
+    def work(console: Console) -> int:
+        from pipegrid.cli.progress import Progress
+        from pipegrid.core.params import Params
+        from pipegrid.transfer.offline import encode_file
+
+        config = _configuration(invocation.directory)
+        params = choose_params(
+            config.params if config else Params(), required_shares, total_shares, segment_bytes
+        )
+        secret = convergence
+        if secret is None and config and not random_key:
+            secret = config.convergence
+        with Progress(console, "encode") as progress:
+            result = encode_file(
+                file,
+                share_directory,
+                params,
+                secret,
+                force=force,
+                progress=progress.transfer(),
+            )
+        if not result.paths:
+            console.say(f"pipegrid: {file} is so small that its cap holds it; there are no shares")
+        console.result(
+            str(result.cap),
+            {
+                "path": file,
+                "cap": str(result.cap),
+                "size": result.size,
+                "share_bytes": result.share_bytes,
+                "shares": result.paths,
+            },
+        )
+        return 0
+
+    return OfflineJob(work)
+
+
+def _configuration(directory: str | None) -> GridConfig | None:
+    """Return what the client's directory says; None if none was named and the user has none."""
+    from pipegrid.grid.config import default_directory, is_configured, load
+
+    if directory is None and not is_configured(default_directory()):
+        return None
+    return load(directory or default_directory())

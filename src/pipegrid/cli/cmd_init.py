@@ -1,0 +1,62 @@
+"""``pipegrid init``: make a client's directory."""
+
+from __future__ import annotations
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import Invocation, OfflineJob
+from pipegrid.cli.options import choose_params, common_options, encoding_options
+
+
+@click.command(name="init")
+@click.option("--local", is_flag=True, help="Make a grid on this machine (the only kind so far).")
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 256),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many storage directories the local grid has.",
+)
+@encoding_options
+@click.option(
+    "--happy", type=click.IntRange(1, 256), metavar="H", help="Servers that an upload needs."
+)
+@common_options
+@click.pass_obj
+def command(
+    invocation: Invocation,
+    local: bool,
+    servers: int,
+    required_shares: int | None,
+    total_shares: int | None,
+    segment_bytes: int | None,
+    happy: int | None,
+) -> OfflineJob:
+    """
+    Make the client's directory, with a grid of its own on this machine.
+
+    The options become the defaults of later uploads.
+    """
+
+    def work(console: Console) -> int:
+        from pipegrid.core.params import Params
+        from pipegrid.grid.config import create_local, default_directory
+
+        params = choose_params(Params(), required_shares, total_shares, segment_bytes)
+        directory = invocation.directory or default_directory()
+        config = create_local(directory, servers=servers, params=params, happy=happy)
+        console.result(
+            str(config.directory),
+            {
+                "directory": str(config.directory),
+                "servers": servers,
+                "required_shares": params.required_shares,
+                "total_shares": params.total_shares,
+                "happy": config.happy,
+            },
+        )
+        return 0
+
+    return OfflineJob(work)

@@ -1,0 +1,140 @@
+"""
+Where a command writes: results on stdout, prose and progress on stderr.
+
+The streams are handed in, so tests need no process of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO, TextIO, cast
+
+from pipegrid.cli.outcome import ExitStatus, sentence, status_of
+from pipegrid.errors import SinkError
+
+
+class ResultStream(io.BufferedIOBase):
+    """
+    Standard output, remembering whether anybody is left to read it.
+
+    Attributes:
+        abandoned: the reader went away (``pipegrid get CAP | head -c 100``).
+    """
+
+    def __init__(self, stream: BinaryIO | None) -> None:
+        self._stream = stream
+        self.abandoned = False
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return "standard output"
+
+    def writable(self) -> bool:
+        """Return True, whatever happened: a failed write tells more."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """
+        Write all of data.
+
+        Raises:
+            BrokenPipeError: the reader went away.
+            SinkError: there is no standard output, or its disk is full.
+        """
+        self._guard(lambda stream: stream.write(data))
+        return len(memoryview(data))
+
+    def flush(self) -> None:
+        """Hand over what was written; raises as ``write`` does."""
+        if not self.abandoned and self._stream is not None:
+            self._guard(lambda stream: stream.flush())
+
+    def _guard(self, act: Callable[[BinaryIO], Any]) -> None:
+        if self._stream is None:
+            raise SinkError("standard output is closed; send it somewhere, even to /dev/null")
+        try:
+            act(self._stream)
+        except BrokenPipeError:
+            self.abandoned = True
+            raise
+        except OSError as error:
+            raise SinkError(f"cannot write to standard output: {error.strerror}") from error
+
+
+class Console:
+    """
+    The streams of one command, and how much to say on them.
+
+    Attributes:
+        json: results are JSON objects, one a line.
+        verbosity: -1 quiet, 0 normal, 1 with details and tracebacks.
+    """
+
+    def __init__(self, stdin: BinaryIO | None, stdout: BinaryIO | None, stderr: TextIO) -> None:
+        self.stdin = stdin
+        self.results = ResultStream(stdout)
+        self.stderr = stderr
+        self.json = False
+        self.verbosity = 0
+        self._before_prose: Callable[[], None] = lambda: None
+
+    @property
+    def data_sink(self) -> BinaryIO:
+        """Standard output as a place for a file's bytes."""
+        return cast(BinaryIO, self.results)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether a progress bar would be seen and is wanted."""
+        return self.verbosity >= 0 and self.stderr.isatty()
+
+    def result(self, text: str, fields: dict[str, Any]) -> None:
+        """Print one result: text for people, or its documented fields under ``--json``."""
+        line = json.dumps(fields, ensure_ascii=False) if self.json else text
+        # A path may hold bytes that are no text; they come out as they went in.
+        self.results.write(line.encode("utf-8", "surrogateescape") + b"\n")
+        self.results.flush()
+
+    def say(self, text: str) -> None:
+        """Tell the user something, unless quiet."""
+        if self.verbosity >= 0:
+            self._prose(text)
+
+    def detail(self, text: str) -> None:
+        """Tell the user something that only ``-v`` asks for."""
+        if self.verbosity > 0:
+            self._prose(text)
+
+    def complain(self, error: BaseException, about: str = "") -> ExitStatus:
+        """
+        Tell the user what went wrong, in one sentence; with ``-v``, the traceback first.
+
+        Args:
+            about: which of several things it was, such as a file's name, if the error may not say.
+
+        Returns:
+            The exit status that tells a script the same.
+        """
+        if self.verbosity > 0:
+            self._prose("".join(traceback.format_exception(error)).rstrip())
+        text = sentence(error)
+        about = f"{about}: " if about and about not in text else ""
+        self._prose(f"pipegrid: {about}{text}")
+        return status_of(error)
+
+    def clear_with(self, clear: Callable[[], None]) -> None:
+        """Have ``clear`` called before every line of prose, so that a progress bar makes room."""
+        self._before_prose = clear
+
+    def _prose(self, text: str) -> None:
+        self._before_prose()
+        data = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        try:
+            self.stderr.write(data + "\n")
+            self.stderr.flush()
+        except (OSError, ValueError):
+            pass  # nobody listens; the exit status still tells

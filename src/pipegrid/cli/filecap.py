@@ -1,0 +1,59 @@
+"""Which caps a command can use, and what to say of the others."""
+
+from __future__ import annotations
+
+from pipegrid.core.caps import (
+    Cap,
+    ChkCap,
+    ChkVerifierCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    UnknownCap,
+    parse_cap,
+)
+from pipegrid.errors import CapError
+
+
+def readable(text: str) -> ChkCap | LitCap:
+    """
+    Return the cap of a file whose content it grants.
+
+    Raises:
+        CapError: it is malformed, or of another kind.
+    """
+    cap = parse_cap(text.strip())
+    if isinstance(cap, (ChkCap, LitCap)):
+        return cap
+    if isinstance(cap, ChkVerifierCap):
+        raise CapError(
+            "this is a verifier cap: it checks a file's shares but cannot read the file; "
+            "use the cap that 'put' printed"
+        )
+    raise _unusable(cap)
+
+
+def checkable(text: str) -> ChkCap | ChkVerifierCap | LitCap:
+    """
+    Return the cap of a file, or of a directory's file, whose shares can be checked.
+
+    Raises:
+        CapError: it is malformed, or of another kind.
+    """
+    cap = parse_cap(text.strip())
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(file, (ChkCap, ChkVerifierCap, LitCap)):
+        return file
+    raise _unusable(cap)
+
+
+def _unusable(cap: Cap) -> CapError:
+    if isinstance(cap, DirectoryCap):
+        return CapError("this is the cap of a directory, and this command is for files")
+    if isinstance(cap, MutableCap):
+        return CapError("this is the cap of a mutable file, and this command is for immutable ones")
+    assert isinstance(cap, UnknownCap), cap
+    start = cap.text[:12] + ("..." if len(cap.text) > 12 else "")
+    return CapError(
+        f"{start!r} is no cap that PipeGrid knows; file caps begin with URI:CHK: or URI:LIT:"
+    )

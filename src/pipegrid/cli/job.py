@@ -1,0 +1,129 @@
+"""
+What a parsed command line asks for, ready to be done.
+
+Commands return a job instead of doing it: those that need a grid want a running reactor, which
+the process (or a test) provides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.outcome import ExitStatus, Interrupted, sentence
+from pipegrid.errors import SinkError
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+    from pipegrid.flow.trace import Tracer
+    from pipegrid.grid import Grid
+
+OpenGrid = Callable[..., "Deferred[Grid]"]
+
+
+class Invocation:
+    """
+    What the options before the command say.
+
+    Attributes:
+        directory: of the client's configuration; None: the user's own.
+        trace: where to write a trace of all that happened, or None.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.directory: str | None = None
+        self.trace: str | None = None
+
+
+class OfflineJob:
+    """Work that needs no grid."""
+
+    def __init__(self, work: Callable[[Console], int]) -> None:
+        self.work = work
+
+    def run(self, console: Console) -> int:
+        """Do it; errors become a sentence and a status."""
+        try:
+            return self.work(console)
+        except KeyboardInterrupt:
+            return console.complain(Interrupted())
+        except Exception as error:
+            return failure(error, console)
+
+
+class GridJob:
+    """Work on an open grid, which is opened before and closed after."""
+
+    def __init__(self, work: Callable[[Grid, Console], Awaitable[int]]) -> None:
+        self.work = work
+
+    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        """Do it; errors and cancellation become a sentence and a status."""
+        from twisted.internet.defer import CancelledError
+
+        console = invocation.console
+        try:
+            with tracing(invocation.trace, reactor) as tracer:
+                options = {} if tracer is None else {"tracer": tracer}
+                grid = await open_grid(reactor, invocation.directory, **options)
+                return await self._run_on(grid, console)
+        except (CancelledError, Interrupted):
+            return console.complain(Interrupted())
+        except Exception as error:
+            return failure(error, console)
+
+    async def _run_on(self, grid: Grid, console: Console) -> int:
+        try:
+            if grid.created:
+                console.say(f"pipegrid: {grid.created}")
+            status = await self.work(grid, console)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to tell
+                await grid.close()
+            raise
+        await grid.close()
+        return status
+
+
+Job = OfflineJob | GridJob
+
+
+def failure(error: Exception, console: Console) -> int:
+    """
+    Report the error that ended a command, and return its exit status.
+
+    A reader of stdout who has seen enough is no reason for words.
+    """
+    if isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError):
+        return ExitStatus.FAILED
+    status = console.complain(error)
+    if console.json and not console.results.abandoned:
+        try:
+            console.result("", {"error": sentence(error), "exit_status": int(status)})
+        except Exception as second:
+            console.complain(second)
+    return status
+
+
+@contextmanager
+def tracing(path: str | None, reactor: Any) -> Iterator[Tracer | None]:
+    """Give a tracer that writes to path, whole at the end; None if no path is given."""
+    if path is None:
+        yield None
+        return
+    from pipegrid.flow.trace import Tracer
+
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "wb"))
+        except OSError as error:
+            raise SinkError(f"cannot write the trace to {path}: {error.strerror}") from error
+        tracer = Tracer(reactor.seconds, file)
+        try:
+            yield tracer
+        finally:
+            tracer.close()

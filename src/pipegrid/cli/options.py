@@ -1,0 +1,216 @@
+"""Options and argument types that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipegrid.cli.job import Invocation
+from pipegrid.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipegrid.core.params import Params
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+
+def byte_size(text: str) -> int:
+    """
+    Return a number of bytes: ``131072``, ``128KiB``, ``1MiB``; ``K`` is ``KiB``, ``kB`` is 1000.
+
+    Raises:
+        click.BadParameter: it is none, or zero.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or int(match[1]) == 0:
+        raise click.BadParameter(f"{text!r} is not a size such as 131072, 128KiB or 1MiB")
+    return int(match[1]) * unit
+
+
+def base32_bytes(text: str) -> bytes:
+    """
+    Return the bytes that base32 spells, as in ``private/convergence``; the empty text is no bytes.
+
+    Raises:
+        click.BadParameter: it is not base32.
+    """
+    from pipegrid.core import base32
+
+    try:
+        return base32.decode(text.strip())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
+    """Return a callback that notes an option, if it was given, where all commands look for it."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        invocation = ctx.find_object(Invocation)
+        if value and invocation is not None:
+            note(invocation, value)
+
+    return callback
+
+
+def _note_directory(invocation: Invocation, path: str) -> None:
+    invocation.directory = path
+
+
+def _note_trace(invocation: Invocation, path: str) -> None:
+    invocation.trace = path
+
+
+def _note_json(invocation: Invocation, _: bool) -> None:
+    invocation.console.json = True
+
+
+def _note_quiet(invocation: Invocation, _: bool) -> None:
+    _note_verbosity(invocation, -1)
+
+
+def _note_verbose(invocation: Invocation, _: bool) -> None:
+    _note_verbosity(invocation, 1)
+
+
+def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
+    if invocation.console.verbosity == -verbosity:
+        raise click.UsageError("choose one of -q and -v")
+    invocation.console.verbosity = verbosity
+
+
+def common_options(function: F) -> F:
+    """Add the options that every command takes, before or after its name."""
+    for option in (
+        click.option(
+            "--trace",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            expose_value=False,
+            callback=_noting(_note_trace),
+            help="Write what happened when to FILE, for a trace viewer.",
+        ),
+        click.option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            expose_value=False,
+            callback=_noting(_note_verbose),
+            help="Say more; show tracebacks.",
+        ),
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            expose_value=False,
+            callback=_noting(_note_quiet),
+            help="Only results and errors.",
+        ),
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=_noting(_note_json),
+            help="Print results as JSON, one object a line.",
+        ),
+        click.option(
+            "-d",
+            "--directory",
+            type=click.Path(file_okay=False),
+            metavar="DIR",
+            expose_value=False,
+            callback=_noting(_note_directory),
+            help="The client's directory.  [default: $PIPEGRID_DIR, or your own]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def encoding_options(function: F) -> F:
+    """Add the options that say how a file is encoded."""
+    for option in (
+        click.option(
+            "--segment-size",
+            "segment_bytes",
+            type=byte_size,
+            metavar="SIZE",
+            help="Bytes encoded together, such as 128KiB.  [default: 1MiB]",
+        ),
+        click.option(
+            "-n",
+            "--total",
+            "total_shares",
+            type=click.IntRange(1, 256),
+            metavar="N",
+            help="How many shares to make.",
+        ),
+        click.option(
+            "-k",
+            "--required",
+            "required_shares",
+            type=click.IntRange(1, 256),
+            metavar="K",
+            help="How many of them restore the file.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def key_options(function: F) -> F:
+    """Add the options that say where a file's key comes from."""
+    for option in (
+        click.option(
+            "--random-key",
+            is_flag=True,
+            help="Use a new key, so that nobody can tell whether they have the same file.",
+        ),
+        click.option(
+            "--convergence",
+            type=base32_bytes,
+            metavar="BASE32",
+            help="Secret that the key comes from, beside the content ('' for none): the same "
+            "file under the same secret is stored once.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def check_key_options(convergence: bytes | None, random_key: bool) -> None:
+    """
+    Raises:
+        UsageError: both were given.
+    """
+    if random_key and convergence is not None:
+        raise UsageError("a random key owes nothing to a convergence secret; give only one")
+
+
+def choose_params(
+    default: Params,
+    required_shares: int | None,
+    total_shares: int | None,
+    segment_bytes: int | None,
+) -> Params:
+    """
+    Return the parameters: what was given, else the default.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    from pipegrid.core.params import Params
+
+    return Params(
+        default.required_shares if required_shares is None else required_shares,
+        default.total_shares if total_shares is None else total_shares,
+        default.max_segment_bytes if segment_bytes is None else segment_bytes,
+    )

@@ -1,0 +1,85 @@
+"""
+From an error to what a person reads and a script tests: one sentence and an exit status.
+
+Statuses are an interface, documented in ``docs/reference-cli.md``.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import click
+
+from pipegrid.errors import (
+    CorruptionError,
+    NotEnoughSharesError,
+    PipegridError,
+    SourceError,
+    UnhappyError,
+    UsageError,
+)
+
+
+class ExitStatus(enum.IntEnum):
+    """What the process tells its caller."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNHAPPY = 3
+    NOT_ENOUGH_SHARES = 4
+    CORRUPTION = 5
+    INTERRUPTED = 130
+
+
+class Interrupted(Exception):
+    """The user wants no more of it, and all is cleaned up."""
+
+
+_STATUS_OF: tuple[tuple[type[Exception], ExitStatus], ...] = (
+    (UnhappyError, ExitStatus.UNHAPPY),
+    (NotEnoughSharesError, ExitStatus.NOT_ENOUGH_SHARES),
+    (CorruptionError, ExitStatus.CORRUPTION),
+    (UsageError, ExitStatus.USAGE),
+    (click.UsageError, ExitStatus.USAGE),
+    (Interrupted, ExitStatus.INTERRUPTED),
+)
+
+
+def status_of(error: BaseException) -> ExitStatus:
+    """Return the exit status for an error."""
+    for kind, status in _STATUS_OF:
+        if isinstance(error, kind):
+            return status
+    return ExitStatus.FAILED
+
+
+def sentence(error: BaseException) -> str:
+    """Return what to tell the user, on one line, without a final full stop."""
+    if isinstance(error, Interrupted):
+        return "interrupted, and cleaned up; the same command can be run again"
+    if isinstance(error, click.UsageError):
+        return _usage_sentence(error)
+    if isinstance(error, PipegridError):
+        text = str(error) or (type(error).__doc__ or "").strip()
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        text = where + (error.strerror or str(error) or type(error).__name__)
+    else:
+        text = (
+            f"PipeGrid failed in a way that nobody foresaw ({type(error).__name__}: {error}); "
+            "run the command again with -v, and report what it shows"
+        )
+    return " ".join(text.split()).rstrip(".")
+
+
+def _usage_sentence(error: click.UsageError) -> str:
+    text = " ".join(error.format_message().split()).rstrip(".")
+    if error.ctx is None:
+        return text
+    return f"{text}; see '{error.ctx.command_path} --help'"
+
+
+def unreadable(path: str, error: OSError) -> SourceError:
+    """Return the error for a file that cannot be read."""
+    return SourceError(f"cannot read {path}: {error.strerror}")

@@ -1,0 +1,134 @@
+"""
+One command as a process: real streams, real signals, the real reactor.
+
+This is the only place that touches the global reactor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.app import parse, start_job
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import Invocation, OfflineJob, failure
+from pipegrid.cli.outcome import ExitStatus
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+
+def run_process(arguments: Sequence[str]) -> int:
+    """Run a command line with this process's streams and signals, and return its exit status."""
+    # Being told to end is as good a reason to clean up as Ctrl-C.
+    _handle(signal.SIGTERM, signal.default_int_handler)
+    console = Console(
+        getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
+    )
+    try:
+        invocation, job = parse(arguments, console)
+    except BrokenPipeError:  # the reader of --help left
+        _forget_stdout()
+        return ExitStatus.FAILED
+    except Exception as error:
+        return failure(error, console)
+    if isinstance(job, OfflineJob):
+        status = job.run(console)
+    else:
+        status = _run_reactor(lambda reactor: start_job(job, invocation, reactor), invocation)
+    return _flush(console, status)
+
+
+def _stderr() -> Any:
+    if sys.stderr is not None:
+        return sys.stderr
+    return open(os.devnull, "w")
+
+
+def _flush(console: Console, status: int) -> int:
+    """Hand over what is still buffered, now that a failure can still be told."""
+    try:
+        console.results.flush()
+    except Exception as error:
+        status = failure(error, console)
+    if console.results.abandoned:
+        _forget_stdout()
+    return status
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter from flushing, and failing, once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) -> int:
+    """Run the reactor until ``start``'s Deferred has fired; signals cancel it."""
+    from twisted.internet import reactor as global_reactor
+
+    reactor: Any = global_reactor
+    _log_to(invocation.console)
+    outcome = _Outcome(reactor)
+    reactor.callWhenRunning(outcome.begin, start)
+    # Twisted's own handlers would stop the reactor, and leave no time to clean up.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        _handle(number, outcome.interrupted)
+    reactor.run(installSignalHandlers=False)
+    return outcome.status
+
+
+def _handle(number: int, handler: Callable[[int, Any], Any]) -> None:
+    """Handle a signal, unless our parent wants it ignored (``nohup``, or a shell's background)."""
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+class _Outcome:
+    """The running command, and how it ended."""
+
+    def __init__(self, reactor: Any) -> None:
+        self.status: int = ExitStatus.FAILED
+        self._reactor = reactor
+        self._command: Deferred[int] | None = None
+        self._interrupted = False
+
+    def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
+        self._command = start(self._reactor)
+        self._command.addCallback(self._finished).addErrback(self._broken)
+        self._command.addBoth(lambda _: self._reactor.stop())
+
+    def _finished(self, status: int) -> None:
+        # However a cancelled command put it, what happened is that it was interrupted.
+        stopped = self._interrupted and status != ExitStatus.DONE
+        self.status = ExitStatus.INTERRUPTED if stopped else status
+
+    def _broken(self, reason: Any) -> None:
+        reason.printTraceback(sys.stderr)
+
+    def interrupted(self, number: int, frame: Any) -> None:
+        """Have the command cancelled; a second signal waits for nothing."""
+        signal.signal(number, signal.SIG_DFL)
+        self._interrupted = True
+        self._reactor.callFromThread(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._command is not None:
+            self._command.cancel()
+
+
+def _log_to(console: Console) -> None:
+    """Send Twisted's log where ``-v`` shows it; else nobody sees a traceback."""
+    from twisted.logger import ILogObserver, formatEvent, globalLogBeginner
+    from zope.interface import provider
+
+    @provider(ILogObserver)
+    def observe(event: Any) -> None:
+        failed = event.get("log_failure")
+        if failed is not None or event["log_level"].name in ("warn", "error", "critical"):
+            console.detail(formatEvent(event))
+            if failed is not None:
+                console.detail(failed.getTraceback())
+
+    globalLogBeginner.beginLoggingTo([observe], discardBuffer=True, redirectStandardIO=False)

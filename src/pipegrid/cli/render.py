@@ -1,0 +1,46 @@
+"""How results that several commands share are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.outcome import sentence
+from pipegrid.errors import CorruptionError
+
+
+def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]]:
+    """Return the documented JSON form of damage."""
+    return [
+        {
+            "share_number": error.share_number,
+            "offset": error.offset,
+            "server": error.server,
+            "problem": sentence(error),
+        }
+        for error in corrupt
+    ]
+
+
+def warn_of_corruption(console: Console, corrupt: Sequence[CorruptionError]) -> None:
+    """Tell of damage that did no harm this time."""
+    for error in corrupt:
+        console.say(f"pipegrid: worked around damage: {sentence(error)}")
+
+
+def amount(size: int | None) -> str:
+    """Return a number of bytes as people read it: three digits and a unit."""
+    if size is None:
+        return "unknown"
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} PB"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 share``, ``2 shares``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

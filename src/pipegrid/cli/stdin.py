@@ -1,0 +1,57 @@
+"""
+Standard input that a thread can wait for without being stuck.
+
+A pipe may stay silent for ever, and a thread that reads it cannot be cancelled. So this one waits
+for either the pipe or a word from the reactor's thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from typing import BinaryIO
+
+
+class InterruptibleInput:
+    """
+    A pipe or terminal as a file object of which only ``read`` is there.
+
+    Attributes:
+        name: what errors call it.
+    """
+
+    name = "standard input"
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._fd = file.fileno()
+        self._given_up, self._give_up = os.pipe()
+
+    def read(self, length: int = -1, /) -> bytes:
+        """
+        Return the next bytes, at most ``length``; none at the end.
+
+        Raises:
+            OSError: it cannot be read, or nobody wants it any more.
+        """
+        poll = select.poll()
+        for fd in (self._fd, self._given_up):
+            poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll()}
+        if self._given_up in ready:
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+        return os.read(self._fd, length if length > 0 else 1 << 16)
+
+    def give_up(self) -> None:
+        """Make a ``read`` that waits, or is yet to come, fail. From any thread; once."""
+        os.close(self._give_up)
+
+
+def interruptible(file: BinaryIO) -> BinaryIO | InterruptibleInput:
+    """Return standard input in a form that nobody gets stuck on; a regular file is fine as it is."""
+    try:
+        regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError):  # not a file at all
+        return file
+    return file if regular else InterruptibleInput(file)

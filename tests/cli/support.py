@@ -1,0 +1,169 @@
+"""A command line run in process, on a grid that does what the test says."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
+
+from pipegrid.cli.app import start
+from pipegrid.cli.console import Console
+from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.params import Params
+from pipegrid.errors import CorruptionError, SourceError
+from pipegrid.transfer.results import CheckResult, GetResult, PutResult, ServerStatus
+
+
+@attrs.define
+class FakeConfig:
+    """What commands read of a configuration."""
+
+    params: Params = attrs.field(factory=Params)
+    happy: int = 7
+    directory: Path = Path("nowhere")
+
+
+@attrs.define
+class FakeGrid:
+    """
+    A grid whose files live in literal caps of any length.
+
+    Attributes:
+        error: what every operation fails with, if anything.
+        hold: operations wait until the test fires or cancels the Deferreds in ``held``.
+        seen: the operations asked for, with their options.
+    """
+
+    error: Exception | None = None
+    hold: bool = False
+    corrupt: list[CorruptionError] = attrs.field(factory=list)
+    created: str | None = None
+    config: FakeConfig = attrs.field(factory=FakeConfig)
+    check_result: CheckResult | None = None
+    servers: list[ServerStatus] = attrs.field(factory=list)
+    held: dict[str, Deferred[None]] = attrs.field(factory=dict)
+    seen: list[tuple[Any, dict[str, Any]]] = attrs.field(factory=list)
+    cancelled: list[str] = attrs.field(factory=list)
+    closed: bool = False
+    tracer: Any = None
+
+    def open(self, reactor: Any, directory: Any, *, tracer: Any = None) -> Deferred[Any]:
+        """Stand in for ``Grid.open``."""
+        self.tracer = tracer
+        return succeed(self)
+
+    def close(self) -> Deferred[None]:
+        """Note it."""
+        self.closed = True
+        return succeed(None)
+
+    def put(self, source: Any, **options: Any) -> Deferred[PutResult]:
+        """Answer with a cap that holds the file."""
+        self.seen.append((source, options))
+        return self._do(str(source), lambda: self._put(source))
+
+    def _put(self, source: Any) -> PutResult:
+        try:
+            data = source.read() if hasattr(source, "read") else Path(source).read_bytes()
+        except OSError as error:
+            raise SourceError(f"cannot read {source}: {error.strerror}") from error
+        return PutResult(LitCap(data), len(data), 0, {0: "alice"}, {1: ["bob"]}, 2, 0.5)
+
+    def get(self, cap: Any, sink: Any, **options: Any) -> Deferred[GetResult]:
+        """Write what the cap holds."""
+        self.seen.append((cap, options))
+        start, length = options["start"], options["length"]
+
+        def write() -> GetResult:
+            sink.write(cap.data[start : start + length])
+            return GetResult(length, {0: "alice", 2: "bob"}, self.corrupt)
+
+        return self._do(str(cap), write)
+
+    def check(self, cap: Cap, **options: Any) -> Deferred[CheckResult]:
+        """Answer with what the test prepared."""
+        self.seen.append((cap, options))
+        return self._do(str(cap), lambda: cast(CheckResult, self.check_result))
+
+    def status(self) -> Deferred[list[ServerStatus]]:
+        """Answer with what the test prepared."""
+        return self._do("status", lambda: self.servers)
+
+    def _do(self, name: str, act: Callable[[], Any]) -> Deferred[Any]:
+        if self.error is not None:
+            return fail(self.error)
+        ready: Deferred[None] = Deferred(lambda _: self.cancelled.append(name))
+        self.held[name] = ready
+        if not self.hold:
+            ready.callback(None)
+        return ready.addCallback(lambda _: act())
+
+
+class Terminal(io.StringIO):
+    """A stderr that somebody watches."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+class Run:
+    """
+    One command line, and what came of it.
+
+    Attributes:
+        finished: fires with the exit status.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        grid: FakeGrid | None = None,
+        stdin: bytes = b"",
+        stdout: Any = None,
+        stderr: io.StringIO | None = None,
+    ) -> None:
+        self.grid = FakeGrid() if grid is None else grid
+        self.raw = io.BytesIO() if stdout is None else stdout
+        self._stderr = io.StringIO() if stderr is None else stderr
+        console = Console(io.BytesIO(stdin), self.raw, self._stderr)
+        self.finished = start(arguments, console, Clock(), self.grid.open)
+
+    @property
+    def stdout(self) -> str:
+        """Results so far."""
+        return cast(str, self.raw.getvalue().decode("utf-8"))
+
+    @property
+    def stderr(self) -> str:
+        """Prose so far."""
+        return self._stderr.getvalue()
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """The JSON objects on stdout."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+
+class BrokenPipe(io.RawIOBase):
+    """A stdout whose reader left after some bytes."""
+
+    def __init__(self, room: int = 0) -> None:
+        self.room = room
+
+    def writable(self) -> bool:
+        """Yes, in principle."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Take the bytes while there is room."""
+        self.room -= len(data)
+        if self.room < 0:
+            raise BrokenPipeError
+        return len(data)

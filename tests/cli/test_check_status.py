@@ -1,0 +1,122 @@
+"""``pipegrid check`` and ``pipegrid status``: what they show, and what their statuses mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.caps import ChkCap, DirectoryCap
+from pipegrid.errors import CorruptionError
+from pipegrid.transfer.results import CheckResult, ServerStatus
+from tests.cli.support import FakeConfig, FakeGrid, Run
+
+CAP = ChkCap(bytes(16), bytes(32), 3, 10, 1000)
+HEALTHY = CheckResult(
+    cap=CAP,
+    healthy=True,
+    recoverable=True,
+    good_shares={number: [f"server-{number}"] for number in range(10)},
+    corrupt=[],
+    happiness=10,
+    required_shares=3,
+    total_shares=10,
+    unreachable=[],
+)
+DAMAGE = CorruptionError("share 7 is damaged at byte 36", 7, 36, "carol")
+
+
+def check(result: CheckResult, *arguments: str, cap: Any = CAP) -> Run:
+    return Run("check", str(cap), *arguments, grid=FakeGrid(check_result=result))
+
+
+class CheckTests(SynchronousTestCase):
+    """Is the file still there?"""
+
+    def test_statuses(self) -> None:
+        """The gravest finding decides."""
+        few = {0: ["alice"], 1: ["bob"]}
+        cases: tuple[tuple[dict[str, Any], int, str], ...] = (
+            ({}, 0, "healthy"),
+            ({"healthy": False, "good_shares": few | {2: ["carol"]}}, 1, "damaged"),
+            ({"healthy": False, "corrupt": [DAMAGE]}, 5, "damaged"),
+            (
+                {"healthy": False, "recoverable": False, "good_shares": few, "corrupt": [DAMAGE]},
+                4,
+                "lost",
+            ),
+        )
+        for changes, status, word in cases:
+            run = check(attrs.evolve(HEALTHY, **changes))
+            self.assertEqual(self.successResultOf(run.finished), status)
+            self.assertTrue(run.stdout.startswith(word + ":"), run.stdout)
+            self.assertEqual(run.stdout.count("\n"), 1)
+
+    def test_damage_is_named_on_stderr(self) -> None:
+        """Which share, where."""
+        run = check(attrs.evolve(HEALTHY, healthy=False, corrupt=[DAMAGE], unreachable=["dave"]))
+        self.assertIn("share 7 is damaged at byte 36", run.stderr)
+        self.assertIn("dave is out of reach", run.stderr)
+
+    def test_json(self) -> None:
+        """All that was found."""
+        run = check(attrs.evolve(HEALTHY, healthy=False, corrupt=[DAMAGE]), "--json")
+        self.assertEqual(self.successResultOf(run.finished), 5)
+        (fields,) = run.objects
+        self.assertEqual(
+            sorted(fields),
+            [
+                "cap",
+                "corrupt",
+                "good_shares",
+                "happiness",
+                "healthy",
+                "recoverable",
+                "required_shares",
+                "total_shares",
+                "unreachable",
+            ],
+        )
+        self.assertEqual(fields["good_shares"]["3"], ["server-3"])
+        self.assertEqual(fields["corrupt"][0]["offset"], 36)
+
+    def test_caps_that_can_be_checked(self) -> None:
+        """Verifier caps suffice, and a directory's file can be checked like any other."""
+        for cap in (CAP, CAP.verifier(), DirectoryCap(CAP), DirectoryCap(CAP.verifier())):
+            run = check(HEALTHY, "--verify", cap=cap)
+            self.assertEqual(self.successResultOf(run.finished), 0)
+            self.assertTrue(run.grid.seen[0][1]["verify"])
+
+    def test_other_caps_are_usage(self) -> None:
+        """A cap of no known kind has nothing to check."""
+        self.assertEqual(self.successResultOf(check(HEALTHY, cap="URI:NEW:x").finished), 2)
+
+
+class StatusTests(SynchronousTestCase):
+    """Which servers are there?"""
+
+    UP = ServerStatus("alice", "v0-a", "local", "servers/a", True, None, 0.0123, "pg/1", 5 * 10**9)
+    DOWN = ServerStatus("bob", "v0-b", "https", "b:1", False, "refused", None, None, None)
+
+    def run_status(self, *arguments: str, happy: int) -> Run:
+        grid = FakeGrid(servers=[self.UP, self.DOWN], config=FakeConfig(happy=happy))
+        return Run("status", *arguments, grid=grid)
+
+    def test_one_line_for_each_server(self) -> None:
+        """Distance, room and version, or why it is not there."""
+        run = self.run_status(happy=1)
+        self.assertEqual(self.successResultOf(run.finished), 0)
+        self.assertEqual(
+            run.stdout.splitlines(),
+            ["alice  12.3 ms  5 GB free  pg/1", "bob  unreachable: refused"],
+        )
+
+    def test_too_few_servers_is_3(self) -> None:
+        """A script can ask whether uploads would work."""
+        self.assertEqual(self.successResultOf(self.run_status(happy=2).finished), 3)
+
+    def test_json(self) -> None:
+        """One object for each server."""
+        run = self.run_status("--json", happy=1)
+        self.assertEqual(run.objects, [attrs.asdict(self.UP), attrs.asdict(self.DOWN)])

@@ -1,0 +1,196 @@
+"""Every way to fail is one sentence and one exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli.outcome import ExitStatus, sentence
+from pipegrid.errors import (
+    CapError,
+    CorruptionError,
+    NotEnoughSharesError,
+    ServerUnreachable,
+    SinkError,
+    SourceError,
+    UnhappyError,
+    UsageError,
+)
+from tests.cli.support import BrokenPipe, FakeGrid, Run
+
+
+class ExitStatusTests(SynchronousTestCase):
+    """A script tells failures apart by their status."""
+
+    ERRORS = (
+        (UsageError("that cannot be"), 2),
+        (CapError("no cap"), 2),
+        (UnhappyError("two servers, not seven", 2, 7), 3),
+        (NotEnoughSharesError("two shares, not three", 2, 3), 4),
+        (CorruptionError("a hash disagrees", 1, 36, "alice"), 5),
+        (SourceError("cannot read it"), 1),
+        (SinkError("cannot write it"), 1),
+        (ServerUnreachable("alice is gone"), 1),
+        (PermissionError(13, "Permission denied", "secret"), 1),
+        (ZeroDivisionError("by accident"), 1),
+    )
+
+    def test_each_error_has_its_status(self) -> None:
+        """The class of an error decides the status, and nothing is printed on stdout."""
+        for error, status in self.ERRORS:
+            run = Run("status", grid=FakeGrid(error=error))
+            self.assertEqual((error, self.successResultOf(run.finished)), (error, status))
+            self.assertEqual(run.stdout, "")
+
+    def test_each_error_is_one_sentence(self) -> None:
+        """Stderr gets one line, with the error's own words."""
+        for error, _ in self.ERRORS:
+            run = Run("status", grid=FakeGrid(error=error))
+            self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+            self.assertIn(error.args[-1], run.stderr)
+            self.assertNotIn("Traceback", run.stderr)
+
+    def test_tracebacks_only_with_v(self) -> None:
+        """-v, before or after the command, shows where it happened."""
+        for arguments in (("-v", "status"), ("status", "-v")):
+            run = Run(*arguments, grid=FakeGrid(error=ZeroDivisionError("by accident")))
+            self.assertEqual(self.successResultOf(run.finished), 1)
+            self.assertIn("Traceback", run.stderr)
+
+    def test_unforeseen_errors_advise_v(self) -> None:
+        """An error that nobody foresaw says how to learn more."""
+        self.assertIn("with -v", sentence(ZeroDivisionError("by accident")))
+
+    def test_json_failures_are_objects(self) -> None:
+        """Under --json a failure is an object on stdout too, for scripts that read only that."""
+        run = Run("--json", "status", grid=FakeGrid(error=UnhappyError("two, not seven", 2, 7)))
+        self.assertEqual(self.successResultOf(run.finished), 3)
+        self.assertEqual(run.objects, [{"error": "two, not seven", "exit_status": 3}])
+
+    def test_the_grid_is_closed_after_success_and_failure(self) -> None:
+        """Whatever happens, connections are given up."""
+        for error in (None, UsageError("no")):
+            grid = FakeGrid(error=error)
+            self.successResultOf(Run("status", grid=grid).finished)
+            self.assertTrue(grid.closed)
+
+    def test_cancelling_is_130(self) -> None:
+        """Ctrl-C stops the work, closes the grid, and is told apart from failure."""
+        grid = FakeGrid(hold=True)
+        run = Run("status", grid=grid)
+        self.assertNoResult(run.finished)
+        run.finished.cancel()
+        self.assertEqual(self.successResultOf(run.finished), ExitStatus.INTERRUPTED)
+        self.assertEqual(grid.cancelled, ["status"])
+        self.assertTrue(grid.closed)
+        self.assertIn("interrupted", run.stderr)
+
+    def test_a_trace_is_written(self) -> None:
+        """--trace gives the grid a tracer, and its file is whole JSON when the command ends."""
+        path = self.mktemp()
+        grid = FakeGrid()
+        run = Run("--trace", path, "status", grid=grid)
+        self.successResultOf(run.finished)
+        self.assertIsNotNone(grid.tracer)
+        with open(path, "rb") as file:
+            self.assertEqual(json.load(file), [])
+        run = Run("--trace", os.path.join(path, "no"), "status")
+        self.assertEqual(self.successResultOf(run.finished), 1)
+        self.assertIn("cannot write the trace", run.stderr)
+
+    def test_a_new_local_grid_is_announced(self) -> None:
+        """A grid that was made because none was configured is told of on stderr, unless quiet."""
+        created = "made a local grid"
+        self.assertIn(created, Run("status", grid=FakeGrid(created=created)).stderr)
+        self.assertEqual(Run("-q", "status", grid=FakeGrid(created=created)).stderr, "")
+
+
+class UsageTests(SynchronousTestCase):
+    """A command line that makes no sense is status 2 and one sentence."""
+
+    def test_usage_errors(self) -> None:
+        """What is wrong is said, and where help is."""
+        for arguments, words in (
+            (("put",), "Missing argument"),
+            (("fetch",), "No such command 'fetch'"),
+            (("put", "--segment-size", "many", "x"), "'many' is not a size"),
+            (("put", "--segment-size", "0", "x"), "'0' is not a size"),
+            (("put", "--convergence", "not!", "x"), "base32"),
+            (("put", "-k", "0", "x"), "-k"),
+            (("-q", "-v", "status"), "choose one of -q and -v"),
+            (("get", "URI:LIT:", "--force"), "goes with -o"),
+        ):
+            run = Run(*arguments)
+            self.assertEqual((arguments, self.successResultOf(run.finished)), (arguments, 2))
+            self.assertIn(words, run.stderr)
+            self.assertIn("--help", run.stderr)
+            self.assertEqual(run.stderr.count("\n"), 1)
+
+    def test_key_options_exclude_each_other(self) -> None:
+        """A random key and a convergence secret are one too many."""
+        for command in (("put", "x"), ("encode", "x", "--shares", "y")):
+            run = Run(*command, "--random-key", "--convergence", "")
+            self.assertEqual(self.successResultOf(run.finished), 2)
+            self.assertIn("only one", run.stderr)
+
+
+class ClosedStdoutTests(SynchronousTestCase):
+    """Nobody reads the results."""
+
+    def test_a_reader_that_has_seen_enough_is_no_reason_for_words(self) -> None:
+        """``pipegrid get CAP | head -c1`` ends quietly, with a status that is not 0."""
+        run = Run("get", "URI:LIT:krugkidro5ugc5a", stdout=BrokenPipe())
+        self.assertEqual(self.successResultOf(run.finished), 1)
+        self.assertEqual(run.stderr, "")
+        self.assertTrue(run.grid.closed)
+
+    def test_no_stdout_at_all_is_told(self) -> None:
+        """``>&-`` is a mistake, and gets its sentence."""
+        from pipegrid.cli.console import ResultStream
+
+        with self.assertRaises(SinkError) as caught:
+            ResultStream(None).write(b"x")
+        self.assertIn("standard output is closed", str(caught.exception))
+
+
+class StartUpTests(SynchronousTestCase):
+    """The shell waits for imports, so only what a command needs is imported."""
+
+    def test_version_imports_nothing_of_weight(self) -> None:
+        """``pipegrid --version`` loads neither click nor Twisted nor anything else of size."""
+        loaded = self._loaded("--version")
+        for heavy in ("click", "twisted", "attr", "importlib.metadata", "argparse", "logging"):
+            self.assertNotIn(heavy, loaded)
+
+    def test_help_imports_only_click(self) -> None:
+        """Neither help nor a usage error waits for Twisted."""
+        for arguments in ("--help", "put --help", "nosuch"):
+            loaded = self._loaded(*arguments.split())
+            self.assertIn("click", loaded)
+            for heavy in ("twisted", "attr", "importlib.metadata", "zfec", "Crypto", "tqdm"):
+                self.assertNotIn(heavy, loaded, arguments)
+
+    def _loaded(self, *arguments: str) -> set[str]:
+        code = (
+            "import sys, atexit\n"
+            "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+            "from pipegrid.cli import main\n"
+            "main()\n"
+        )
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                f"import sys; sys.path[:0] = {sys.path!r}\n{code}",
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return set(done.stderr.split())

@@ -1,0 +1,265 @@
+"""``pipegrid encode`` and ``pipegrid decode``: between files and share files, with no grid."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core import base32
+from pipegrid.core.caps import ChkCap, parse_cap
+from pipegrid.core.params import Params
+from pipegrid.errors import SourceError
+from pipegrid.grid.config import create_local
+from pipegrid.transfer.offline import encode_file
+from pipegrid.transfer.sharefiles import open_share
+from tests.cli.support import Run
+from tests.vectors import load, plaintext
+
+DATA = bytes(range(256)) * 3
+
+
+class OfflineTestCase(SynchronousTestCase):
+    """A scratch directory with one file in it."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+        nowhere = str(self.directory / "nowhere")
+        self.patch(os, "environ", {**os.environ, "PIPEGRID_DIR": nowhere})
+        self.file = self.directory / "file"
+        self.file.write_bytes(DATA)
+        self.shares = self.directory / "shares"
+        self.output = self.directory / "output"
+
+    def encode(self, *arguments: str) -> Run:
+        return Run("encode", str(self.file), "--shares", str(self.shares), *arguments)
+
+    def encoded(self, *arguments: str) -> str:
+        """Encode the file and return its cap."""
+        run = self.encode(*arguments)
+        self.assertEqual(self.successResultOf(run.finished), 0, run.stderr)
+        return run.stdout.strip()
+
+    def decode(self, cap: str, *files: str | Path, options: tuple[str, ...] = ()) -> Run:
+        return Run("decode", cap, *map(str, files), "-o", str(self.output), *options)
+
+    def share(self, number: int) -> Path:
+        return self.shares / str(number)
+
+
+class EncodeTests(OfflineTestCase):
+    """A file becomes share files."""
+
+    def test_recorded_vectors(self) -> None:
+        """Shares and caps are those of the reference implementation, byte for byte."""
+        cases = [
+            case
+            for case in load("immutable")["cases"]
+            if case["format"] == "chk"
+            and case["convergence"] is not None
+            and case["share_layout_version"] == 1
+            and len(plaintext(case["plaintext"])) < 200_000
+        ]
+        self.assertGreater(len(cases), 20)
+        for case in cases:
+            self.file.write_bytes(plaintext(case["plaintext"]))
+            cap = self.encoded(
+                *("-k", str(case["k"]), "-n", str(case["n"]), "--force"),
+                *("--segment-size", str(case["max_segment_size"])),
+                *("--convergence", base32.encode(bytes.fromhex(case["convergence"]))),
+            )
+            self.assertEqual(cap, case["cap"], case["name"])
+            for number, digest in enumerate(case["share_sha256"]):
+                share = self.share(number).read_bytes()
+                self.assertEqual(hashlib.sha256(share).hexdigest(), digest, case["name"])
+
+    def test_json(self) -> None:
+        """The cap, and the files in share order."""
+        run = self.encode("--json", "--convergence", "")
+        self.assertEqual(self.successResultOf(run.finished), 0)
+        (fields,) = run.objects
+        self.assertEqual(sorted(fields), ["cap", "path", "share_bytes", "shares", "size"])
+        self.assertEqual(fields["shares"], [str(self.share(number)) for number in range(10)])
+        self.assertEqual(fields["share_bytes"], self.share(0).stat().st_size)
+        self.assertEqual(fields["size"], len(DATA))
+
+    def test_small_files_have_no_shares(self) -> None:
+        """The cap holds them; stderr says so."""
+        self.file.write_bytes(b"tiny")
+        run = self.encode("--convergence", "")
+        self.assertEqual(self.successResultOf(run.finished), 0)
+        self.assertIn("no shares", run.stderr)
+        self.assertFalse(self.shares.exists())
+        self.assertEqual(self.successResultOf(self.decode(run.stdout.strip()).finished), 0)
+        self.assertEqual(self.output.read_bytes(), b"tiny")
+
+    def test_random_keys_differ(self) -> None:
+        """Two encodings under random keys have nothing in common."""
+        self.assertNotEqual(self.encoded("--random-key"), self.encoded("--random-key", "--force"))
+
+    def test_the_clients_directory_gives_defaults(self) -> None:
+        """Its secret and parameters are those that put would use; without one the key is random."""
+        self.assertNotEqual(self.encoded(), self.encoded("--force"))
+        directory = str(self.directory / "client")
+        config = create_local(directory, params=Params(2, 5, 100), happy=3)
+        secret = base32.encode(config.convergence)
+        self.assertEqual(
+            self.encoded("-d", directory, "--force"),
+            self.encoded(
+                *("-k", "2", "-n", "5", "--segment-size", "100"),
+                *("--convergence", secret, "--force"),
+            ),
+        )
+
+    def test_other_shares_are_not_mixed_in(self) -> None:
+        """A directory that holds shares is refused, and left as it is."""
+        self.encoded("--convergence", "")
+        before = {path: path.read_bytes() for path in self.shares.iterdir()}
+        self.file.write_bytes(DATA * 2)
+        run = self.encode("--convergence", "")
+        self.assertEqual(self.successResultOf(run.finished), 1)
+        self.assertIn("holds shares already", run.stderr)
+        self.assertEqual({path: path.read_bytes() for path in self.shares.iterdir()}, before)
+
+    def test_failures_leave_no_share(self) -> None:
+        """A file that cannot be read gets its sentence and no share files."""
+        self.file.unlink()
+        run = self.encode("--convergence", "")
+        self.assertEqual(self.successResultOf(run.finished), 1)
+        self.assertIn(str(self.file), run.stderr)
+        self.assertEqual(run.stdout, "")
+
+    def test_a_file_that_changes_meanwhile_is_noticed(self) -> None:
+        """Shares under the wrong key are never written."""
+        self.file.write_bytes(DATA * 100)
+
+        def change(done: int, total: int) -> None:
+            with open(self.file, "r+b") as file:
+                file.seek(total - 1)
+                file.write(b"!")
+
+        with self.assertRaises(SourceError):
+            params = Params(3, 10, 1000)
+            encode_file(str(self.file), str(self.shares), params, b"", progress=change)
+        self.assertEqual(os.listdir(self.shares), [])
+
+
+class DecodeTests(OfflineTestCase):
+    """Share files become the file."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.cap = self.encoded("--convergence", "", "--segment-size", "100")
+
+    def assert_restored(self, run: Run) -> None:
+        self.assertEqual(self.successResultOf(run.finished), 0, run.stderr)
+        self.assertEqual(self.output.read_bytes(), DATA)
+        self.output.unlink()
+
+    def test_any_three_of_ten(self) -> None:
+        """Which ones does not matter."""
+        for numbers in ((0, 1, 2), (7, 8, 9), (9, 0, 4)):
+            self.assert_restored(self.decode(self.cap, *map(self.share, numbers)))
+
+    def test_names_do_not_matter(self) -> None:
+        """A share says itself which one it is, even against its file's name."""
+        self.share(3).rename(self.directory / "5")
+        self.share(4).rename(self.directory / "holiday.jpg")
+        run = self.decode(
+            self.cap, self.directory / "5", self.directory / "holiday.jpg", self.share(5)
+        )
+        self.assert_restored(run)
+
+    def test_every_share_knows_its_number(self) -> None:
+        """For any k and n, also where all shares have equal blocks."""
+        for k, n in ((1, 1), (1, 2), (1, 5), (2, 3), (7, 7), (3, 33)):
+            cap = parse_cap(self.encoded("--force", "-k", str(k), "-n", str(n), "--random-key"))
+            assert isinstance(cap, ChkCap)
+            for number in range(n):
+                hidden = self.directory / "hidden"
+                hidden.write_bytes(self.share(number).read_bytes())
+                found = open_share(str(hidden), cap)
+                found.close()
+                if k > 1:
+                    self.assertEqual(found.share_number, number, (k, n))
+                found = open_share(str(self.share(number)), cap)
+                found.close()
+                self.assertEqual(found.share_number, number, (k, n))
+
+    def test_containers_of_a_storage_server(self) -> None:
+        """Files from a storage directory do as well as bare shares."""
+        for number in (1, 6):
+            share = self.share(number).read_bytes()
+            container = struct.pack(">LLL", 2, len(share), 1) + share + bytes(72)
+            self.share(number).write_bytes(container)
+        self.assert_restored(self.decode(self.cap, *map(self.share, (1, 6, 8))))
+
+    def test_bad_files_are_named_and_left_out(self) -> None:
+        """Damage, another file's share, no share at all, no file at all."""
+        damaged = bytearray(self.share(0).read_bytes())
+        damaged[40] ^= 1
+        self.share(0).write_bytes(damaged)
+        truncated = self.share(1).read_bytes()
+        self.share(1).write_bytes(truncated[: len(truncated) // 2])
+        self.share(2).write_bytes(b"")
+        missing = self.directory / "missing"
+        files = [self.file, missing, *map(self.share, (0, 1, 2, 3, 4, 5))]
+        run = self.decode(self.cap, *files, options=("--json",))
+        (fields,) = run.objects
+        self.assertEqual(sorted(fields["shares_used"]), ["3", "4", "5"])
+        blamed = {problem["server"] for problem in fields["corrupt"]}
+        self.assertEqual(
+            blamed, {str(path) for path in (self.file, missing, *map(self.share, (0, 1, 2)))}
+        )
+        for path in blamed:
+            self.assertIn(path, run.stderr)
+        self.assert_restored(run)
+
+    def test_a_second_copy_helps_a_damaged_one(self) -> None:
+        """Where one file of a share number is damaged, another of the same number is used."""
+        copy = self.directory / "copy"
+        copy.write_bytes(self.share(0).read_bytes())
+        damaged = bytearray(self.share(0).read_bytes())
+        damaged[40] ^= 1
+        self.share(0).write_bytes(damaged)
+        self.assert_restored(self.decode(self.cap, *map(self.share, (0, 1, 2)), copy))
+
+    def test_too_few_shares_is_4_and_writes_nothing(self) -> None:
+        """Two shares, twice each, are still two."""
+        copy = self.directory / "copy"
+        copy.write_bytes(self.share(0).read_bytes())
+        run = self.decode(self.cap, self.share(0), self.share(1), copy)
+        self.assertEqual(self.successResultOf(run.finished), 4)
+        self.assertIn("only 2 good shares", run.stderr)
+        self.assertFalse(self.output.exists())
+
+    def test_an_existing_file_stays(self) -> None:
+        """Without --force."""
+        self.output.write_bytes(b"precious")
+        run = self.decode(self.cap, *map(self.share, (0, 1, 2)))
+        self.assertEqual(self.successResultOf(run.finished), 1)
+        self.assertEqual(self.output.read_bytes(), b"precious")
+
+    def test_standard_output(self) -> None:
+        """``-o -`` is for pipes."""
+        files = [str(self.share(number)) for number in (2, 4, 6)]
+        run = Run("decode", self.cap, *files, "-o", "-")
+        self.assertEqual(self.successResultOf(run.finished), 0)
+        self.assertEqual(run.raw.getvalue(), DATA)
+
+    def test_no_flipped_bit_gives_wrong_bytes(self) -> None:
+        """Any damage to one of three shares is found, or does no harm."""
+        original = self.share(1).read_bytes()
+        for position in range(0, len(original), 17):
+            damaged = bytearray(original)
+            damaged[position] ^= 1 << position % 8
+            self.share(1).write_bytes(damaged)
+            run = self.decode(self.cap, *map(self.share, (0, 1, 2)), options=("--force",))
+            status = self.successResultOf(run.finished)
+            self.assertIn(status, (0, 4), (position, run.stderr))
+            if status == 0:
+                self.assertEqual(self.output.read_bytes(), DATA)

@@ -1,0 +1,89 @@
+"""What only a real process shows: signals, pipes that close, exit statuses."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+TIMEOUT_S = 60
+
+
+class ProcessTests(SynchronousTestCase):
+    """``pipegrid`` as a shell sees it."""
+
+    def setUp(self) -> None:
+        self.home = Path(self.mktemp()).absolute()
+        self.home.mkdir()
+        self.file = self.home / "file"
+        self.file.write_bytes(os.urandom(300_000))
+
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        """Start a command in a scratch home."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipegrid.cli", *arguments],
+            cwd=self.home,
+            env={"HOME": str(self.home), "PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def run_command(self, *arguments: str) -> tuple[int, bytes, bytes]:
+        """Run a command to its end."""
+        process = self.start(*arguments)
+        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        return process.returncode, stdout, stderr
+
+    def test_a_file_goes_and_comes_back(self) -> None:
+        """With nothing configured, a grid is made, and said so on stderr only."""
+        status, cap, prose = self.run_command("put", "file")
+        self.assertEqual(status, 0, prose)
+        self.assertIn(b"no grid is configured", prose)
+        status, data, prose = self.run_command("get", cap.decode().strip())
+        self.assertEqual((status, prose), (0, b""))
+        self.assertEqual(data, self.file.read_bytes())
+
+    def test_a_reader_that_leaves_ends_it_quietly(self) -> None:
+        """``get`` and ``--help`` into ``head -c1``: no words, and a status that is not 0."""
+        cap = self.run_command("put", "file")[1].decode().strip()
+        process = self.start("get", cap)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+        _, prose = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual((process.returncode, prose), (1, b""))
+
+    def test_signals_interrupt_and_clean_up(self) -> None:
+        """SIGINT and SIGTERM end a command that waits for its input: 130, and one sentence."""
+        self.run_command("init")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start("put", "-", stdin=subprocess.PIPE)
+            self.wait_until_reading(process)
+            process.send_signal(number)
+            _, prose = process.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(process.returncode, 130, prose)
+            self.assertEqual(prose.count(b"\n"), 1, prose)
+            self.assertIn(b"interrupted", prose)
+
+    def wait_until_reading(self, process: subprocess.Popen[bytes]) -> None:
+        """Return when the process has taken a byte from its standard input."""
+        assert process.stdin is not None
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        deadline = time.monotonic() + TIMEOUT_S
+        while struct.unpack("i", fcntl.ioctl(process.stdin, termios.FIONREAD, b"\0" * 4)) != (0,):
+            self.assertLess(time.monotonic(), deadline, "nobody reads")
+            time.sleep(0.01)
