@@ -22,11 +22,13 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.errors import ServerError, UsageError
 from pipegrid.flow.budget import Budget
+from pipegrid.flow.trace import Tracing
 from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.local import open_local
 from pipegrid.grid.openable import checkable, readable
+from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download, DownloadSettings
 from pipegrid.transfer.peers import Peer
@@ -88,7 +90,11 @@ class Grid:
 
     @classmethod
     def open(
-        cls, reactor: IReactorTime, directory: str | os.PathLike[str] | None = None
+        cls,
+        reactor: IReactorTime,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        tracer: Tracing | None = None,
     ) -> Deferred[Grid]:
         """
         Open the grid that a directory configures.
@@ -97,14 +103,20 @@ class Grid:
             reactor: the running reactor.
             directory: a client's directory; None for the user's own, where an embedded grid of
                 ten storage directories is made if nothing is configured.
+            tracer: gets a span for each request and each job of the CPU; closing it is up to you.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
-        return Deferred.fromCoroutine(cls._open(reactor, directory))
+        return Deferred.fromCoroutine(cls._open(reactor, directory, tracer))
 
     @classmethod
-    async def _open(cls, reactor: IReactorTime, directory: str | os.PathLike[str] | None) -> Grid:
+    async def _open(
+        cls,
+        reactor: IReactorTime,
+        directory: str | os.PathLike[str] | None,
+        tracer: Tracing | None,
+    ) -> Grid:
         created = None
         path = configuration.default_directory() if directory is None else Path(directory)
         if directory is None and not configuration.is_configured(path):
@@ -120,9 +132,12 @@ class Grid:
             )
         assert IReactorFromThreads.providedBy(reactor), "Grid.open needs a real reactor"
         local = open_local(reactor, config.local)
-        return cls(
-            reactor, config, local.peers, Workers(reactor), created=created, on_close=local.close
-        )
+        workers: CpuWorkers = Workers(reactor)
+        if tracer is not None:
+            workers = TracedWorkers(workers, tracer)
+            for peer in local.peers:
+                peer.server = TracedServer(peer.server, tracer)
+        return cls(reactor, config, local.peers, workers, created=created, on_close=local.close)
 
     def put(
         self,
