@@ -228,6 +228,16 @@ class DecodeTests(OfflineTestCase):
         self.share(0).write_bytes(damaged)
         self.assert_restored(self.decode(self.cap, *map(self.share, (0, 1, 2)), copy))
 
+    def test_shares_that_are_each_damaged_elsewhere_suffice(self) -> None:
+        """Four shares, all damaged, but in different segments: their good blocks are used."""
+        for number in (0, 1, 2, 3):
+            damaged = bytearray(self.share(number).read_bytes())
+            damaged[36 + number * 34] ^= 1  # blocks are 34 bytes long, from byte 36 on
+            self.share(number).write_bytes(damaged)
+        run = self.decode(self.cap, *map(self.share, (0, 1, 2, 3)))
+        self.assertGreater(run.stderr.count("is damaged at byte"), 1, run.stderr)
+        self.assert_restored(run)
+
     def test_too_few_shares_is_4_and_writes_nothing(self) -> None:
         """Two shares, twice each, are still two."""
         copy = self.directory / "copy"

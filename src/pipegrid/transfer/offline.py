@@ -259,7 +259,8 @@ class _Restoration:
                 self._reading[share.share_number] = share
                 self._decoder.add_share(share.share_number)
                 return
-        self._give_up()
+        if not self._decoder.use_damaged_shares():  # each of their good blocks is proven by itself
+            self._give_up()
 
     def _give_up(self) -> None:
         found, needed = len(self._decoder.shares_in_use), self._cap.required_shares
