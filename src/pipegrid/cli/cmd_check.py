@@ -29,7 +29,7 @@ def command(cap: str, verify: bool) -> GridJob:
     the file, 5 if some are damaged.
     """
 
-    from pipegrid.cli.filecap import checkable
+    from pipegrid.core.filecaps import checkable
 
     file = checkable(cap)
 

@@ -42,10 +42,10 @@ def decode(
     console: Console, text: str, share_files: tuple[str, ...], output: str, force: bool
 ) -> int:
     """Restore one file to where it shall go."""
-    from pipegrid.cli.filecap import readable
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.render import corruption_fields, plural, warn_of_corruption
+    from pipegrid.core.filecaps import readable
     from pipegrid.errors import UsageError
     from pipegrid.transfer.offline import decode_file
 

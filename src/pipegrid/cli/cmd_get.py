@@ -41,8 +41,8 @@ def command(cap: str, output: str | None, force: bool, byte_range: str | None) -
     Every byte is verified before it is written. What was written to standard output before an error is
     good as far as it goes.
     """
-    from pipegrid.cli.filecap import readable
     from pipegrid.cli.ranges import resolve
+    from pipegrid.core.filecaps import readable
 
     # All that can be wrong with the question is found before a grid is opened.
     if force and output is None:

@@ -18,6 +18,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.filecaps import checkable, readable
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.errors import ServerError, UsageError
@@ -27,7 +28,6 @@ from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.local import open_local
-from pipegrid.grid.openable import checkable, readable
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download, DownloadSettings

@@ -1,4 +1,4 @@
-"""Which caps a command can use, and what to say of the others."""
+"""Which caps reading and checking can use, and what to say of the others."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipegrid.core.caps import (
 from pipegrid.errors import CapError
 
 
-def readable(text: str) -> ChkCap | LitCap:
+def readable(given: str | Cap) -> ChkCap | LitCap:
     """
     Return the cap of a file whose content it grants.
 
     Raises:
         CapError: it is malformed, or of another kind.
     """
-    cap = parse_cap(text.strip())
+    cap = parse_cap(given.strip()) if isinstance(given, str) else given
     if isinstance(cap, (ChkCap, LitCap)):
         return cap
     if isinstance(cap, ChkVerifierCap):
@@ -33,14 +33,14 @@ def readable(text: str) -> ChkCap | LitCap:
     raise _unusable(cap)
 
 
-def checkable(text: str) -> ChkCap | ChkVerifierCap | LitCap:
+def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
     """
     Return the cap of a file, or of a directory's file, whose shares can be checked.
 
     Raises:
         CapError: it is malformed, or of another kind.
     """
-    cap = parse_cap(text.strip())
+    cap = parse_cap(given.strip()) if isinstance(given, str) else given
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(file, (ChkCap, ChkVerifierCap, LitCap)):
         return file
@@ -49,9 +49,9 @@ def checkable(text: str) -> ChkCap | ChkVerifierCap | LitCap:
 
 def _unusable(cap: Cap) -> CapError:
     if isinstance(cap, DirectoryCap):
-        return CapError("this is the cap of a directory, and this command is for files")
+        return CapError("this is the cap of a directory, and this works on files only")
     if isinstance(cap, MutableCap):
-        return CapError("this is the cap of a mutable file, and this command is for immutable ones")
+        return CapError("this is the cap of a mutable file, and this works on immutable ones only")
     assert isinstance(cap, UnknownCap), cap
     start = cap.text[:12] + ("..." if len(cap.text) > 12 else "")
     return CapError(
