@@ -1,0 +1,54 @@
+"""
+What can go wrong with one request, answered by the one question that matters: did it happen?
+
+They are ``ServerError``s, so a transfer over HTTP handles them without translation;
+``may_have_happened`` is False where no byte of the request was sent, or where the server is bound
+not to have looked at it.
+"""
+
+from __future__ import annotations
+
+from pipegrid.errors import ServerProtocolError, ServerTimeout, ServerUnreachable
+
+
+class RequestNotSent(ServerUnreachable):
+    """The server did not process the request; repeating it is safe, whatever it does."""
+
+    def __init__(self, message: str, server: str = "") -> None:
+        super().__init__(message, server, may_have_happened=False)
+
+
+class TooManyRequests(RequestNotSent):
+    """More requests wait for this server than the limit allows; wait for some of them first."""
+
+
+class WrongServerKey(RequestNotSent):
+    """Whoever answers at the server's address does not own the key that was promised."""
+
+
+class RequestMaybeProcessed(ServerUnreachable):
+    """The request was sent and not answered: the server may have carried it out, or not."""
+
+    def __init__(self, message: str, server: str = "") -> None:
+        super().__init__(message, server, may_have_happened=True)
+
+
+class RequestTimedOut(ServerTimeout):
+    """The server was silent for too long while it had a request to answer."""
+
+    def __init__(self, message: str, server: str = "") -> None:
+        super().__init__(message, server, may_have_happened=True)
+
+
+class RequestBodyError(ServerUnreachable):
+    """The source of a request's body failed, or gave another number of bytes than it said."""
+
+    def __init__(self, message: str, server: str = "") -> None:
+        super().__init__(message, server, may_have_happened=True)
+
+
+class ResponseError(ServerProtocolError):
+    """An answer came, but not a whole or proper one; the request was most likely processed."""
+
+    def __init__(self, message: str, server: str = "") -> None:
+        super().__init__(message, server, may_have_happened=True)

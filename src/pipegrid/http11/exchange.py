@@ -1,0 +1,138 @@
+"""
+One request and what becomes of its answer: what a connection needs to know of both.
+
+The connection calls, in this order and each at most once but for the second:
+``head_received``, ``body_received`` for each piece, ``completed``; or, at any time, ``failed`` and then
+nothing more. After ``abandon`` it calls none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from twisted.web.iweb import IBodyProducer
+
+from pipegrid.errors import PipegridError
+from pipegrid.http11.parser import ResponseHead
+
+if TYPE_CHECKING:
+    from pipegrid.http11.connection import PipelinedConnection
+
+IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"))
+
+
+class Exchange:
+    """
+    Attributes:
+        head: request line and header lines, with the empty line at their end.
+        body: pieces that follow it as they are.
+        producer: writes the body instead, while it is sent; then ``chunked`` says how.
+        request_bytes: of all that, as far as it is held in memory or known.
+        idempotent: repeating the request harms nothing, so a lost one is replayed.
+        expected_response_bytes: of the answer, head and body; None if nobody knows.
+        timeout_s: silence of the server that is too long; None for the connection's default.
+        closes: the request asks the server to close the connection after it.
+
+        connection: which one has it now, if any.
+        charged_bytes: what the connection's budget was charged with.
+        sent: the last byte was handed to the transport.
+        response: the head of the answer, once it came.
+        received_bytes: of the answer so far.
+        abandoned: nobody wants the answer any more.
+        wanted_bytes: of the answer were received before that.
+        paused: the reader of the answer wants no more bytes for now.
+        claimed: the answer has a reader (until then it is paused, but not without limit).
+        attempts: connections lost under it.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "attempts",
+        "body",
+        "charged_bytes",
+        "chunked",
+        "claimed",
+        "closes",
+        "connection",
+        "expected_response_bytes",
+        "expects_continue",
+        "head",
+        "idempotent",
+        "is_head",
+        "method",
+        "paused",
+        "producer",
+        "producer_started",
+        "received_bytes",
+        "request_bytes",
+        "response",
+        "sent",
+        "timeout_s",
+        "wanted_bytes",
+    )
+
+    def __init__(
+        self,
+        method: bytes,
+        head: bytes,
+        body: Sequence[bytes | bytearray | memoryview] = (),
+        *,
+        idempotent: bool,
+        expected_response_bytes: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.method = method
+        self.head = head
+        self.body = body
+        self.producer: IBodyProducer | None = None
+        self.producer_started = False
+        self.chunked = False
+        self.request_bytes = len(head)
+        for piece in body:
+            self.request_bytes += len(piece)
+        self.idempotent = idempotent
+        self.is_head = method == b"HEAD"
+        self.expected_response_bytes = expected_response_bytes
+        self.timeout_s = timeout_s
+        self.closes = False
+        self.expects_continue = False
+        self.connection: PipelinedConnection | None = None
+        self.charged_bytes = 0
+        self.sent = False
+        self.response: ResponseHead | None = None
+        self.received_bytes = 0
+        self.abandoned = False
+        self.wanted_bytes = 0
+        self.paused = False
+        self.claimed = True
+        self.attempts = 0
+
+    def __repr__(self) -> str:
+        state = (
+            "abandoned"
+            if self.abandoned
+            else "answering"
+            if self.response is not None
+            else "sent"
+            if self.sent
+            else "unsent"
+        )
+        return f"<{type(self).__name__} {self.method.decode('latin-1')} {state}>"
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether its bytes are still there to be sent once more, and nobody saw an answer."""
+        return not self.producer_started and self.response is None
+
+    def head_received(self, head: ResponseHead) -> None:
+        """The head of the final answer is here."""
+
+    def body_received(self, data: bytes) -> None:
+        """Some more of its body is here."""
+
+    def completed(self) -> None:
+        """All of it was received."""
+
+    def failed(self, error: PipegridError) -> None:
+        """There will be no (more of the) answer."""

@@ -1,0 +1,62 @@
+"""The bounds of everything that could grow, with the arithmetic behind each default."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """
+    Bounds and patience of a connection, or of all connections to one host.
+
+    Attributes:
+        max_connections: to one host (scheme, name and port). Pipelining needs one; the others
+            are for large answers, which each want a connection for themselves.
+        max_requests_in_flight: written and unanswered, on one connection. At 20 ms round trip and
+            128 requests a connection carries up to 6400 requests a second.
+        max_request_bytes_in_flight: heads and bodies of those. 4 MiB are 4 pieces of 1 MiB, the
+            depth at which a storage server's throughput was found to level off. One request
+            may be larger, alone.
+        response_budget_bytes: answers that may be outstanding before another request is written.
+            A server built on Twisted drops the connection when it comes to a GET while its
+            own transport is full (64 KiB), so what precedes a request must fit: 60 KB.
+        assumed_response_bytes: the size of an answer nobody could predict, until the host has shown
+            what it answers: 60 KB then allow 15 requests.
+        max_waiting: requests that wait for room, per host or per connection; the next
+            one fails at once with `TooManyRequests`.
+        max_header_bytes: of one answer's head (or trailer). Servers limit requests to 8 to 16 KiB;
+            answers with many cookies are longer.
+        max_headers: lines of the same.
+        discard_limit_bytes: how much of an answer that nobody wants any more is read
+            to save the connection. A new connection costs 1 to 2 round trips: at 10 MB/s and
+            10 ms, 100 to 200 KB; less for a server far away over a thin line.
+        timeout_s: silence of the server while it has something to answer and nobody paused it.
+        unclaimed_timeout_s: how long an answer whose body nobody asked for may hold up those behind it.
+        connect_timeout_s: from the start of a connection until it can be used, TLS included.
+        idle_timeout_s: after this we close an unused connection. Servers do at 60 s (or 75 s), and
+            a request that crosses their closing is lost; so we close first.
+        continue_timeout_s: patience for "100 Continue" before a body is sent all the same.
+        close_timeout_s: patience for the other side while a connection is closed in good order.
+        max_attempts: connections that may be lost under the same request before it fails.
+        serial_memory_s: how long a host that mishandled pipelining is spoken to one request at a
+            time before it gets another chance.
+    """
+
+    max_connections: int = 4
+    max_requests_in_flight: int = 128
+    max_request_bytes_in_flight: int = 4 * 2**20
+    response_budget_bytes: int = 60_000
+    assumed_response_bytes: int = 4_000
+    max_waiting: int = 10_000
+    max_header_bytes: int = 64 * 2**10
+    max_headers: int = 256
+    discard_limit_bytes: int = 64 * 2**10
+    timeout_s: float = 60.0
+    unclaimed_timeout_s: float = 60.0
+    connect_timeout_s: float = 30.0
+    idle_timeout_s: float = 45.0
+    continue_timeout_s: float = 1.0
+    close_timeout_s: float = 5.0
+    max_attempts: int = 3
+    serial_memory_s: float = 3600.0

@@ -1,0 +1,137 @@
+"""
+What becomes of the requests of a connection that ended, and who decides.
+
+The question for each is whether the server may have acted on it. Nothing of an unsent request was seen.
+What stood behind an answer with ``Connection: close`` was seen but must not be acted on
+(RFC 9112, section 9.6). About everything else that was sent nobody can tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from pipegrid.errors import PipegridError
+from pipegrid.http11.errors import (
+    RequestMaybeProcessed,
+    RequestNotSent,
+    RequestTimedOut,
+    ResponseError,
+)
+from pipegrid.http11.exchange import Exchange
+
+if TYPE_CHECKING:
+    from pipegrid.http11.connection import PipelinedConnection
+
+
+@attrs.frozen
+class Unanswered:
+    """A request that a connection gives back, and the error that is true of it."""
+
+    exchange: Exchange
+    error: PipegridError
+
+
+@attrs.frozen(kw_only=True)
+class Loss:
+    """
+    How a connection ended.
+
+    Attributes:
+        reason: a clause for people.
+        error: what the transport or its TLS said, if that is an error with a sentence of its own.
+        announced: it was closed by us, or after an answer that was to be the last.
+        was_ready: it had been usable at all.
+        answered: how many requests it had answered.
+        in_flight: how many were written and not answered.
+        garbage: the server sent what is not an answer.
+        timed_out: the server was silent.
+    """
+
+    reason: str
+    error: PipegridError | None = None
+    announced: bool = False
+    was_ready: bool = False
+    answered: int = 0
+    in_flight: int = 0
+    garbage: bool = False
+    timed_out: bool = False
+
+
+class Owner(Protocol):
+    """Who is told what becomes of a connection and its requests."""
+
+    def has_room(self, connection: PipelinedConnection) -> None:
+        """Something was answered, or the connection became ready: more may be submitted."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """One answer is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
+
+    def gave_back(self, connection: PipelinedConnection, unanswered: list[Unanswered]) -> None:
+        """These are no longer the connection's: repeat them elsewhere, or fail them, in order."""
+
+    def lost(self, connection: PipelinedConnection, loss: Loss) -> None:
+        """The connection is of no more use. Its requests were given back before."""
+
+
+class NoOwner:
+    """The owner of a connection that is used directly: the caller decides what to repeat."""
+
+    def has_room(self, connection: PipelinedConnection) -> None:
+        """The lane's own queue is all there is."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """Nobody learns from it."""
+
+    def gave_back(self, connection: PipelinedConnection, unanswered: list[Unanswered]) -> None:
+        """What cannot be done, fails."""
+        for each in unanswered:
+            each.exchange.failed(each.error)
+
+    def lost(self, connection: PipelinedConnection, loss: Loss) -> None:
+        """See ``PipelinedConnection.when_lost``."""
+
+
+def not_sent(exchange: Exchange, server: str, reason: str) -> RequestNotSent:
+    """Nothing of the request was written."""
+    return RequestNotSent(f"The {_method(exchange)} was not sent to {server} ({reason}).", server)
+
+
+def not_answered(
+    exchange: Exchange, server: str, loss: Loss, *, was_due: bool, said_close: bool
+) -> PipegridError:
+    """
+    The request was written, at least in part.
+
+    Args:
+        was_due: its answer was the next one.
+        said_close: the last answer ruled out that anything behind it is processed.
+    """
+    method, reason = _method(exchange), loss.reason
+    if exchange.response is not None:
+        return ResponseError(
+            f"The answer of {server} to a {method} was cut off after"
+            f" {exchange.received_bytes} bytes ({reason}); ask again.",
+            server,
+        )
+    if said_close:
+        return RequestNotSent(f"The {method} was not processed by {server} ({reason}).", server)
+    if loss.timed_out and was_due:
+        return RequestTimedOut(
+            f"{server} did not answer a {method} ({reason}); it may have processed it.", server
+        )
+    if loss.garbage and was_due:
+        return ResponseError(
+            f"{server} did not answer a {method} properly ({reason}); it may have processed it.",
+            server,
+        )
+    return RequestMaybeProcessed(
+        f"The connection to {server} was lost before it answered a {method} ({reason});"
+        " it may have processed it.",
+        server,
+    )
+
+
+def _method(exchange: Exchange) -> str:
+    return exchange.method.decode("latin-1")

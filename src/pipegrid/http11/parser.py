@@ -1,0 +1,315 @@
+"""
+Bytes of answers in, events out: no transport, no clock, no request but its one decisive property.
+
+``expect`` tells the parser, in order, of each request that was written; ``feed`` turns what the
+server sends into a flat list of events, for each answer
+
+    ResponseHead, any number of bytes objects (the body), END
+
+with ``Informational`` (1xx) before the head. The work is done by llhttp, through httptools. What
+that leaves to do is done here: to pair answers with requests, to bound heads, and HEAD.
+
+**HEAD** is the one case in which the framing of an answer depends on its request, and httptools has
+no way to say so. llhttp can also not be stopped in the middle of a buffer. But the end of a message
+is always either the end of a known number of bytes or the end of a line; so as long as an
+answer to HEAD is among those expected, the input is fed in pieces that end there, and llhttp is thrown
+away for a new one at the end of such a head. All other input is fed as it comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+import httptools
+
+# RFC 9110 section 15.2 sets no limit; a server that sends this many is playing for time.
+MAX_INFORMATIONAL = 32
+
+
+class End:
+    """The answer is complete."""
+
+    def __repr__(self) -> str:
+        return "END"
+
+
+END: Final = End()
+
+
+class Informational:
+    """An interim answer (1xx); the final one to the same request is still to come."""
+
+    __slots__ = ("status",)
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def __repr__(self) -> str:
+        return f"Informational({self.status})"
+
+
+class ResponseHead:
+    """
+    What stands before the body.
+
+    Attributes:
+        status: 200 to 999.
+        reason: the phrase behind it, for people.
+        version: (1, 0) or (1, 1).
+        headers: (lower-case name, value) in the order of arrival.
+        length: of the body in bytes; None if only its end will tell.
+        until_close: the body ends with the connection, so nobody can tell whether it is whole.
+        keep_alive: whether the server will answer more requests on this connection.
+        says_close: if not, whether it says so; then it must not even look at them.
+        head_bytes: about what it took on the wire.
+    """
+
+    __slots__ = (
+        "head_bytes",
+        "headers",
+        "keep_alive",
+        "length",
+        "reason",
+        "says_close",
+        "status",
+        "until_close",
+        "version",
+    )
+
+    def __init__(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.version = (1, 1)
+        self.length: int | None = None
+        self.until_close = False
+        self.keep_alive = True
+        self.says_close = False
+        self.head_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<ResponseHead {self.status} {self.length} keep_alive={self.keep_alive}>"
+
+
+Event = ResponseHead | Informational | bytes | End
+
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
+
+
+class _Violation(Exception):
+    """Stops llhttp from within a callback; the sentence is in ``ResponseParser.error``."""
+
+
+class ResponseParser:
+    """
+    Turns the bytes of one connection into the answers to the requests written on it.
+
+    Attributes:
+        error: a clause that says what was wrong with the input; nothing is parsed after that.
+        closed: the last answer said that it was the last; what follows is ignored.
+    """
+
+    def __init__(self, max_header_bytes: int = 2**16, max_headers: int = 256) -> None:
+        self.error: str | None = None
+        self.closed = False
+        self._max_header_bytes = max_header_bytes
+        self._max_headers = max_headers
+        self._expected: deque[bool] = deque()  # for each answer to come: is it to a HEAD?
+        self._heads = 0  # how many of them are
+        self._events: list[Event] = []
+        self._silent_bytes = 0  # read since the last event: an unfinished head or chunk line
+        self._informational = 0  # in a row
+        self._new_llhttp()
+
+    def __repr__(self) -> str:
+        state = self.error or ("closed" if self.closed else "open")
+        return f"<ResponseParser {state}, {len(self._expected)} expected>"
+
+    def expect(self, is_head: bool = False) -> None:
+        """One more request was written."""
+        self._expected.append(is_head)
+        self._heads += is_head
+
+    def feed(self, data: bytes) -> list[Event]:
+        """
+        Parse what came; never raises. Look at ``error`` and ``closed`` after the events.
+
+        The returned list belongs to the caller.
+        """
+        events = self._events = []
+        if self.closed or self.error is not None:
+            return events
+        try:
+            if self._heads:
+                self._feed_by_lines(data)
+            else:
+                self._llhttp.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self.closed and self.error is None:
+                self.error = f"it is not HTTP ({str(error).rstrip('.') or 'no reason known'})"
+        if events:
+            self._silent_bytes = 0
+        else:
+            self._silent_bytes += len(data)
+            if self._silent_bytes > self._max_header_bytes and self.error is None:
+                self.error = f"a head is longer than {self._max_header_bytes} bytes"
+        return events
+
+    def end(self) -> list[Event]:
+        """
+        The connection ended in good order: that completes a body of unknown length, and only that.
+        """
+        if self._head is not None and self._head.until_close and self.error is None:
+            self._events = []
+            self._complete()
+            return self._events
+        return []
+
+    def _feed_by_lines(self, data: bytes) -> None:
+        start, size = 0, len(data)
+        while start < size and not self.closed:
+            if not self._heads:
+                self._llhttp.feed_data(memoryview(data)[start:])
+                return
+            if self._head is not None and self._body_left >= 0:
+                end = min(start + self._body_left, size)
+            else:
+                end = data.find(b"\n", start) + 1 or size
+            self._llhttp.feed_data(data[start:end])
+            start = end
+            if self._bodiless:
+                self._new_llhttp()
+
+    def _new_llhttp(self) -> None:
+        self._llhttp: Any = httptools.HttpResponseParser(self)
+        self._bodiless = False  # an answer to HEAD has ended where llhttp sees a body to come
+        self._interim = False
+        self._head: ResponseHead | None = None  # of the answer whose body is being read
+        self._body_left = -1
+        self._reset_head()
+
+    def _reset_head(self) -> None:
+        self._reason = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._framing = False
+
+    def _fail(self, clause: str) -> None:
+        self.error = clause
+        raise _Violation(clause)
+
+    # What llhttp calls. Each costs its time for every answer: keep them short.
+
+    def on_message_begin(self) -> None:
+        if not self._expected:
+            self._fail("it belongs to no request")
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+        if len(self._reason) > self._max_header_bytes:
+            self._fail(f"a head is longer than {self._max_header_bytes} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._max_header_bytes:
+            self._fail(f"a head is longer than {self._max_header_bytes} bytes")
+        name = name.lower()
+        headers = self._headers
+        headers.append((name, value))
+        if len(headers) > self._max_headers:
+            self._fail(f"a head has more than {self._max_headers} lines")
+        if name in _FRAMING:
+            self._framing = True
+
+    def on_headers_complete(self) -> None:
+        llhttp = self._llhttp
+        status: int = llhttp.get_status_code()
+        if status < 200:
+            return self._interim_answer(status)
+        head = ResponseHead(status, self._reason, self._headers)
+        version = llhttp.get_http_version()
+        if version != "1.1":
+            if version != "1.0":
+                self._fail(f"its version is HTTP/{version}, which nobody asked for")
+            head.version = (1, 0)
+        head.head_bytes = self._head_bytes + len(self._reason) + 15
+        head.keep_alive = llhttp.should_keep_alive()
+        if self._expected[0]:
+            self._answer_to_head(head)
+        elif status == 204 or status == 304:
+            head.length = 0
+        else:
+            self._find_framing(head)
+        if not head.keep_alive:
+            head.says_close = b"close" in _connection_options(head)
+        self._head = head
+        self._events.append(head)
+        self._reset_head()
+        if self._bodiless:
+            self._complete()
+        return None
+
+    def on_body(self, data: bytes) -> None:
+        if not self._bodiless:
+            self._events.append(data)
+            self._body_left -= len(data)
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            self._interim = False
+        elif not self._bodiless:
+            self._complete()
+
+    def _complete(self) -> None:
+        head = self._head
+        assert head is not None
+        self._events.append(END)
+        self._head = None
+        self._body_left = -1
+        self._informational = 0
+        self._heads -= self._expected.popleft()
+        if not head.keep_alive:
+            self.closed = True
+        if self._headers:  # trailers; nobody has ever asked for them
+            self._reset_head()
+
+    def _interim_answer(self, status: int) -> None:
+        self._informational += 1
+        if not 100 <= status < 200 or self._informational > MAX_INFORMATIONAL:
+            self._fail(f"its status is {status}")
+        if status == 101:
+            self._fail("it switches to a protocol nobody asked for")
+        self._interim = True
+        self._events.append(Informational(status))
+        self._reset_head()
+
+    def _answer_to_head(self, head: ResponseHead) -> None:
+        """The length is that of the body a GET would have brought; none comes."""
+        self._bodiless = True
+        head.length = 0
+        options = _connection_options(head)
+        head.keep_alive = (
+            b"close" not in options if head.version == (1, 1) else b"keep-alive" in options
+        )
+
+    def _find_framing(self, head: ResponseHead) -> None:
+        if self._framing:
+            codings = []
+            for name, value in head.headers:
+                if name == b"content-length":
+                    head.length = self._body_left = int(value)
+                    return
+                if name == b"transfer-encoding":
+                    codings.append(value.strip().lower())
+            if codings == [b"chunked"]:
+                return
+            if codings:
+                self._fail(f"its transfer coding is {b', '.join(codings)!r}, not chunked")
+        head.until_close = True
+        head.keep_alive = False
+
+
+def _connection_options(head: ResponseHead) -> list[bytes]:
+    joined = b",".join(value for name, value in head.headers if name == b"connection")
+    return [option.strip() for option in joined.lower().split(b",")]
