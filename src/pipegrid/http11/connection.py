@@ -371,17 +371,17 @@ class PipelinedConnection(Protocol):
         self._closing = True
         if self.open:
             self.open = False
-            self._give_back([(e, not_sent(e, self._server, why)) for e in self.lane.take_queued()])
+            queued = self.lane.take_queued()
+            for exchange in queued:
+                exchange.connection = None
+            if queued:
+                self._owner.gave_back(
+                    [Unanswered(e, not_sent(e, self._server, why)) for e in queued]
+                )
 
     def _close_if_done(self) -> None:
         if self._closing and not self.lane.written:
             self._end("it was closed here", announced=True)
-
-    def _give_back(self, unanswered: list[tuple[Exchange, PipegridError]]) -> None:
-        for exchange, _ in unanswered:
-            exchange.connection = None
-        if unanswered:
-            self._owner.gave_back(self, [Unanswered(*each) for each in unanswered])
 
     def _end(
         self,
@@ -414,12 +414,16 @@ class PipelinedConnection(Protocol):
             self._let_go(graceful=clean and not written and not garbage)
         server, said_close = self._server, self._said_close
         unanswered = [
-            (e, not_answered(e, server, loss, was_due=e is written[0], said_close=said_close))
+            Unanswered(
+                e, not_answered(e, server, loss, was_due=e is written[0], said_close=said_close)
+            )
             for e in written
             if not e.abandoned
         ]
-        self._give_back(unanswered + [(e, error or not_sent(e, server, reason)) for e in queued])
-        self._owner.lost(self, loss)
+        unanswered += [Unanswered(e, error or not_sent(e, server, reason)) for e in queued]
+        for exchange in (*written, *queued):
+            exchange.connection = None
+        self._owner.lost(self, loss, unanswered)
 
     def _let_go(self, graceful: bool) -> None:
         transport = self.transport

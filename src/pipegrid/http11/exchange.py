@@ -120,6 +120,13 @@ class Exchange:
         )
         return f"<{type(self).__name__} {self.method.decode('latin-1')} {state}>"
 
+    def withdraw(self) -> None:
+        """Take the request back, wherever it is; nothing more is told to the exchange."""
+        if self.connection is not None:
+            self.connection.cancel(self)
+        else:
+            self.abandoned = True  # a pool drops it when its turn comes
+
     @property
     def can_be_repeated(self) -> bool:
         """Whether its bytes are still there to be sent once more, and nobody saw an answer."""

@@ -68,11 +68,13 @@ class Owner(Protocol):
     def answered(self, exchange: Exchange) -> None:
         """One answer is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
 
-    def gave_back(self, connection: PipelinedConnection, unanswered: list[Unanswered]) -> None:
-        """These are no longer the connection's: repeat them elsewhere, or fail them, in order."""
+    def gave_back(self, unsent: list[Unanswered]) -> None:
+        """A connection that is being closed will not send these: repeat or fail them, in order."""
 
-    def lost(self, connection: PipelinedConnection, loss: Loss) -> None:
-        """The connection is of no more use. Its requests were given back before."""
+    def lost(
+        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
+    ) -> None:
+        """The connection is of no more use; repeat its requests elsewhere, or fail them, in order."""
 
 
 class NoOwner:
@@ -84,13 +86,16 @@ class NoOwner:
     def answered(self, exchange: Exchange) -> None:
         """Nobody learns from it."""
 
-    def gave_back(self, connection: PipelinedConnection, unanswered: list[Unanswered]) -> None:
+    def gave_back(self, unsent: list[Unanswered]) -> None:
         """What cannot be done, fails."""
-        for each in unanswered:
+        for each in unsent:
             each.exchange.failed(each.error)
 
-    def lost(self, connection: PipelinedConnection, loss: Loss) -> None:
-        """See ``PipelinedConnection.when_lost``."""
+    def lost(
+        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
+    ) -> None:
+        """The same; see also ``PipelinedConnection.when_lost``."""
+        self.gave_back(unanswered)
 
 
 def not_sent(exchange: Exchange, server: str, reason: str) -> RequestNotSent:

@@ -178,6 +178,5 @@ class RawExchange(Exchange):
         )
 
     def _cancelled(self, _: Deferred[RawResponse]) -> None:
-        if self.connection is not None:
-            self.connection.cancel(self)
+        self.withdraw()
         self._release_consumer()

@@ -1,0 +1,227 @@
+"""
+``PipelinedAgent``: pipelined HTTP for any program that knows Twisted's ``IAgent``, treq included.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, DeferredList, fail
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.web.client import URI
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
+from zope.interface import implementer
+
+from pipegrid.errors import UsageError
+from pipegrid.http11.body import framing_of
+from pipegrid.http11.endpoints import StandardEndpoints
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.pool import HostPool
+from pipegrid.http11.response import AgentExchange
+
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_URI = re.compile(rb"[\x21-\x7e]+")
+_ORIGIN = re.compile(rb"https?://[^/?#@\\]+", re.IGNORECASE)
+_BAD_IN_VALUE = re.compile(rb"[\r\n\0]")
+
+# Ours to say, because they must be true.
+_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+_METHODS_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
+_KNOWN_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+
+MAX_HOSTS = 1000  # remembered; beyond, idle ones are forgotten
+
+
+class _Origin:
+    """What all requests with the same beginning of the URI share."""
+
+    __slots__ = ("host_line", "pool", "prefix_length")
+
+    def __init__(self, pool: HostPool, prefix_length: int, netloc: bytes) -> None:
+        self.pool = pool
+        self.prefix_length = prefix_length
+        self.host_line = b" HTTP/1.1\r\nHost: " + netloc + b"\r\n"
+
+
+@implementer(IAgent)
+class PipelinedAgent:
+    """
+    An ``IAgent`` whose requests do not wait for answers.
+
+    ::
+
+        client = treq.client.HTTPClient(PipelinedAgent(reactor))
+
+    Requests to one host leave at once, one behind the other, on few connections. Answers are
+    delivered in the order in which the host gives them; their bodies are streamed with
+    back-pressure. If a connection is lost, requests that may be repeated are, on another one.
+
+    Errors are those of ``pipegrid.http11.errors``, before the head of an answer; after it,
+    ``twisted.web.client.ResponseFailed`` through the body's protocol, as ``IResponse`` demands.
+
+    Args:
+        reactor: for time-outs, and for connections unless endpoints are given.
+        endpoints: how to connect; see ``pipegrid.http11.endpoints``.
+        limits: for each host.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        endpoints: IAgentEndpointFactory | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._clock: IReactorTime = reactor
+        self._endpoints: Any = endpoints or StandardEndpoints(reactor)
+        self._limits = limits or Limits()
+        self._pools: dict[tuple[bytes, bytes, int], HostPool] = {}
+        self._origins: dict[bytes, _Origin] = {}
+
+    def __repr__(self) -> str:
+        return f"<PipelinedAgent {list(self._pools.values())}>"
+
+    def request(
+        self,
+        method: bytes,
+        uri: bytes,
+        headers: Headers | None = None,
+        bodyProducer: IBodyProducer | None = None,
+        *,
+        expected_response_bytes: int | None = None,
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+    ) -> Deferred[IResponse]:
+        """
+        Send a request; fires with the answer's head. Cancelling takes the request back.
+
+        Args:
+            expected_response_bytes: of the answer, if you know: a large one is then kept from
+                blocking others; without, the host's habit is the guess.
+            timeout_s: silence of the server that is too long, instead of the limits'.
+            idempotent: whether it may be repeated, where the method tells it wrongly.
+        """
+        try:
+            if method not in _KNOWN_METHODS:
+                _check_method(method)
+            if _URI.fullmatch(uri) is None:
+                raise UsageError(f"The URI {uri!r} has characters that must be percent-encoded.")
+            slash = uri.find(b"/", 8)
+            origin = self._origins.get(uri[:slash]) if slash > 0 else None
+            if origin is None:
+                origin = self._origin_of(uri)
+            target = uri[origin.prefix_length :]
+            if b"#" in target:
+                target = target[: target.index(b"#")]
+            if target[:1] != b"/":
+                target = b"/" + target
+            if headers is None and bodyProducer is None and method == b"GET":
+                head = b"GET " + target + origin.host_line + b"\r\n"
+            else:
+                head = _head(method, target, origin, headers, bodyProducer)
+        except UsageError as error:
+            return fail(error)
+        exchange = AgentExchange(
+            self._clock,
+            method,
+            uri,
+            headers,
+            head,
+            expected_response_bytes,
+            timeout_s,
+            idempotent,
+        )
+        if headers is not None:
+            if headers.hasHeader(b"connection"):
+                options = b",".join(headers.getRawHeaders(b"connection") or []).lower()
+                exchange.closes = b"close" in options
+            exchange.expects_continue = bodyProducer is not None and headers.hasHeader(b"expect")
+        if bodyProducer is not None:
+            exchange.producer = bodyProducer
+            exchange.chunked = framing_of(bodyProducer)[1]
+            if not exchange.chunked:
+                exchange.request_bytes += int(bodyProducer.length)
+        origin.pool.submit(exchange)
+        return exchange.result
+
+    def pool_for(self, uri: bytes) -> HostPool:
+        """The connections to the host of a URI, for raw requests."""
+        return self._origin_of(uri).pool
+
+    def close(self) -> Deferred[None]:
+        """Fail what waits, let what was sent be answered; fires when all connections are gone."""
+        pools, self._pools, self._origins = list(self._pools.values()), {}, {}
+        closed: Deferred[None] = DeferredList([pool.close() for pool in pools]).addCallback(
+            lambda _: None
+        )
+        return closed
+
+    def _origin_of(self, uri: bytes) -> _Origin:
+        match = _ORIGIN.match(uri)
+        if match is None or uri[match.end() : match.end() + 1] not in (b"/", b"?", b"#", b""):
+            raise UsageError(
+                f"The URI {uri!r} must begin with http:// or https:// and a host, without a user."
+            )
+        prefix = match.group()
+        parsed = URI.fromBytes(prefix.lower())
+        key = (parsed.scheme, parsed.host, parsed.port)
+        pool = self._pools.get(key)
+        if pool is None:
+            self._forget_idle_hosts()
+            server = f"{parsed.host.decode('latin-1')}:{parsed.port}"
+            pool = self._pools[key] = HostPool(
+                self._clock, lambda: self._endpoint(parsed), server, self._limits
+            )
+        if len(self._origins) >= MAX_HOSTS:
+            self._origins.clear()
+        netloc = prefix[prefix.index(b"//") + 2 :]
+        origin = self._origins[prefix] = _Origin(pool, len(prefix), netloc)
+        return origin
+
+    def _endpoint(self, uri: URI) -> IStreamClientEndpoint:
+        return cast(IStreamClientEndpoint, self._endpoints.endpointForURI(uri))
+
+    def _forget_idle_hosts(self) -> None:
+        if len(self._pools) >= MAX_HOSTS:
+            self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
+            self._origins.clear()
+
+
+def _check_method(method: bytes) -> None:
+    if _TOKEN.fullmatch(method) is None:
+        raise UsageError(f"{method!r} is not a method of HTTP.")
+    if method == b"CONNECT":
+        raise UsageError(
+            "CONNECT turns the connection into something else, which is not done here."
+        )
+
+
+def _head(
+    method: bytes,
+    target: bytes,
+    origin: _Origin,
+    headers: Headers | None,
+    producer: IBodyProducer | None,
+) -> bytes:
+    """Request line and header lines. Nothing a caller passes can end a line early."""
+    lines = [method, b" ", target, origin.host_line]
+    if headers is not None:
+        for name, values in headers.getAllRawHeaders():
+            lower = name.lower()
+            if lower in _FRAMING:
+                continue
+            if lower == b"host":
+                lines[3] = b" HTTP/1.1\r\n"
+            if _TOKEN.fullmatch(name) is None:
+                raise UsageError(f"{name!r} is not the name of a header.")
+            for value in values:
+                if _BAD_IN_VALUE.search(value):
+                    raise UsageError(f"The value of the header {name!r} has a line break in it.")
+                lines += (name, b": ", value, b"\r\n")
+    if producer is not None:
+        lines.append(framing_of(producer)[0])
+    elif method in _METHODS_WITH_BODY:
+        lines.append(b"Content-Length: 0\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)

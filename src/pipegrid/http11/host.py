@@ -1,0 +1,95 @@
+"""
+What the answers of one host have taught about it: facts in, advice out.
+
+**Size of answers.** Where nobody can say how long an answer will be, the host's habit is the best guess:
+the estimate jumps up to each longer answer at once, and comes down by a sixteenth with each shorter
+one. So a host that mixes both kinds is treated as one of long answers, which is slower, not wrong.
+
+**Pipelining.** Most servers take it, some do not: they close, or forget what they had read ahead, or
+mix up answers. Such a host is spoken to one request at a time for ``serial_memory_s``. A single
+closed connection proves nothing (servers restart, and close what was idle), two in a row without any
+success in between are enough; garbage or silence behind answers are enough at once.
+"""
+
+from __future__ import annotations
+
+from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.loss import Loss
+
+MIN_ASSUMED_BYTES = 256
+PROOF = 10  # answers with others outstanding behind them: a server that does this can pipeline
+
+
+class HostRecord:
+    """
+    The memory of one host.
+
+    Attributes:
+        assumed_response_bytes: what to expect of an answer nobody can predict.
+        proven: the host speaks HTTP/1.1 and keeps connections open, so even a request that must not
+            be repeated may be written behind others.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.assumed_response_bytes = limits.assumed_response_bytes
+        self.proven = False
+        self._strikes = 0
+        self._serial_until = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<HostRecord {'proven' if self.proven else 'unproven'},"
+            f" {self._strikes} strikes, serial until {self._serial_until:g},"
+            f" answers of {self.assumed_response_bytes} bytes>"
+        )
+
+    def is_serial(self, now: float) -> bool:
+        """Whether to speak to this host one request at a time."""
+        return now < self._serial_until
+
+    def answered(self, exchange: Exchange, now: float) -> None:
+        """Learn from a complete answer."""
+        size = exchange.received_bytes
+        assumed = self.assumed_response_bytes
+        if size >= assumed:
+            self.assumed_response_bytes = size
+        elif assumed > MIN_ASSUMED_BYTES:
+            self.assumed_response_bytes = max(
+                MIN_ASSUMED_BYTES, assumed - 1 - (assumed - size >> 4)
+            )
+        if not self.proven:
+            head = exchange.response
+            assert head is not None
+            if head.version == (1, 0):
+                self._become_serial(now)
+            elif head.keep_alive:
+                self.proven = True
+
+    def lost(self, loss: Loss, answered_behind: int, now: float) -> bool:
+        """
+        Learn from the end of a connection.
+
+        Args:
+            answered_behind: how many of its answers had others outstanding behind them.
+
+        Returns:
+            Whether pipelining was at fault, so that repeating a request alone may go well.
+        """
+        if answered_behind >= PROOF:
+            self._strikes = 0
+            if not loss.garbage:
+                return False
+        if loss.announced or loss.in_flight < 2 or self.is_serial(now):
+            return False
+        self._strikes += 2 if loss.garbage or loss.timed_out else 1
+        if self._strikes < 2:
+            return False
+        self._become_serial(now)
+        return True
+
+    def _become_serial(self, now: float) -> None:
+        self._strikes = 0
+        self.proven = False
+        self._serial_until = now + self._limits.serial_memory_s

@@ -1,0 +1,313 @@
+"""
+The connections to one host, and the requests that wait for room on them.
+
+**Decide, then act.** ``_assign`` is the one place where requests are given to connections: it is called
+after everything that could change the outcome, moves requests from the front of the queue for as long
+as the first one fits somewhere, and opens connections for what is left. Nothing overtakes, so nothing
+starves; who needs order among answers too uses one ``PipelinedConnection``.
+
+**After a loss.** What the server cannot have processed, and what may be repeated without harm, goes back to
+the front of the queue in its old order; everything else fails with the error that is true of it.
+A loss is charged to the request whose answer was due, and to all of them if the connection never
+answered anything; after ``max_attempts`` a request fails. So every loss brings
+some request nearer to its end, and no server can keep us reconnecting for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from pipegrid.errors import PipegridError
+from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.errors import (
+    RequestMaybeProcessed,
+    RequestNotSent,
+    TooManyRequests,
+    WrongServerKey,
+)
+from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.host import HostRecord
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.loss import Loss, Unanswered
+from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+
+
+class HostPool:
+    """
+    Requests to one host, over as many connections as they need and the limits allow.
+
+    Args:
+        clock: for every time-out.
+        connect: makes the endpoint for one more connection.
+        server: the host's name for error messages.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        connect: Callable[[], IStreamClientEndpoint],
+        server: str,
+        limits: Limits | None = None,
+    ) -> None:
+        self._clock = clock
+        self._connect = connect
+        self._server = server
+        self._limits = limits or Limits()
+        self.record = HostRecord(self._limits)
+        self._waiting: deque[Exchange] = deque()
+        self._connections: list[PipelinedConnection] = []  # ready or becoming so
+        self._connecting: set[Deferred[IProtocol]] = set()
+        self._may_grow = True  # not after a failed attempt, until something is answered
+        self._assigning = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<HostPool {self._server}: {len(self._waiting)} waiting, {self._connections},"
+            f" {len(self._connecting)} connecting, {self.record}>"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether forgetting it would lose nothing but its memory."""
+        return not (self._waiting or self._connections or self._connecting)
+
+    def request(self, request: RawRequest) -> Deferred[RawResponse]:
+        """
+        Send a raw request on whichever connection has room; fires with its answer.
+
+        Cancelling takes it back. Errors are those of ``PipelinedConnection.request``, after
+        what can be repeated was repeated.
+        """
+        exchange = RawExchange(request, self._server)
+        self.submit(exchange)
+        return exchange.result
+
+    def submit(self, exchange: Exchange) -> None:
+        """Take charge of a request, or fail it at once."""
+        if self._closed:
+            exchange.failed(self._not_sent("the agent was closed"))
+        elif len(self._waiting) >= self._limits.max_waiting:
+            exchange.failed(
+                TooManyRequests(
+                    f"{len(self._waiting)} requests wait for {self._server} already;"
+                    " wait for some of them before making more.",
+                    self._server,
+                )
+            )
+        else:
+            self._waiting.append(exchange)
+            self._assign()
+
+    def close(self) -> Deferred[None]:
+        """Fail what waits, let what was sent be answered; fires when all connections are gone."""
+        self._closed = True
+        waiting, self._waiting = self._waiting, deque()
+        for exchange in waiting:
+            if not exchange.abandoned:
+                exchange.failed(self._not_sent("the agent was closed"))
+        for attempt in list(self._connecting):
+            attempt.cancel()
+        gone: Deferred[None] = DeferredList(
+            [connection.close() for connection in list(self._connections)]
+        ).addCallback(lambda _: None)
+        return gone
+
+    # Deciding.
+
+    def _assign(self) -> None:
+        """Give requests to connections with room, and open connections for the rest."""
+        if self._assigning:
+            return
+        self._assigning = True
+        try:
+            waiting = self._waiting
+            while waiting:
+                exchange = waiting[0]
+                if exchange.abandoned:
+                    waiting.popleft()
+                    continue
+                connection = self._best_for(exchange)
+                if connection is None:
+                    break
+                waiting.popleft()
+                connection.submit(exchange)
+            more = self._connections_wanted() if waiting else 0
+        finally:
+            self._assigning = False
+        for _ in range(more):
+            self._open_connection()
+
+    def _best_for(self, exchange: Exchange) -> PipelinedConnection | None:
+        """The least loaded connection on which the request could be written at once."""
+        record = self.record
+        serial = record.is_serial(self._clock.seconds())
+        needs_proof = not exchange.idempotent and not record.proven
+        best, best_load = None, 0
+        for connection in self._connections:
+            if not (connection.ready and connection.open):
+                continue
+            lane = connection.lane
+            lane.serial = serial
+            lane.assumed_response_bytes = record.assumed_response_bytes
+            load = len(lane)
+            if load and (needs_proof or not lane.has_room(exchange)):
+                continue
+            if best is None or load < best_load:
+                best, best_load = connection, load
+        return best
+
+    def _connections_wanted(self) -> int:
+        """How many connections the waiting requests could fill beyond those that are coming."""
+        limits = self._limits
+        coming = len(self._connecting) + sum(not c.ready for c in self._connections)
+        most = limits.max_connections - len(self._connections) - len(self._connecting)
+        if most <= 0 or not self._may_grow or self._closed:
+            return 0
+        serial = self.record.is_serial(self._clock.seconds())
+        assumed = self.record.assumed_response_bytes
+        lanes = count = charged = 0
+        for exchange in self._waiting:
+            if (
+                not lanes
+                or serial
+                or count == limits.max_requests_in_flight
+                or charged > limits.response_budget_bytes
+            ):
+                if lanes == coming + most:
+                    break
+                lanes, count, charged = lanes + 1, 0, 0
+            count += 1
+            expected = exchange.expected_response_bytes
+            charged += assumed if expected is None else expected
+        return max(0, lanes - coming)
+
+    # Connections come.
+
+    def _open_connection(self) -> None:
+        made: list[PipelinedConnection] = []
+
+        def build() -> PipelinedConnection:
+            made.append(PipelinedConnection(self._clock, self._limits, self._server, self))
+            return made[-1]
+
+        try:
+            attempt = self._connect().connect(Factory.forProtocol(build))
+        except Exception as error:
+            self._no_connection(error)
+            return
+        self._connecting.add(attempt)
+        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
+        attempt.addBoth(self._connected, attempt, made)
+
+    def _connected(
+        self,
+        result: object,
+        attempt: Deferred[IProtocol],
+        made: list[PipelinedConnection],
+    ) -> None:
+        self._connecting.discard(attempt)
+        if isinstance(result, Failure):
+            self._no_connection(result.value or ConnectionError("no reason known"))
+            return
+        connection = made[-1]
+        if self._closed:
+            connection.abort("the agent was closed")
+        elif connection.open:
+            self._connections.append(connection)
+            self._assign()
+        else:
+            self._no_connection(ConnectionError("it was closed at once"))
+
+    def _no_connection(self, error: BaseException) -> None:
+        """An attempt failed. If it was the only hope, everything that waits fails."""
+        self._may_grow = False
+        if self._connections or self._connecting:
+            return
+        self._may_grow = True
+        if isinstance(error, PipegridError):
+            sentence = error
+        else:
+            why = str(error).rstrip(".") or type(error).__name__
+            sentence = self._not_sent(why)
+            sentence.__cause__ = error
+        waiting, self._waiting = self._waiting, deque()
+        for exchange in waiting:
+            if not exchange.abandoned:
+                exchange.failed(sentence)
+
+    def _not_sent(self, why: str) -> RequestNotSent:
+        return RequestNotSent(
+            f"No connection to {self._server} could be used ({why});"
+            " check that it runs and can be reached.",
+            self._server,
+        )
+
+    # Connections tell.
+
+    def has_room(self, connection: PipelinedConnection) -> None:
+        """See ``Owner``."""
+        if self._waiting:
+            self._assign()
+
+    def answered(self, exchange: Exchange) -> None:
+        """See ``Owner``."""
+        self._may_grow = True
+        self.record.answered(exchange, self._clock.seconds())
+
+    def gave_back(self, unsent: list[Unanswered]) -> None:
+        """See ``Owner``."""
+        self._repeat_or_fail(unsent, pipelining_failed=False)
+
+    def lost(
+        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
+    ) -> None:
+        """See ``Owner``."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+        if not loss.was_ready:
+            self._no_connection(loss.error or ConnectionError(loss.reason))
+            return
+        now = self._clock.seconds()
+        pipelining_failed = self.record.lost(loss, connection.answered_behind, now)
+        if not loss.announced:
+            for each in unanswered if not loss.answered else unanswered[:1]:
+                each.exchange.attempts += 1
+        self._repeat_or_fail(unanswered, pipelining_failed)
+
+    def _repeat_or_fail(self, unanswered: list[Unanswered], pipelining_failed: bool) -> None:
+        again = [each for each in unanswered if self._can_repeat(each, pipelining_failed)]
+        self._waiting.extendleft(each.exchange for each in reversed(again))
+        for each in unanswered:
+            if each not in again and not each.exchange.abandoned:
+                each.exchange.failed(each.error)
+        self._assign()
+
+    def _can_repeat(self, each: Unanswered, pipelining_failed: bool) -> bool:
+        exchange, error = each.exchange, each.error
+        if (
+            self._closed
+            or not exchange.can_be_repeated
+            or exchange.attempts >= self._limits.max_attempts
+        ):
+            return False
+        if isinstance(error, RequestNotSent):
+            return not isinstance(error, WrongServerKey)
+        # Garbage and silence are final, unless pipelining is what brought them about.
+        return exchange.idempotent and (
+            pipelining_failed or isinstance(error, RequestMaybeProcessed)
+        )
+
+    def _check_invariants(self) -> None:
+        """For tests."""
+        assert len(self._connections) + len(self._connecting) <= self._limits.max_connections, self
+        for connection in self._connections:
+            connection._check_invariants()
+        for exchange in self._waiting:
+            assert exchange.connection is None, exchange
