@@ -84,7 +84,7 @@ class Hello(Resource):
 class Delayed(ProtocolWrapper):
     """A line with latency and no other limit, both ways, in order."""
 
-    def __init__(self, factory: WrappingFactory, wrapped: Any) -> None:
+    def __init__(self, factory: Any, wrapped: Any) -> None:
         super().__init__(factory, wrapped)
         self._later: deque[Callable[[], None]] = deque()
 

@@ -44,6 +44,7 @@ class Exchange:
         paused: the reader of the answer wants no more bytes for now.
         claimed: the answer has a reader (until then it is paused, but not without limit).
         attempts: connections lost under it.
+        maybe_processed: one of those may have brought it to the server.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Exchange:
         "head",
         "idempotent",
         "is_head",
+        "maybe_processed",
         "method",
         "paused",
         "producer",
@@ -107,6 +109,7 @@ class Exchange:
         self.paused = False
         self.claimed = True
         self.attempts = 0
+        self.maybe_processed = False
 
     def __repr__(self) -> str:
         state = (

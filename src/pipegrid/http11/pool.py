@@ -110,8 +110,7 @@ class HostPool:
         self._closed = True
         waiting, self._waiting = self._waiting, deque()
         for exchange in waiting:
-            if not exchange.abandoned:
-                exchange.failed(self._not_sent("the agent was closed"))
+            _fail(exchange, self._not_sent("the agent was closed"))
         for attempt in list(self._connecting):
             attempt.cancel()
         gone: Deferred[None] = DeferredList(
@@ -124,25 +123,26 @@ class HostPool:
     def _assign(self) -> None:
         """Give requests to connections with room, and open connections for the rest."""
         if self._assigning:
-            return
+            return  # what called this is followed by another look
         self._assigning = True
         try:
-            waiting = self._waiting
-            while waiting:
-                exchange = waiting[0]
-                if exchange.abandoned:
-                    waiting.popleft()
-                    continue
-                connection = self._best_for(exchange)
-                if connection is None:
-                    break
-                waiting.popleft()
-                connection.submit(exchange)
-            more = self._connections_wanted() if waiting else 0
+            while not self._place_waiting() and self._wants_connection():
+                self._open_connection()
         finally:
             self._assigning = False
-        for _ in range(more):
-            self._open_connection()
+
+    def _place_waiting(self) -> bool:
+        """Give away waiting requests while the first fits somewhere; True if none is left."""
+        waiting = self._waiting
+        while waiting:
+            exchange = waiting[0]
+            if not exchange.abandoned:
+                connection = self._best_for(exchange)
+                if connection is None:
+                    return False
+                connection.submit(exchange)
+            waiting.popleft()
+        return True
 
     def _best_for(self, exchange: Exchange) -> PipelinedConnection | None:
         """The least loaded connection on which the request could be written at once."""
@@ -163,13 +163,13 @@ class HostPool:
                 best, best_load = connection, load
         return best
 
-    def _connections_wanted(self) -> int:
-        """How many connections the waiting requests could fill beyond those that are coming."""
+    def _wants_connection(self) -> bool:
+        """Whether the waiting requests could fill another connection beside those that are coming."""
         limits = self._limits
         coming = len(self._connecting) + sum(not c.ready for c in self._connections)
-        most = limits.max_connections - len(self._connections) - len(self._connecting)
-        if most <= 0 or not self._may_grow or self._closed:
-            return 0
+        have = len(self._connections) + len(self._connecting)
+        if have >= limits.max_connections or not self._may_grow or self._closed:
+            return False
         serial = self.record.is_serial(self._clock.seconds())
         assumed = self.record.assumed_response_bytes
         lanes = count = charged = 0
@@ -180,13 +180,13 @@ class HostPool:
                 or count == limits.max_requests_in_flight
                 or charged > limits.response_budget_bytes
             ):
-                if lanes == coming + most:
-                    break
+                if lanes == coming:
+                    return True
                 lanes, count, charged = lanes + 1, 0, 0
             count += 1
             expected = exchange.expected_response_bytes
             charged += assumed if expected is None else expected
-        return max(0, lanes - coming)
+        return False
 
     # Connections come.
 
@@ -239,8 +239,7 @@ class HostPool:
             sentence.__cause__ = error
         waiting, self._waiting = self._waiting, deque()
         for exchange in waiting:
-            if not exchange.abandoned:
-                exchange.failed(sentence)
+            _fail(exchange, sentence)
 
     def _not_sent(self, why: str) -> RequestNotSent:
         return RequestNotSent(
@@ -285,8 +284,10 @@ class HostPool:
         again = [each for each in unanswered if self._can_repeat(each, pipelining_failed)]
         self._waiting.extendleft(each.exchange for each in reversed(again))
         for each in unanswered:
-            if each not in again and not each.exchange.abandoned:
-                each.exchange.failed(each.error)
+            if not isinstance(each.error, RequestNotSent):
+                each.exchange.maybe_processed = True
+            if each not in again:
+                _fail(each.exchange, each.error)
         self._assign()
 
     def _can_repeat(self, each: Unanswered, pipelining_failed: bool) -> bool:
@@ -311,3 +312,14 @@ class HostPool:
             connection._check_invariants()
         for exchange in self._waiting:
             assert exchange.connection is None, exchange
+
+
+def _fail(exchange: Exchange, error: PipegridError) -> None:
+    """Tell an exchange, with regard to all attempts and not only to the last one."""
+    if exchange.abandoned:
+        return
+    if exchange.maybe_processed and isinstance(error, RequestNotSent):
+        error = RequestMaybeProcessed(
+            f"{error} It had been sent before, and may have been processed then.", error.server
+        )
+    exchange.failed(error)
