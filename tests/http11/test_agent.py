@@ -426,6 +426,35 @@ class ResponseTests(AgentCase):
         for d, body in ((second, b"second"), (first, b"first")):
             self.assertEqual(self.successResultOf(readBody(self.successResultOf(d))), body)
 
+    def test_read_in_another_order(self) -> None:
+        """A program may wait for a later answer before it reads an earlier one."""
+        self.make(max_connections=2)
+        self.request(b"HEAD")
+        self.side.answer(ok())
+        first = self.request(path=b"/1")
+        behind = [self.request(method, b"/2") for method in (b"GET", b"POST", b"PUT")]
+        side = self.side
+        side.clear()
+        side.answer(ok(b"x" * 1000)[:500])
+        self.network.clock.advance(0.6)
+        self.assertEqual(self.side.take_requests(), [b"GET /2", b"PUT /2"])
+        self.request(path=b"/3")
+        self.assertEqual(self.side.take_requests(), [b"GET /3"])
+        self.side.answer(ok(b"2") + ok(b"2p") + ok(b"3"))
+        self.assertEqual(self.successResultOf(readBody(self.successResultOf(behind[0]))), b"2")
+        self.assertNoResult(behind[1])
+        reader = Reader()
+        self.successResultOf(first).deliverBody(reader)
+        side.answer(ok(b"x" * 1000)[500:] + ok(b"dropped") + ok(b"posted") + ok(b"dropped"))
+        self.assertIsInstance(reader.reason, ResponseDone)
+        self.assertEqual(self.successResultOf(readBody(self.successResultOf(behind[1]))), b"posted")
+        self.request(path=b"/4")
+        self.request(path=b"/5")
+        self.network.turn()
+        self.assertEqual(
+            [c.take_requests() for c in self.network.connections], [[b"GET /4"], [b"GET /5"]]
+        )
+
     def test_never_read(self) -> None:
         """An answer nobody ever reads is dropped after a minute; the others are asked again."""
         d, behind = self.request(path=b"/1"), self.request(path=b"/2")
@@ -434,6 +463,7 @@ class ResponseTests(AgentCase):
         response = self.successResultOf(d)
         self.network.clock.advance(59)
         self.assertFalse(side.aborted)
+        self.assertNoResult(behind)
         self.network.clock.advance(2)
         self.assertTrue(side.aborted)
         self.network.serve()

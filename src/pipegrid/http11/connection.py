@@ -10,7 +10,8 @@ a request is taken back               unsent: it is gone. Sent: its answer is re
                                       sent: nothing more is written, and the connection ends as soon as
                                       the answers before it are in.
 a reader pauses                       the transport is paused; what one read had already brought
-                                      (64 KiB) is all that is ever held
+                                      (64 KiB) is all that is ever held. Does it go on pausing, the
+                                      owner may have what stands behind it asked anew elsewhere
 an answer before the whole body       it counts, nothing more is written, and the connection ends
 the last answer (Connection: close)   all that stood behind it is as if never sent
 loss, garbage, silence                every unanswered request is handed back to the owner with
@@ -73,6 +74,7 @@ class PipelinedConnection(Protocol):
         lane: the requests on it.
         ready: connected, and the TLS handshake (if any) is over.
         open: takes requests. False once it is closing, closed or lost.
+        held_up: a reader has paused it for so long that requests had better go elsewhere.
         answered_behind: answers after which others were still owed: pipelining that worked.
     """
 
@@ -100,6 +102,7 @@ class PipelinedConnection(Protocol):
         )
         self.ready = False
         self.open = True
+        self.held_up = False
         self.answered_behind = 0
         self._answered = 0
         self._corked = False  # while a read is worked off; what that causes is done at its end
@@ -212,6 +215,17 @@ class PipelinedConnection(Protocol):
         else:
             self._waiting_for_loss.append(waiting)
         return waiting
+
+    def move_followers(self) -> list[Exchange]:
+        """
+        Give up what waits behind the answer that is being read and may be asked anew elsewhere.
+
+        The answers will come here all the same, and are dropped.
+        """
+        followers = self.lane.take_followers()
+        for exchange in followers:
+            exchange.connection = None
+        return followers
 
     def pause_changed(self, exchange: Exchange) -> None:
         """``exchange.paused`` changed, through no call of ours to the exchange."""
@@ -350,6 +364,7 @@ class PipelinedConnection(Protocol):
         pause = bool(written) and written[0].paused and not written[0].abandoned
         if pause != self._reading_paused:
             self._reading_paused = pause
+            self.held_up = False
             transport = cast(IPushProducer, self.transport)
             if pause:
                 transport.pauseProducing()
@@ -450,13 +465,17 @@ class PipelinedConnection(Protocol):
 
     def _progress(self) -> None:
         """Something went on: patience starts anew. The timer may fire early, never late."""
-        self._progress_at = now = self._clock.seconds()
-        due = now + self._patience()
+        self._progress_at = self._clock.seconds()
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        due = self._progress_at + self._patience()
         if due < self._timer_due and self._loss is None:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_due = due
-            self._timer = self._clock.callLater(due - now, self._time_is_up)
+            wait_s = max(0.0, due - self._clock.seconds())
+            self._timer = self._clock.callLater(wait_s, self._time_is_up)
 
     def _patience(self) -> float:
         """How long nothing may happen from ``_progress_at`` on, in seconds; maybe infinite."""
@@ -467,6 +486,8 @@ class PipelinedConnection(Protocol):
             first = written[0]
             if not first.paused or first.abandoned:
                 return limits.timeout_s if first.timeout_s is None else first.timeout_s
+            if not self.held_up:
+                return limits.held_up_after_s
             return float("inf") if first.claimed else limits.unclaimed_timeout_s
         if self.lane.queued:
             return float("inf") if self._writer.is_scheduled else limits.timeout_s
@@ -476,15 +497,15 @@ class PipelinedConnection(Protocol):
         self._timer, self._timer_due = None, float("inf")
         patience = self._patience()
         if self._clock.seconds() < self._progress_at + patience:
-            self._timer_due = self._progress_at + patience
-            if self._timer_due < float("inf"):
-                self._timer = self._clock.callLater(
-                    self._timer_due - self._clock.seconds(), self._time_is_up
-                )
+            self._arm_timer()
         elif not self.ready:
             self._end(f"it was not usable after {patience:g} s", timed_out=True)
         elif not len(self.lane):
             self._end(f"it was not used for {patience:g} s", announced=True)
+        elif self._reading_paused and not self.held_up:
+            self.held_up = True
+            self._arm_timer()
+            self._owner.held_up(self)
         elif self._reading_paused:
             self._end(f"nobody read the answer for {patience:g} s", announced=True)
         else:

@@ -25,6 +25,7 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IStreamClientEndpoint
 from twisted.internet.ssl import optionsForClientTLS
 from twisted.protocols.tls import TLSMemoryBIOProtocol
+from twisted.python.failure import Failure
 from twisted.web.client import URI
 from twisted.web.error import SchemeNotSupported
 from twisted.web.iweb import IAgentEndpointFactory
@@ -99,10 +100,6 @@ def public_key_pin(certificate: x509.Certificate) -> bytes:
     return sha256(spki).digest()
 
 
-class _Refused(WrongServerKey, SSL.Error):
-    """In the shape that gets through OpenSSL and Twisted's TLS to the connection."""
-
-
 @implementer(IOpenSSLClientConnectionCreator)
 class _PinnedConnectionCreator:
     """Makes the client side of TLS connections to one key."""
@@ -120,6 +117,7 @@ class _PinnedConnectionCreator:
     def clientConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         connection = SSL.Connection(self._context, None)
         connection.set_connect_state()
+        connection.set_app_data(tlsProtocol)
         return connection
 
     def _verify(
@@ -131,20 +129,24 @@ class _PinnedConnectionCreator:
         found = certificate.to_cryptography()
         pin = public_key_pin(found)
         if not hmac.compare_digest(pin, self._pin):
-            raise _Refused(
+            sentence = (
                 f"{self._server} is not the server it should be: its key hashes to {_text(pin)},"
-                f" not to {_text(self._pin)}; nothing was sent to it, check its address.",
-                self._server,
+                f" not to {_text(self._pin)}; nothing was sent to it, check its address."
             )
-        try:
-            found.verify_directly_issued_by(found)
-        except (InvalidSignature, ValueError, TypeError) as error:
-            raise _Refused(
-                f"The certificate of {self._server} is not signed by its own key;"
-                " nothing was sent to it, check its address.",
-                self._server,
-            ) from error
-        return True
+        else:
+            try:
+                found.verify_directly_issued_by(found)
+            except (InvalidSignature, ValueError, TypeError):
+                sentence = (
+                    f"The certificate of {self._server} is not signed by its own key;"
+                    " nothing was sent to it, check its address."
+                )
+            else:
+                return True
+        # An exception raised here would not survive Twisted's TLS; this reaches connectionLost.
+        tls: TLSMemoryBIOProtocol = connection.get_app_data()
+        tls.failVerification(Failure(WrongServerKey(sentence, self._server)))
+        return False
 
 
 def _text(pin: bytes) -> str:

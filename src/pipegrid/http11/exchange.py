@@ -130,6 +130,14 @@ class Exchange:
         else:
             self.abandoned = True  # a pool drops it when its turn comes
 
+    def make_double(self) -> Exchange:
+        """An abandoned one that takes this one's place on its connection."""
+        double = Exchange(self.method, b"", idempotent=True, timeout_s=self.timeout_s)
+        double.connection, double.sent, double.abandoned = self.connection, True, True
+        double.charged_bytes, double.request_bytes = self.charged_bytes, self.request_bytes
+        self.connection = None
+        return double
+
     @property
     def can_be_repeated(self) -> bool:
         """Whether its bytes are still there to be sent once more, and nobody saw an answer."""

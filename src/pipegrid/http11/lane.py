@@ -128,6 +128,30 @@ class Lane:
         self._request_bytes_queued -= exchange.request_bytes
         return True
 
+    def take_followers(self) -> list[Exchange]:
+        """
+        Give up the requests behind the first written one that may be asked anew, and all queued ones.
+
+        In place of each written one stays an abandoned double, for the answer that will come.
+        """
+        taken: list[Exchange] = []
+        kept: deque[Exchange] = deque()
+        for exchange in self.written:
+            if (
+                kept
+                and exchange.sent
+                and exchange.idempotent
+                and exchange.can_be_repeated
+                and not exchange.abandoned
+            ):
+                taken.append(exchange)
+                kept.append(exchange.make_double())
+            else:
+                kept.append(exchange)
+        self.written.clear()
+        self.written.extend(kept)
+        return taken + self.take_queued()
+
     def take_queued(self) -> list[Exchange]:
         """Give up all of which nothing was written."""
         given, self.queued = list(self.queued), deque()

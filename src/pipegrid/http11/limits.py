@@ -33,6 +33,9 @@ class Limits:
             10 ms, 100 to 200 KB; less for a server far away over a thin line.
         timeout_s: silence of the server while it has something to answer and nobody paused it.
         unclaimed_timeout_s: how long an answer whose body nobody asked for may hold up those behind it.
+        held_up_after_s: how long a reader may pause its connection before requests behind it are
+            asked anew on another one. It bounds what a program loses that waits for a later
+            answer before it reads an earlier one; readers that are only slow pause for less.
         connect_timeout_s: from the start of a connection until it can be used, TLS included.
         idle_timeout_s: after this we close an unused connection. Servers do at 60 s (or 75 s), and
             a request that crosses their closing is lost; so we close first.
@@ -54,6 +57,7 @@ class Limits:
     discard_limit_bytes: int = 64 * 2**10
     timeout_s: float = 60.0
     unclaimed_timeout_s: float = 60.0
+    held_up_after_s: float = 0.5
     connect_timeout_s: float = 30.0
     idle_timeout_s: float = 45.0
     continue_timeout_s: float = 1.0

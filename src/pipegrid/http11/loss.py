@@ -68,6 +68,9 @@ class Owner(Protocol):
     def answered(self, exchange: Exchange) -> None:
         """One answer is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
 
+    def held_up(self, connection: PipelinedConnection) -> None:
+        """The reader of an answer holds up those behind it; ``move_followers`` would free them."""
+
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """A connection that is being closed will not send these: repeat or fail them, in order."""
 
@@ -85,6 +88,9 @@ class NoOwner:
 
     def answered(self, exchange: Exchange) -> None:
         """Nobody learns from it."""
+
+    def held_up(self, connection: PipelinedConnection) -> None:
+        """The order is the caller's, so they wait."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """What cannot be done, fails."""

@@ -151,7 +151,7 @@ class HostPool:
         needs_proof = not exchange.idempotent and not record.proven
         best, best_load = None, 0
         for connection in self._connections:
-            if not (connection.ready and connection.open):
+            if not (connection.ready and connection.open) or connection.held_up:
                 continue
             lane = connection.lane
             lane.serial = serial
@@ -259,6 +259,11 @@ class HostPool:
         """See ``Owner``."""
         self._may_grow = True
         self.record.answered(exchange, self._clock.seconds())
+
+    def held_up(self, connection: PipelinedConnection) -> None:
+        """See ``Owner``."""
+        self._waiting.extendleft(reversed(connection.move_followers()))
+        self._assign()
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """See ``Owner``."""
