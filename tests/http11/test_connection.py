@@ -385,6 +385,30 @@ class CancelTests(Case):
         self.assertEqual(self.body_of(asked[0]), b"0")
         self.assertTrue(self.fixture.wire.aborted)
 
+    def test_an_unwanted_answer_that_does_not_come(self) -> None:
+        """It does not hold up its neighbours for as long as one that is wanted."""
+        asked = [self.connection.request(get(f"/{n}")) for n in range(2)]
+        self.fixture.turn()
+        self.fixture.clock.advance(30)
+        asked[0].cancel()
+        self.error_of(asked[0], CancelledError)
+        self.fixture.clock.advance(4.9)
+        self.assertNoResult(asked[1])
+        self.fixture.clock.advance(0.2)
+        self.error_of(asked[1], RequestMaybeProcessed)
+
+    def test_closing_does_not_wait_for_it(self) -> None:
+        """A connection on which only unwanted answers are owed closes at once."""
+        for close_first in (False, True):
+            self.setUp()
+            d = self.connection.request(get())
+            self.fixture.turn()
+            for step in (d.cancel, self.connection.close)[:: -1 if close_first else 1]:
+                self.assertFalse(self.fixture.wire.disconnecting)
+                step()
+            self.assertTrue(self.fixture.wire.disconnecting)
+            self.error_of(d, CancelledError)
+
     def test_from_within_an_answer(self) -> None:
         """An answer may cancel the request that is answered in the same read."""
         first, second, third = (self.connection.request(get()) for _ in range(3))

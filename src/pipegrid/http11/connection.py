@@ -189,7 +189,10 @@ class PipelinedConnection(Protocol):
             self._doom(exchange)
         elif exchange.response is not None:
             self._discard(exchange)
-        self._update_reading()
+        if self._loss is None:
+            self._close_if_done()
+            self._update_reading()
+            self._progress()
 
     def close(self) -> Deferred[None]:
         """
@@ -395,7 +398,7 @@ class PipelinedConnection(Protocol):
                 )
 
     def _close_if_done(self) -> None:
-        if self._closing and not self.lane.written:
+        if self._closing and all(exchange.abandoned for exchange in self.lane.written):
             self._end("it was closed here", announced=True)
 
     def _end(
@@ -484,7 +487,9 @@ class PipelinedConnection(Protocol):
             return limits.connect_timeout_s
         if written:
             first = written[0]
-            if not first.paused or first.abandoned:
+            if first.abandoned:
+                return limits.abandoned_timeout_s
+            if not first.paused:
                 return limits.timeout_s if first.timeout_s is None else first.timeout_s
             if not self.held_up:
                 return limits.held_up_after_s
@@ -502,6 +507,8 @@ class PipelinedConnection(Protocol):
             self._end(f"it was not usable after {patience:g} s", timed_out=True)
         elif not len(self.lane):
             self._end(f"it was not used for {patience:g} s", announced=True)
+        elif self.lane.written and self.lane.written[0].abandoned:
+            self._end(f"an unwanted answer did not come for {patience:g} s", announced=True)
         elif self._reading_paused and not self.held_up:
             self.held_up = True
             self._arm_timer()

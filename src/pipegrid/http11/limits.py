@@ -32,6 +32,7 @@ class Limits:
             to save the connection. A new connection costs 1 to 2 round trips: at 10 MB/s and
             10 ms, 100 to 200 KB; less for a server far away over a thin line.
         timeout_s: silence of the server while it has something to answer and nobody paused it.
+        abandoned_timeout_s: the same while the answer that is due is one nobody wants any more.
         unclaimed_timeout_s: how long an answer whose body nobody asked for may hold up those behind it.
         held_up_after_s: how long a reader may pause its connection before requests behind it are
             asked anew on another one. It bounds what a program loses that waits for a later
@@ -56,6 +57,7 @@ class Limits:
     max_headers: int = 256
     discard_limit_bytes: int = 64 * 2**10
     timeout_s: float = 60.0
+    abandoned_timeout_s: float = 5.0
     unclaimed_timeout_s: float = 60.0
     held_up_after_s: float = 0.5
     connect_timeout_s: float = 30.0
