@@ -1,5 +1,12 @@
 """
 ``PipelinedAgent``: pipelined HTTP for any program that knows Twisted's ``IAgent``, treq included.
+
+**Speed** (misc/speedtest/agent.py, 200-byte GETs on one connection): 8 times Twisted's ``Agent`` at no
+latency, over 100 times at 20 ms. What a request costs here is about 30 µs, and the profile is flat. It
+became so by doing nothing per request that can be done per read or not at all: one call of the parser
+and one write for all that one read brings, no timer, no header objects that nobody looks at, URIs taken
+apart once per host. What is left is mostly Deferreds and ``readBody``; the raw path, with one Deferred
+per request, does 20 times as many as Twisted's.
 """
 
 from __future__ import annotations

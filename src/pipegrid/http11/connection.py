@@ -19,8 +19,7 @@ loss, garbage, silence                every unanswered request is handed back to
 ====================================  ====================================================================
 
 **Patience.** ``timeout_s`` bounds the server's silence while it owes an answer: any byte received, and any
-drain of the transport, starts it anew. One timer serves the whole connection and is left alone while
-all goes well: one for each request would cost a tenth of all time.
+drain of the transport, starts it anew. A caller that wants a deadline cancels.
 
 **TLS.** Nothing is written before the handshake is over, so a request lost with it was not sent.
 """
@@ -50,6 +49,7 @@ from pipegrid.http11.lane import Lane
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss, NoOwner, Owner, Unanswered, not_answered, not_sent
 from pipegrid.http11.parser import END, Event, ResponseHead, ResponseParser
+from pipegrid.http11.patience import FOREVER, Patience
 from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
 from pipegrid.http11.writer import RequestWriter
 
@@ -113,9 +113,8 @@ class PipelinedConnection(Protocol):
         self._loss: Loss | None = None
         self._gone = False  # the transport too
         self._waiting_for_loss: list[Deferred[None]] = []
-        self._progress_at = clock.seconds()
-        self._timer: IDelayedCall | None = None
-        self._timer_due = float("inf")
+        self._patience = Patience(clock, self._how_long_s, self._time_is_up)
+        self._closing_call: IDelayedCall | None = None
 
     def __repr__(self) -> str:
         state = (
@@ -292,7 +291,9 @@ class PipelinedConnection(Protocol):
                 error=value if isinstance(value, PipegridError) else None,
                 announced=self._parser.closed,
             )
-        self._stop_timer()
+        call, self._closing_call = self._closing_call, None
+        if call is not None and call.active():
+            call.cancel()
         waiting, self._waiting_for_loss = self._waiting_for_loss, []
         for each in waiting:
             each.callback(None)
@@ -427,7 +428,7 @@ class PipelinedConnection(Protocol):
             timed_out=timed_out,
         )
         self._writer.stop()
-        self._stop_timer()
+        self._patience.stop()
         if not self._gone:
             self._let_go(graceful=clean and not written and not garbage)
         server, said_close = self._server, self._said_close
@@ -453,7 +454,7 @@ class PipelinedConnection(Protocol):
             cast(IPushProducer, transport).resumeProducing()  # to see the other side's end
         if graceful:
             patience_s = self._limits.close_timeout_s
-            self._timer = self._clock.callLater(patience_s, self._abort_transport)
+            self._closing_call = self._clock.callLater(patience_s, self._abort_transport)
             transport.loseConnection()
         else:
             self._abort_transport()
@@ -467,21 +468,10 @@ class PipelinedConnection(Protocol):
     # Time.
 
     def _progress(self) -> None:
-        """Something went on: patience starts anew. The timer may fire early, never late."""
-        self._progress_at = self._clock.seconds()
-        self._arm_timer()
+        self._patience.progress()
 
-    def _arm_timer(self) -> None:
-        due = self._progress_at + self._patience()
-        if due < self._timer_due and self._loss is None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_due = due
-            wait_s = max(0.0, due - self._clock.seconds())
-            self._timer = self._clock.callLater(wait_s, self._time_is_up)
-
-    def _patience(self) -> float:
-        """How long nothing may happen from ``_progress_at`` on, in seconds; maybe infinite."""
+    def _how_long_s(self) -> float:
+        """How long nothing may happen, for the state in which this is now."""
         limits, written = self._limits, self.lane.written
         if not self.ready:
             return limits.connect_timeout_s
@@ -493,35 +483,27 @@ class PipelinedConnection(Protocol):
                 return limits.timeout_s if first.timeout_s is None else first.timeout_s
             if not self.held_up:
                 return limits.held_up_after_s
-            return float("inf") if first.claimed else limits.unclaimed_timeout_s
+            return FOREVER if first.claimed else limits.unclaimed_timeout_s
         if self.lane.queued:
-            return float("inf") if self._writer.is_scheduled else limits.timeout_s
+            return FOREVER if self._writer.is_scheduled else limits.timeout_s
         return limits.idle_timeout_s
 
-    def _time_is_up(self) -> None:
-        self._timer, self._timer_due = None, float("inf")
-        patience = self._patience()
-        if self._clock.seconds() < self._progress_at + patience:
-            self._arm_timer()
-        elif not self.ready:
-            self._end(f"it was not usable after {patience:g} s", timed_out=True)
+    def _time_is_up(self, waited_s: float) -> None:
+        written = self.lane.written
+        if not self.ready:
+            self._end(f"it was not usable after {waited_s:g} s", timed_out=True)
         elif not len(self.lane):
-            self._end(f"it was not used for {patience:g} s", announced=True)
-        elif self.lane.written and self.lane.written[0].abandoned:
-            self._end(f"an unwanted answer did not come for {patience:g} s", announced=True)
+            self._end(f"it was not used for {waited_s:g} s", announced=True)
+        elif written and written[0].abandoned:
+            self._end(f"an unwanted answer did not come for {waited_s:g} s", announced=True)
         elif self._reading_paused and not self.held_up:
             self.held_up = True
-            self._arm_timer()
+            self._patience.adjust()
             self._owner.held_up(self)
         elif self._reading_paused:
-            self._end(f"nobody read the answer for {patience:g} s", announced=True)
+            self._end(f"nobody read the answer for {waited_s:g} s", announced=True)
         else:
-            self._end(f"it was silent for {patience:g} s", timed_out=True)
-
-    def _stop_timer(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
+            self._end(f"it was silent for {waited_s:g} s", timed_out=True)
 
     def _check_invariants(self) -> None:
         """For tests."""
