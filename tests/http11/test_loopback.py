@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from OpenSSL import SSL, crypto
+from service_identity.exceptions import CertificateError
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.endpoints import HostnameEndpoint
@@ -27,10 +28,12 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import readBody
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
+from twisted.web.static import NoRangeStaticProducer
 from zope.interface import implementer
 
 from pipegrid.errors import UsageError
 from pipegrid.http11 import (
+    Limits,
     PinnedEndpoints,
     PipelinedAgent,
     PipelinedConnection,
@@ -46,7 +49,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Everything(Resource):
-    """Echoes bodies; `/N` answers N bytes, `/redirect` elsewhere, `/never` never."""
+    """Echoes bodies; `/N` answers N bytes (`?streamed`: in pieces), `/redirect` elsewhere, `/never` never."""
 
     isLeaf = True
 
@@ -56,7 +59,11 @@ class Everything(Resource):
         if request.path == b"/never":
             return NOT_DONE_YET
         request.setHeader(b"x-path", request.path)
-        return numbered(int(request.path[1:]))
+        body = numbered(int(request.path[1:]))
+        if b"streamed" in request.args:
+            NoRangeStaticProducer(request, io.BytesIO(body)).start()
+            return NOT_DONE_YET
+        return body
 
     def render_POST(self, request: Any) -> bytes:
         body: bytes = request.content.read()
@@ -144,17 +151,24 @@ class TreqTests(TestCase):
         await self.assertFailure(stuck, CancelledError)
 
     async def test_the_trap(self) -> None:
-        """Large answers do not make a Twisted server drop its connection under those behind."""
-        size = 400_000
+        """
+        A Twisted server breaks down when it comes to a streamed answer while its transport is full of
+        the one before; it never does here. (With `expected_response_bytes=100` this fails.)
+        """
+        size = 3_000_000
+        agent = PipelinedAgent(reactor, limits=Limits(max_connections=1, timeout_s=5))
+        self.addCleanup(agent.close)
         asked = [
-            self.agent.request(
-                b"GET", f"{self.url}/{size}".encode(), expected_response_bytes=size
+            agent.request(
+                b"GET",
+                f"{self.url}/{size}{path}".encode(),
+                expected_response_bytes=size,
             ).addCallback(readBody)
-            for _ in range(8)
+            for path in ("", "?streamed=1") * 3
         ]
         for body in await gatherResults(asked):
             self.assertEqual(body, numbered(size))
-        self.assertEqual(self.site.connections, 4)
+        self.assertEqual(self.site.connections, 1)
 
     async def test_the_example(self) -> None:
         """The how-to's example fetches what it says."""
@@ -290,6 +304,16 @@ class PinnedTests(TestCase):
     def test_not_a_pin(self) -> None:
         """A pin of another size is refused before connecting."""
         self.failureResultOf(self.get(1, b"short"), UsageError)
+
+    async def test_unpinned(self) -> None:
+        """Without a pin, a certificate that no authority signed is refused, and nothing is sent."""
+        agent = PipelinedAgent(reactor)
+        self.addCleanup(agent.close)
+        d = agent.request(b"GET", b"https://127.0.0.1:%d/secret" % self.listen())
+        error: Any = await self.assertFailure(d, RequestNotSent)
+        self.assertIn("certificate", str(error))
+        self.assertEqual(self.factory.received, [])
+        self.assertEqual(len(self.flushLoggedErrors(CertificateError)), 1)  # Twisted's own log
 
     async def test_plain_http(self) -> None:
         """Pinned endpoints do not speak without TLS."""
