@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from pipegrid.core.params import Params
     from pipegrid.flow.pipeline import Pipeline
     from pipegrid.grid import Grid
+    from pipegrid.http11 import PipelinedAgent
 
 _HOMES = {
     "Grid": "pipegrid.grid",
     "Params": "pipegrid.core.params",
     "Pipeline": "pipegrid.flow.pipeline",
+    "PipelinedAgent": "pipegrid.http11",
     "parse_cap": "pipegrid.core.caps",
 }
 
-__all__ = ["Grid", "Params", "Pipeline", "__version__", "parse_cap"]
+__all__ = ["Grid", "Params", "Pipeline", "PipelinedAgent", "__version__", "parse_cap"]
 
 
 def __getattr__(name: str) -> Any:
