@@ -9,6 +9,7 @@ upload looks at ``blocked`` and ``state``, and is woken whenever they may have c
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -19,6 +20,8 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare, ServerError, ServerRefused
 from pipegrid.transfer.peers import Peer
 from pipegrid.wire.messages import UploadSecrets, WriteResult
+
+T = TypeVar("T")
 
 BATCH_BYTES = 1 << 20
 """
@@ -37,14 +40,18 @@ class Lane:
         changed: called after every event that may let the upload go on.
 
     Attributes:
-        state: ``open``, then ``stored``, ``refused`` (the server will not), ``lost`` (it forgot the
-            unfinished share), ``failed`` (it is gone) or ``dropped`` (taken back).
+        state: ``open``, perhaps ``doubtful`` (the server knows no unfinished share: it may have
+            forgotten it, or completed it with an answer that got lost), and in the end ``stored``,
+            ``refused`` (the server will not), ``lost`` (it did forget), ``failed`` (the server is
+            gone) or ``dropped`` (taken back).
+        granted: False once the server has left the share out of its answer to the allocation.
         acknowledged_bytes: what the server has confirmed.
         stalled_s: how long this lane has kept others waiting, so far.
         last_sign: when the server last acknowledged anything of this lane.
         has_trailer: whether the hashes behind the blocks have gone by.
         all_sent: whether every byte of the share has been handed to the pipeline.
         error: why it was refused, lost or failed.
+        bug: what was raised that no server may raise; the upload passes it on.
     """
 
     def __init__(
@@ -60,7 +67,9 @@ class Lane:
         self.peer = peer
         self.share_number = share_number
         self.state = "open"
+        self.granted = True
         self.error: ServerError | None = None
+        self.bug: Failure | None = None
         self.missed = missed
         self.acknowledged_bytes = 0
         self.stalled_s = 0.0
@@ -75,7 +84,7 @@ class Lane:
         self._batch_offset = 0
         self._batch_bytes = 0
         self._room: Deferred[None] | None = None
-        self._calls: set[Deferred[WriteResult]] = set()
+        self._calls: set[Deferred[Any]] = set()
 
     def __repr__(self) -> str:
         return f"<Lane share {self.share_number} to {self.peer.name}: {self.state}>"
@@ -87,16 +96,13 @@ class Lane:
 
     @property
     def ended(self) -> bool:
-        """
-        Whether the lane's state is final.
+        """Whether the state is final."""
+        return self.state not in ("open", "doubtful")
 
-        A lane that seems lost is not while it has unanswered writes: one may complete the share.
-        """
-        return self.state != "open" and not (self.state == "lost" and self._calls)
-
-    def silent_for(self, now: float) -> float:
-        """Return how long the server has owed an answer without giving any."""
-        return now - self.last_sign if self._calls and self.state == "open" else 0.0
+    @property
+    def waiting(self) -> bool:
+        """Whether the server owes an answer that matters."""
+        return bool(self._calls) and not self.ended
 
     def finish(self) -> None:
         """Every byte has been sent."""
@@ -136,58 +142,70 @@ class Lane:
 
     def _write(self, offset: int, pieces: list[Buffer], length: int) -> Deferred[None]:
         """Return a Deferred that never fails: a pipeline is shared, a failure is this lane's own."""
-        if self.state != "open":
-            done: Deferred[None] = Deferred()
-            done.callback(None)
-            return done
         call = self.peer.server.write(
             self._storage_index, self.share_number, offset, pieces, self._secrets.upload
         )
-        self._calls.add(call)
-        return call.addCallbacks(
-            self._written, self._write_failed, callbackArgs=(call, length), errbackArgs=(call,)
-        )
+        self._await(call)
+        return call.addCallbacks(self._written, self._call_failed, callbackArgs=(length,))
 
-    def _written(self, result: WriteResult, call: Deferred[WriteResult], length: int) -> None:
+    def _await(self, call: Deferred[T]) -> None:
+        """Know the call until it ends, and wake the upload then."""
+        if not self._calls:
+            self.last_sign = self._clock.seconds()  # before, the server owed nothing
+        self._calls.add(call)
+        call.addBoth(self._answered, call)
+
+    def _answered(self, result: T, call: Deferred[T]) -> T:
         self._calls.discard(call)
-        if self.state == "open":
+        return result
+
+    def _written(self, result: WriteResult, length: int) -> None:
+        if not self.ended:
             self.last_sign = self._clock.seconds()
             self.acknowledged_bytes += length
             if result.complete:
                 self.close("stored")
             self._check_complete()
-        elif self.state == "lost" and result.complete:
-            self.state = "stored"
         self._changed()
 
     def _check_complete(self) -> None:
         # All is sent and answered, and still the server wants more: it has lost something.
         if self.state == "open" and self.all_sent and not self._calls:
-            self.close("lost")
+            self.close("doubtful")
 
-    def _write_failed(self, failure: Failure, call: Deferred[WriteResult]) -> None:
-        self._calls.discard(call)
-        if self.state == "open":
-            if failure.check(ServerError):
-                self._fail(failure.value)  # type: ignore[arg-type]
-            elif failure.check(CancelledError):
-                self.close("dropped")
-            else:
-                failure.raiseException()
+    def _call_failed(self, failure: Failure) -> None:
+        error = failure.value
+        if not failure.check(ServerError, CancelledError):
+            self.bug = failure
+            self.close("failed")
+        elif self.state == "open" or not isinstance(error, NoSuchShare):
+            if isinstance(error, ServerError) and not self.ended:
+                self.error = error
+            self.close(_state_after(error))
         self._changed()
 
-    def _fail(self, error: ServerError) -> None:
-        self.error = error
-        if isinstance(error, NoSuchShare):
-            self.close("lost")
-        elif isinstance(error, ServerRefused):
+    def resolve_doubt(self) -> None:
+        """
+        Find out what became of a doubtful share, once all that was sent is answered.
+
+        One that was not granted is refused; of any other the server is asked.
+        """
+        if self.state != "doubtful" or self._calls:
+            return
+        if not self.granted:
             self.close("refused")
-        else:
-            self.close("failed")
+            return
+        question = self.peer.server.list_shares(self._storage_index)
+        self._await(question)
+        question.addCallbacks(self._listed, self._call_failed)
+
+    def _listed(self, share_numbers: frozenset[int]) -> None:
+        self.close("stored" if self.share_number in share_numbers else "lost")
+        self._changed()
 
     def close(self, state: str) -> None:
-        """End the lane in this state and let go of its bytes; what is on the wire stays there."""
-        if self.state != "open":
+        """Enter this state, and let go of the bytes; what is on the wire stays there."""
+        if self.ended:
             return
         self.state = state
         self._pieces, self._batch_bytes = [], 0
@@ -205,3 +223,12 @@ class Lane:
         """Tell the server to forget the unfinished share; fires when told, never fails."""
         done = self.peer.server.abort(self._storage_index, self.share_number, self._secrets.upload)
         return done.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
+
+
+def _state_after(error: BaseException | None) -> str:
+    """Return what state a failed call puts a lane in."""
+    if isinstance(error, CancelledError):
+        return "dropped"
+    if isinstance(error, NoSuchShare):
+        return "doubtful"
+    return "refused" if isinstance(error, ServerRefused) else "failed"

@@ -14,10 +14,10 @@ Nothing waits for the slowest server without need: a lane may cost the others at
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
@@ -28,17 +28,19 @@ from pipegrid.core.params import Geometry
 from pipegrid.errors import ServerError, UnhappyError
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
+from pipegrid.transfer.allocations import Allocations, Answer
 from pipegrid.transfer.codingline import CodingLine
 from pipegrid.transfer.lanes import Lane
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.plan import UploadPlan
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.source import Source
-from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
-
-A = TypeVar("A")
+from pipegrid.wire.messages import Allocation
 
 Progress = Callable[[int, int], None]
+
+_TICK_S = 0.01
+"""No shorter waits: what is left of a patience may be less than the clock can tell."""
 
 
 @attrs.frozen
@@ -98,21 +100,23 @@ class Upload:
         self._progress = progress
         self._encoder = Encoder(geometry, key)
         self._storage_index = hashes.storage_index(key)
-        self._secrets = client_secrets.for_file(self._storage_index)
         self._plan: UploadPlan[Peer] = UploadPlan(
             ring(self._storage_index, peers), geometry.total_shares, happy
         )
         self._happy = happy
         self._lanes: list[Lane] = []
         self._changed = Wakeup(clock)
+        self._allocations = Allocations(
+            self._storage_index,
+            self._encoder.share_bytes,
+            client_secrets.for_file(self._storage_index),
+            self._changed.fire,
+        )
         self._started = clock.seconds()
         self._next_segment = 0
         self._placed: dict[int, Peer] = {}
         self._found: dict[int, set[Peer]] = {}
-        self._not_granted: set[tuple[int, Peer]] = set()
-        self._questions: set[Deferred[Any]] = set()
-        self._answers: list[tuple[Any, Callable[..., None], tuple[Any, ...]]] = []
-        self._news = False
+        self._reported_bytes = -1
         self._reasons: dict[str, str] = {}
         self._dropped: set[str] = set()
 
@@ -142,7 +146,7 @@ class Upload:
             self._let_go()
             raise
         except BaseException:
-            unfinished = [lane for lane in self._lanes if lane.state == "open"]
+            unfinished = [lane for lane in self._lanes if not lane.ended]
             self._let_go()
             for lane in unfinished:
                 lane.abort()
@@ -150,6 +154,7 @@ class Upload:
         finally:
             line.stop()
         self._let_go()
+        self._report(self._total_bytes)
         return PutResult(
             cap=self._encoder.cap,
             size=self._geometry.size,
@@ -180,13 +185,14 @@ class Upload:
             if not lane.missed:
                 lane.finish()
 
-    async def _send_missed(self) -> None:
+    async def _send_missed(self, late: Sequence[Lane]) -> None:
         """Code again, and send, what lanes that were opened late have missed."""
-        late = [lane for lane in self._lanes if lane.state == "open" and not lane.all_sent]
         geometry = self._geometry
         for index in range(max((lane.missed for lane in late), default=0)):
             await self._wait_for_room()
-            shares = {n.share_number for n in late if n.state == "open" and index < n.missed}
+            shares = {
+                lane.share_number for lane in late if lane.state == "open" and index < lane.missed
+            }
             if shares:
                 size = 8 * geometry.segment_length(index)
                 writes = await self._workers.run_if_large(size, self._recode, index, shares)
@@ -208,30 +214,35 @@ class Upload:
         """Wait until every share is acknowledged, or enough of them and the grace is over."""
         happy_since: float | None = None
         while True:
-            self._digest()
-            await self._send_missed()
-            open_lanes = [lane for lane in self._lanes if lane.state == "open"]
-            if not self._lanes and not self._questions and not self._answers:
+            self._take_stock()
+            late = [lane for lane in self._lanes if lane.state == "open" and not lane.all_sent]
+            if late:
+                await self._send_missed(late)
+                continue
+            if not self._lanes:
                 break
             now = self._clock.seconds()
-            patience = self._settings.silence_s
+            patience = self._until_silence(now)
             if self._plan.happiness() >= self._happy:
                 happy_since = now if happy_since is None else happy_since
-                patience = happy_since + self._settings.grace(happy_since - self._started) - now
+                grace = self._settings.grace(happy_since - self._started)
+                patience = min(patience, happy_since + grace - now)
                 if patience <= 0:
-                    for lane in open_lanes:
+                    for lane in self._lanes:
                         self._drop(lane)
                     break
-            await self._changed.wait(patience)
-        reached = self._plan.happiness()
-        if reached < self._happy:
-            reasons = "; ".join(sorted(set(self._reasons.values()))[:3]) or "too few accepted it"
-            raise UnhappyError(
-                f"cannot store {self._source.name}: its shares reached only {reached} of the "
-                f"{self._happy} servers wanted ({reasons}); try again when more servers work",
-                reached,
-                self._happy,
-            )
+            await self._changed.wait(max(_TICK_S, patience))
+        if self._plan.happiness() < self._happy:
+            raise self._unhappy(self._plan.happiness())
+
+    def _unhappy(self, reached: int) -> UnhappyError:
+        reasons = "; ".join(sorted(set(self._reasons.values()))[:3]) or "too few accepted it"
+        return UnhappyError(
+            f"cannot store {self._source.name}: its shares reached only {reached} of the "
+            f"{self._happy} servers wanted ({reasons}); try again when more servers work",
+            reached,
+            self._happy,
+        )
 
     # Lanes.
 
@@ -240,8 +251,7 @@ class Upload:
         for number, peer in placement.items():
             by_peer.setdefault(peer, set()).add(number)
         for peer, numbers in by_peer.items():
-            derived = self._secrets.for_server(peer.identity.lease_seed)
-            secrets = UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
+            secrets = self._allocations.secrets_for(peer)
             for number in sorted(numbers):
                 self._plan.sending(number, peer)
                 lane = Lane(
@@ -254,53 +264,33 @@ class Upload:
                     self._clock,
                 )
                 self._lanes.append(lane)
-            self._allocate(peer, numbers, secrets)
+            self._allocations.ask(peer, frozenset(numbers), secrets)
 
-    def _allocate(self, peer: Peer, numbers: set[int], secrets: UploadSecrets) -> None:
-        answer = peer.server.allocate(
-            self._storage_index, numbers, self._encoder.share_bytes, secrets
-        )
-        self._ask(answer, self._allocated, peer, numbers)
-
-    def _ask(self, question: Deferred[A], answered: Callable[..., None], *args: Any) -> None:
-        """
-        Have ``answered(answer, *args)`` called in the next digest.
-
-        The answer is only noted when it comes: the upload may be in the middle of a step. The first
-        of ``args`` is the peer, which counts as failed if there is no answer.
-        """
-        self._questions.add(question)
-
-        def note(result: A | Failure) -> None:
-            self._questions.discard(question)
-            self._answers.append((result, answered, args))
-            self._changed.fire()
-
-        question.addBoth(note)
-
-    def _look_at_answers(self) -> None:
-        answers, self._answers = self._answers, []
-        for result, answered, args in answers:
-            self._news = True
-            if not isinstance(result, Failure):
-                answered(result, *args)
-            elif result.check(ServerError, CancelledError):
-                self._peer_failed(args[0], str(result.value))
+    def _look_at_answers(self) -> bool:
+        """Take in what servers have said to allocations; returns whether any has."""
+        answers = self._allocations.take_answers()
+        for answer in answers:
+            if not isinstance(answer.result, Failure):
+                self._allocated(answer.result, answer)
+            elif answer.result.check(ServerError, CancelledError):
+                self._peer_failed(answer.peer, str(answer.result.value))
             else:
-                result.raiseException()
+                answer.result.raiseException()
+        return bool(answers)
 
-    def _allocated(self, allocation: Allocation, peer: Peer, numbers: set[int]) -> None:
-        for number in allocation.already_have:
+    def _allocated(self, allocation: Allocation, answer: Answer) -> None:
+        peer = answer.peer
+        there = {n for n in allocation.already_have if n < self._geometry.total_shares}
+        self._plan.found(peer, there)
+        for number in there - answer.sent_before:
             self._found.setdefault(number, set()).add(peer)
-        self._plan.found(peer, allocation.already_have)
-        for number in numbers - allocation.allocated - allocation.already_have:
-            # No room, or an unfinished upload: perhaps our own, which the writes then resume.
-            self._not_granted.add((number, peer))
         for lane in self._lanes:
-            if lane.peer is peer and lane.share_number in numbers:
+            if lane.peer is peer and lane.share_number in answer.numbers:
                 lane.last_sign = self._clock.seconds()
-                if lane.share_number in allocation.already_have:
+                if lane.share_number in there:
                     lane.close("stored")
+                # No room, or an unfinished upload: perhaps our own, which the writes then resume.
+                lane.granted = lane.share_number in allocation.allocated
 
     def _peer_failed(self, peer: Peer, reason: str) -> None:
         self._reasons[peer.name] = reason
@@ -320,25 +310,47 @@ class Upload:
     async def _wait_for_room(self) -> None:
         """Return when every open lane has room for more, dropping those that take too long."""
         while True:
-            self._digest()
+            if self._take_stock():
+                self._give_up_if_hopeless()
             blocked = [lane for lane in self._lanes if lane.blocked]
             if not blocked:
                 return
-            free = any(lane.state == "open" and not lane.blocked for lane in self._lanes)
             before = self._clock.seconds()
+            patience = self._until_silence(before)
+            others_wait = any(lane.state == "open" and not lane.blocked for lane in self._lanes)
             grace = self._settings.grace(before - self._started)
-            patience = min(grace - lane.stalled_s for lane in blocked)
-            await self._changed.wait(max(0.01, patience) if free else self._settings.silence_s)
-            now = self._clock.seconds()
-            for lane in blocked:
-                if free and lane.blocked:
-                    lane.stalled_s += now - before
-                    if lane.stalled_s > self._settings.grace(now - self._started):
-                        self._drop(lane)
+            if others_wait:
+                left = [grace - lane.stalled_s for lane in blocked if self._can_spare(lane)]
+                patience = min([patience, *left])
+            await self._changed.wait(max(_TICK_S, patience))
+            if others_wait:
+                self._charge(blocked, self._clock.seconds() - before, grace)
+
+    def _charge(self, blocked: Iterable[Lane], waited_s: float, grace_s: float) -> None:
+        """Hold against lanes what they have cost the others; drop those whose grace is over."""
+        for lane in blocked:
+            if lane.blocked:
+                lane.stalled_s += waited_s
+                if lane.stalled_s >= grace_s:
+                    self._drop(lane)
+
+    def _give_up_if_hopeless(self) -> None:
+        """Raise UnhappyError if happiness is out of reach: do not send a large file in vain."""
+        hoped = self._plan.hoped_happiness()
+        if hoped < self._happy and not self._allocations.waiting:
+            raise self._unhappy(hoped)
+
+    def _until_silence(self, now: float) -> float:
+        """Return how long until the first lane's server has been silent for too long."""
+        signs = [lane.last_sign for lane in self._lanes if lane.waiting]
+        return min(signs, default=now) + self._settings.silence_s - now
+
+    def _can_spare(self, lane: Lane) -> bool:
+        return self._plan.hoped_happiness([lane.share_number]) >= self._happy
 
     def _drop(self, lane: Lane) -> None:
         """Take a share back, unless happiness needs it."""
-        if self._plan.hoped_happiness([lane.share_number]) >= self._happy:
+        if self._can_spare(lane):
             self._dropped.add(lane.peer.name)
             self._take_back(lane)
 
@@ -351,34 +363,40 @@ class Upload:
         """Give up whatever is unanswered, so that nothing of this upload is left behind."""
         for lane in self._lanes:
             lane.cancel("dropped")
-        for question in list(self._questions):
-            question.cancel()
+        self._allocations.cancel()
 
     # Events.
 
-    def _digest(self) -> None:
-        """Tell the plan how lanes have ended, and open those that it wants instead."""
-        self._look_at_answers()
+    def _take_stock(self) -> bool:
+        """
+        Tell the plan what has happened, and open the lanes that it wants now.
+
+        Returns whether anything has happened that it did not know.
+        """
+        news = self._look_at_answers()
         now = self._clock.seconds()
         for lane in self._lanes:
-            if lane.silent_for(now) > self._settings.silence_s:
-                reason = f"{lane.peer.name} was silent for {self._settings.silence_s:g} s"
-                self._peer_failed(lane.peer, reason)
+            lane.resolve_doubt()
+            if lane.waiting and now >= lane.last_sign + self._settings.silence_s:
+                silence = f"{lane.peer.name} was silent for {self._settings.silence_s:g} s"
+                self._peer_failed(lane.peer, silence)
         ended = [lane for lane in self._lanes if lane.ended]
         self._lanes = [lane for lane in self._lanes if not lane.ended]
         for lane in ended:
             self._lane_ended(lane)
-        if ended or self._news:
-            self._news = False
+        if news or ended:
             for number in self._plan.superfluous():
                 for lane in self._lanes:
-                    if lane.share_number == number and lane.state == "open":
+                    if lane.share_number == number and not lane.all_sent:
                         self._take_back(lane)
             self._open_lanes(self._plan.moves())
-        self._report()
+        self._report(self._acknowledged_bytes())
+        return news or bool(ended)
 
     def _lane_ended(self, lane: Lane) -> None:
         peer, number = lane.peer, lane.share_number
+        if lane.bug is not None:
+            lane.bug.raiseException()
         if lane.error is not None:
             self._reasons[peer.name] = str(lane.error)
         if lane.state == "stored":
@@ -386,34 +404,26 @@ class Upload:
             if peer not in self._found.get(number, ()):
                 self._placed[number] = peer
         elif lane.state == "lost":
-            self._lane_lost(lane)
+            self._plan.lost(number, peer)
         elif lane.state == "refused":
             self._plan.refused(number, peer)
         elif lane.state == "failed":
             self._plan.failed(peer)
 
-    def _lane_lost(self, lane: Lane) -> None:
-        """Find out what became of a share: there before, refused, forgotten, or stored unknown to us."""
-        peer, number = lane.peer, lane.share_number
-        if peer in self._plan.stored.get(number, ()):
-            return
-        if (number, peer) in self._not_granted:
-            self._plan.refused(number, peer)
-            return
-        # Meanwhile the share counts as under way.
-        self._ask(peer.server.list_shares(self._storage_index), self._told, peer, number)
+    # Progress.
 
-    def _told(self, there: frozenset[int], peer: Peer, number: int) -> None:
-        self._plan.found(peer, there)
-        if number in there:
-            self._placed.setdefault(number, peer)
-        else:
-            self._plan.lost(number, peer)
+    @property
+    def _total_bytes(self) -> int:
+        return self._geometry.total_shares * self._encoder.share_bytes
 
-    def _report(self) -> None:
-        if self._progress is not None:
-            share_bytes = self._encoder.share_bytes
-            total = self._geometry.total_shares * share_bytes
-            stored = set(self._plan.stored)
-            done = sum(n.acknowledged_bytes for n in self._lanes if n.share_number not in stored)
-            self._progress(min(total, done + len(stored) * share_bytes), total)
+    def _acknowledged_bytes(self) -> int:
+        """Return how much of all shares is stored, or acknowledged and not lost since."""
+        stored = set(self._plan.stored)
+        done = sum(n.acknowledged_bytes for n in self._lanes if n.share_number not in stored)
+        return done + len(stored) * self._encoder.share_bytes
+
+    def _report(self, done_bytes: int) -> None:
+        # What a failed server had acknowledged is sent again: then progress waits, it does not fall.
+        if self._progress is not None and done_bytes > self._reported_bytes:
+            self._reported_bytes = done_bytes
+            self._progress(done_bytes, self._total_bytes)

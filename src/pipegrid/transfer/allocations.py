@@ -1,0 +1,100 @@
+"""
+Asking servers for room, and keeping what they answer until the upload looks at it.
+
+The answer comes in the middle of anything, so it is only noted; the writes that follow the question
+do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.leases import FileSecrets
+from pipegrid.transfer.peers import Peer
+from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+
+
+@attrs.frozen
+class Answer:
+    """
+    What one server said to one question for room.
+
+    Attributes:
+        numbers: the shares that it was asked for.
+        sent_before: those that this upload had begun to send to the same server before.
+    """
+
+    peer: Peer
+    numbers: frozenset[int]
+    sent_before: frozenset[int]
+    result: Allocation | Failure
+
+
+class Allocations:
+    """
+    All questions for room of one upload.
+
+    Args:
+        changed: called whenever an answer has come.
+    """
+
+    def __init__(
+        self,
+        storage_index: bytes,
+        share_bytes: int,
+        secrets: FileSecrets,
+        changed: Callable[[], None],
+    ) -> None:
+        self._storage_index = storage_index
+        self._share_bytes = share_bytes
+        self._secrets = secrets
+        self._changed = changed
+        self._asked: dict[Peer, frozenset[int]] = {}
+        self._unanswered: set[Deferred[Allocation]] = set()
+        self._answers: list[Answer] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some server has not answered yet."""
+        return bool(self._unanswered)
+
+    def secrets_for(self, peer: Peer) -> UploadSecrets:
+        """Return the secrets of this file on this server."""
+        derived = self._secrets.for_server(peer.identity.lease_seed)
+        return UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
+
+    def ask(self, peer: Peer, share_numbers: frozenset[int], secrets: UploadSecrets) -> None:
+        """Ask a server for room for these shares; writes may follow at once."""
+        sent_before = self._asked.get(peer, frozenset())
+        self._asked[peer] = sent_before | share_numbers
+        question = peer.server.allocate(
+            self._storage_index, share_numbers, self._share_bytes, secrets
+        )
+        self._unanswered.add(question)
+        question.addBoth(self._answered, question, peer, share_numbers, sent_before)
+
+    def _answered(
+        self,
+        result: Allocation | Failure,
+        question: Deferred[Allocation],
+        peer: Peer,
+        share_numbers: frozenset[int],
+        sent_before: frozenset[int],
+    ) -> None:
+        self._unanswered.discard(question)
+        self._answers.append(Answer(peer, share_numbers, sent_before, result))
+        self._changed()
+
+    def take_answers(self) -> list[Answer]:
+        """Return the answers that have come since the last time."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def cancel(self) -> None:
+        """Give up what is unanswered."""
+        for question in list(self._unanswered):
+            question.cancel()
