@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +53,7 @@ CONVERGENCE = b"world"
 CHUNK_BYTES = 1 << 16
 
 
+@lru_cache(maxsize=16)
 def content(size: int, seed: object = "x") -> bytes:
     """Return size bytes that do not compress."""
     return hashlib.shake_128(str(seed).encode()).digest(size)
@@ -61,6 +63,11 @@ def identity(number: int) -> ServerIdentity:
     """Return who the server with this number is."""
     name = f"server-{number}"
     return ServerIdentity(name, name, permutation_seed(name), hashlib.sha1(name.encode()).digest())
+
+
+@lru_cache(maxsize=16)
+def _encoded(data: bytes, k: int, n: int, max_segment_bytes: int) -> Encoded:
+    return encode(data, k, n, max_segment_bytes, secret=CONVERGENCE)
 
 
 class Line:
@@ -73,6 +80,7 @@ class Line:
         silent: operations (``"*"`` for all) that never arrive and are never answered.
         answers_lost: operations that are carried out, and then fail as if the connection had gone.
         answers_silent: operations that are carried out and never answered.
+        late: operation to the seconds by which its answers come later than others.
         lies: share numbers that it claims to have.
         breaks: operation to an error that is not a server's, as of a bug in a transport.
         forget: how many more writes find their unfinished upload forgotten.
@@ -91,6 +99,7 @@ class Line:
         self.silent: set[str] = set()
         self.answers_lost: set[str] = set()
         self.answers_silent: set[str] = set()
+        self.late: dict[str, float] = {}
         self.lies: set[int] = set()
         self.breaks: dict[str, Exception] = {}
         self.forget = 0
@@ -252,7 +261,8 @@ class Line:
             if {operation, "*"} & self.answers_lost:
                 result = Failure(self.lost())
             length = 0 if isinstance(result, Failure) else down_bytes(result)
-            self.clock.callLater(self.transmit(1, length) + self.rtt_s / 2, reply, result)
+            pause = self.transmit(1, length) + self.rtt_s / 2 + self.late.get(operation, 0.0)
+            self.clock.callLater(pause, reply, result)
 
         self.clock.callLater(self.transmit(0, up_bytes) + self.rtt_s / 2, arrive)
         return answer
@@ -427,9 +437,7 @@ class World:
     def encoded(self, data: bytes) -> Encoded:
         """Return what the file must look like, from an encoder that shares no code with ours."""
         p = self.params
-        return encode(
-            data, p.required_shares, p.total_shares, p.max_segment_bytes, secret=CONVERGENCE
-        )
+        return _encoded(data, p.required_shares, p.total_shares, p.max_segment_bytes)
 
     def ring(self, file: Encoded) -> list[Line]:
         """Return the lines in the order of a file's ring."""

@@ -13,6 +13,7 @@ the order in which they run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -22,9 +23,10 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.segmentjob import SegmentJob, SegmentResult
-from pipegrid.errors import NotEnoughSharesError, ServerError
+from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
+from pipegrid.transfer.patience import Patience
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.readers import ShareReader
 from pipegrid.transfer.results import GetResult
@@ -101,19 +103,19 @@ class Download:
         self._jobs: set[Deferred[None]] = set()
         self._results: list[SegmentResult] = []
         self._bug: Failure | None = None
+        self._share_of_memory = settings.memory_bytes // (cap.required_shares + 1)
         self._racing = True
         self._extra = settings.extra_shares
         self._delivered = 0
-        self._names: dict[int, str] = {}
+        self._homes: dict[int, Peer] = {}
         self._used: dict[int, str] = {}
+        self._used_by_job: dict[int, dict[int, str]] = {}
         self._damaged: list[tuple[int, Peer]] = []
         self._damaged_in_use = False
         self._reported_corrupt = 0
         self._reasons: dict[str, str] = {}
         self._started = clock.seconds()
-        self._hedge_s = settings.hedge_s
-        self._last_event = self._started
-        self._last_progress = self._started
+        self._patience = Patience(settings.hedge_s, settings.silence_s, self._started)
         self._seen_bytes = 0
 
     async def run(self) -> GetResult:
@@ -138,8 +140,13 @@ class Download:
                 self._ask()
                 self._start_jobs()
                 if not self._decoder.done:
-                    await self._changed.wait(self._patience())
-                    self._hedge()
+                    await self._changed.wait(self._wait_s())
+                    self._lose_patience()
+        except BaseException:
+            # The caller's object is free again whatever happened, and hears of the first error only.
+            with suppress(SinkError, BrokenPipeError):
+                self._sink.finish()
+            raise
         finally:
             self._let_go()
         self._sink.finish()
@@ -182,7 +189,7 @@ class Download:
         """Let the search know what servers have said."""
         answers, self._answers = self._answers, []
         for peer, answer in answers:
-            self._last_event = self._clock.seconds()
+            self._patience.something_came(self._clock.seconds())
             if not isinstance(answer, Failure):
                 total_shares = self._cap.total_shares
                 self._search.answered(peer, [n for n in answer if n < total_shares])
@@ -196,11 +203,15 @@ class Download:
                     self._close_reader(reader)
 
     def _open_reader(self, number: int, peer: Peer) -> None:
-        share = self._settings.memory_bytes // (self._cap.required_shares + 1)
         self._decoder.add_share(number)
-        self._names[number] = peer.name
+        self._homes[number] = peer
         self._readers[number] = ShareReader(
-            self._decoder, peer, number, self._storage_index, share, self._changed.fire
+            self._decoder,
+            peer,
+            number,
+            self._storage_index,
+            self._share_of_memory,
+            self._changed.fire,
         )
 
     def _close_reader(self, reader: ShareReader) -> None:
@@ -213,10 +224,12 @@ class Download:
         seen = sum(reader.received_bytes for reader in self._readers.values())
         if seen != self._seen_bytes:
             self._seen_bytes = seen
-            self._last_event = self._clock.seconds()
+            self._patience.something_came(self._clock.seconds())
         for reader in list(self._readers.values()):
             if reader.state == "open":
                 continue
+            if reader.bug is not None:
+                reader.bug.raiseException()
             if reader.state == "missing":
                 self._search.exclude(reader.share_number, reader.peer)
             else:
@@ -229,56 +242,51 @@ class Download:
         """Give found damage its server's name, tell the server, and use a bad copy no more."""
         for error in self._decoder.corrupt[self._reported_corrupt :]:
             number = error.share_number
-            reader = None if number is None else self._readers.get(number)
-            if reader is None:
+            if number is None:
                 continue
-            error.server = reader.peer.name
-            advice = reader.peer.server.advise_corrupt_share(
-                self._storage_index, reader.share_number, str(error)
-            )
+            peer = self._homes[number]
+            error.server = peer.name
+            advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
             advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
-            if reader.share_number in self._decoder.bad_shares:
-                self._damaged.append((reader.share_number, reader.peer))
-                self._search.exclude(reader.share_number, reader.peer)
-                self._close_reader(reader)
+            if number in self._decoder.bad_shares:
+                self._damaged.append((number, peer))
+                self._search.exclude(number, peer)
+                if number in self._readers:
+                    self._close_reader(self._readers[number])
         self._reported_corrupt = len(self._decoder.corrupt)
 
     def _recruit(self) -> None:
         """Have as many shares as it takes, from servers that serve no other share if possible."""
         needed = self._cap.required_shares + (self._extra if self._racing else 0)
-        busy = {reader.peer for reader in self._readers.values()}
-        available = self._search.available()
-        while len(self._readers) < needed:
-            candidates = [
-                (peer in busy, order, number, peer)
-                for order, (number, peers) in enumerate(available.items())
-                for peer in peers
-                if number not in self._readers
-            ]
-            if not candidates:
+        while len(self._readers) < needed or self._lacking:
+            busy = {reader.peer for reader in self._readers.values()}
+            found = self._search.best(self._readers, busy)
+            if found is None:
+                for peer in self._search.ask_next():
+                    self._question(peer)
                 break
-            _, _, number, peer = min(candidates, key=lambda candidate: candidate[:2])
-            self._open_reader(number, peer)
-            busy.add(peer)
-        if len(self._readers) < needed:
-            for peer in self._search.ask_next():
-                self._question(peer)
-        if self._search.exhausted and len(self._readers) < self._cap.required_shares:
+            self._open_reader(*found)
+        if self._search.exhausted and self._lacking:
             self._last_resort()
+
+    @property
+    def _lacking(self) -> int:
+        """How many more shares are needed. One may have come whole, or be open and still not do."""
+        if len(self._readers) >= self._cap.required_shares and not self._decoder.corrupt:
+            return 0  # most often, and this is asked for every piece that comes
+        return self._decoder.lacking
 
     def _last_resort(self) -> None:
         """Use damaged shares for their good blocks, once; then give up."""
-        if self._decoder.lacking == 0:
-            return  # all that is needed has come, from servers that have gone since
-        found = len(self._readers)
+        found = self._cap.required_shares - self._decoder.lacking
         damaged, self._damaged = self._damaged, []
-        for number, peer in damaged:
-            if number not in self._readers and not self._damaged_in_use:
-                self._open_reader(number, peer)
         if damaged and not self._damaged_in_use:
             self._damaged_in_use = True
+            for number, peer in damaged:
+                if number not in self._readers:
+                    self._open_reader(number, peer)
             self._decoder.use_damaged_shares()
-            if len(self._readers) >= self._cap.required_shares:
+            if not self._decoder.lacking:
                 return
         reasons = sorted(set(self._reasons.values()))[:3]
         because = f" ({'; '.join(reasons)})" if reasons else ""
@@ -292,7 +300,7 @@ class Download:
     def _ask(self) -> None:
         # Racers are asked for little beyond the first segment; the winners for all the rest at once,
         # and held back by pausing them, so that there is no round trip between one span and the next.
-        ahead = _RACE_BYTES if self._racing else _UNLIMITED
+        ahead = min(_RACE_BYTES, self._share_of_memory) if self._racing else _UNLIMITED
         for reader in self._readers.values():
             if reader.state == "open" and self._sink.ready:
                 reader.ask(self._decoder.wanted(reader.share_number, ahead))
@@ -306,8 +314,9 @@ class Download:
                 return
             if self._racing:
                 self._end_race(job)
-            for block in job.blocks:
-                self._used[block.share_number] = self._names[block.share_number]
+            self._used_by_job[job.segment] = {
+                block.share_number: self._homes[block.share_number].name for block in job.blocks
+            }
             done = self._workers.run_if_large(3 * (job.end - job.start), job.run).addCallback(
                 self._results.append
             )
@@ -334,12 +343,16 @@ class Download:
     def _deliver(self) -> None:
         if self._bug is not None:
             self._bug.raiseException()
+        self._sink.check()
         results = list(self._results)
         self._results.clear()
         for result in results:
             pieces = self._decoder.finish(result)
+            used = self._used_by_job.pop(result.segment)
+            if not result.bad_shares:
+                self._used.update(used)
             if pieces:
-                self._last_progress = self._clock.seconds()
+                self._patience.segment_finished(self._clock.seconds())
                 self._sink.write(pieces)
                 self._delivered += sum(map(len, pieces))
                 if self._progress is not None:
@@ -349,38 +362,36 @@ class Download:
 
     # Patience.
 
-    def _patience(self) -> float | None:
+    def _wait_s(self) -> float | None:
         if not self._sink.ready or self._jobs:
             return None
-        now = self._clock.seconds()
-        hedge = self._last_progress + self._hedge_s - now
-        silence = self._last_event + self._settings.silence_s - now
-        return max(0.0, min(hedge, silence) if hedge > 0 else silence)
+        return self._patience.wait_s(self._clock.seconds())
 
-    def _hedge(self) -> None:
+    def _lose_patience(self) -> None:
         """Let one more share join if some keep the others waiting; give up those that are silent."""
         now = self._clock.seconds()
         if not self._sink.ready or self._jobs:
-            self._last_event = self._last_progress = now
+            self._patience.own_fault(now)
             return
-        if now - self._last_progress >= self._hedge_s:
-            self._last_progress = now
+        if self._patience.is_hedge_due(now):
             if self._some_lag():
                 self._extra = self._extra + 1 if self._racing else 1
                 self._racing = True
-                self._hedge_s *= 2  # a slow line is no reason to load it more and more
+                self._patience.hedged()
             for reader in self._readers.values():
                 reader.start_period()
-        if now - self._last_event >= self._settings.silence_s:
-            self._last_event = now
-            for reader in list(self._readers.values()):
-                if reader.waiting:
-                    self._reasons[reader.peer.name] = (
-                        f"{reader.peer.name} was silent for {self._settings.silence_s:g} s"
-                    )
-                    reader.close("failed")
-            for question in list(self._questions):
-                question.cancel()
+        if self._patience.is_silence_over(now):
+            self._give_up_silent()
+
+    def _give_up_silent(self) -> None:
+        for reader in list(self._readers.values()):
+            if reader.waiting and not reader.paused:
+                self._reasons[reader.peer.name] = (
+                    f"{reader.peer.name} was silent for {self._settings.silence_s:g} s"
+                )
+                reader.close("failed")
+        for question in list(self._questions):
+            question.cancel()
 
     def _some_lag(self) -> bool:
         """

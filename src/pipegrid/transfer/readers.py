@@ -37,6 +37,7 @@ class ShareReader:
         received_bytes: of the share, so far.
         period_bytes: of the share, since ``start_period``.
         error: why it is missing or has failed.
+        bug: what was raised that no server may raise; the download passes it on.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ShareReader:
         self.share_number = share_number
         self.state = "open"
         self.error: ServerError | None = None
+        self.bug: Failure | None = None
         self.received_bytes = 0
         self.period_bytes = 0
         self._decoder = decoder
@@ -128,8 +130,10 @@ class ShareReader:
         return result
 
     def _failed(self, failure: Failure) -> None:
-        failure.trap(ServerError, CancelledError)
-        if self.state == "open" and isinstance(failure.value, ServerError):
+        if not failure.check(ServerError, CancelledError):
+            self.bug = failure
+            self.close("failed")
+        elif self.state == "open" and isinstance(failure.value, ServerError):
             self.error = failure.value
             self.close("missing" if failure.check(NoSuchShare) else "failed")
 
@@ -142,10 +146,14 @@ class ShareReader:
 
     def balance(self) -> None:
         """Pause or resume the server, by what the decoder holds of this share."""
-        if self._streams:
-            held = self._decoder.held_of(self.share_number)
-            for stream in self._streams:
-                stream.balance(held, self._ahead_bytes)
+        if not self._streams:
+            return
+        held = self._decoder.held_of(self.share_number)
+        geometry = self._decoder.geometry or self._decoder.guessed_geometry
+        # Less than a block would never become a segment.
+        limit = max(self._ahead_bytes, 2 * geometry.block_bytes)
+        for stream in list(self._streams):  # one that is resumed may end at once
+            stream.balance(held, limit)
 
     def close(self, state: str = "closed") -> None:
         """End in this state and give up what has not come."""

@@ -7,7 +7,7 @@ share can be had. Servers are asked in the file's permuted order, a bounded numb
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -80,6 +80,20 @@ class ShareSearch(Generic[T]):
             for server in self._holders.get(share_number, ())
             if server not in self._gone and (share_number, server) not in self._excluded
         ]
+
+    def best(self, taken: Container[int], busy: Container[T]) -> tuple[int, T] | None:
+        """
+        Return the next copy to read: of a share not taken, if possible on a server that is not busy.
+
+        Of several that are as good, the one with the lowest share number, in the order of answers.
+        """
+        copies = [
+            (number, server)
+            for number, servers in self.available().items()
+            if number not in taken
+            for server in servers
+        ]
+        return min(copies, key=lambda copy: copy[1] in busy, default=None)
 
     def available(self) -> dict[int, list[T]]:
         """Return every share that can be had, with its usable servers."""

@@ -6,8 +6,10 @@ Only verified plaintext gets here, in order. The download asks ``ready`` before 
 
 from __future__ import annotations
 
+import errno
+import io
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
@@ -24,6 +26,14 @@ class Sink(Protocol):
     @property
     def ready(self) -> bool:
         """Whether more may be written now."""
+
+    def check(self) -> None:
+        """
+        Do nothing if more is wanted.
+
+        Raises:
+            SinkError: whoever takes the plaintext has gone.
+        """
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         """
@@ -46,11 +56,14 @@ class FileSink:
         self._file = file
         self._name = str(getattr(file, "name", "the output"))
 
+    def check(self) -> None:
+        """A file always wants more."""
+
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Write the pieces; a BrokenPipeError passes as it is, since readers may leave."""
         try:
             for piece in pieces:
-                self._file.write(piece)
+                self._write_all(memoryview(piece))
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -58,6 +71,15 @@ class FileSink:
                 f"cannot write {self._name}: {error.strerror}; free some space or choose "
                 "another place"
             ) from error
+
+    def _write_all(self, piece: memoryview) -> None:
+        while piece:
+            written = cast("int | None", self._file.write(piece))
+            if written is None and isinstance(self._file, io.RawIOBase):
+                raise BlockingIOError(errno.EAGAIN, "it takes no more at the moment")
+            if written is None:
+                return  # some file-like objects do not tell, and take all
+            piece = piece[written:]  # an unbuffered file may take less than it was given
 
     def finish(self) -> None:
         """Flush, so that the caller sees all bytes or the error."""
@@ -81,10 +103,14 @@ class ConsumerSink:
         self.ready = True
         consumer.registerProducer(self, True)
 
-    def write(self, pieces: Sequence[Buffer]) -> None:
-        """Hand the pieces over."""
+    def check(self) -> None:
+        """Complain if the consumer has gone."""
         if self._stopped:
             raise SinkError("the consumer of the file went away before all of it had arrived")
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Hand the pieces over."""
+        self.check()
         for piece in pieces:
             self._consumer.write(piece if isinstance(piece, bytes) else bytes(piece))
 
@@ -104,7 +130,7 @@ class ConsumerSink:
         self._changed()
 
     def stopProducing(self) -> None:
-        """The consumer wants nothing any more; the next write fails."""
+        """The consumer wants nothing any more; the transfer ends."""
         self._stopped = True
         self.ready = True
         self._changed()
