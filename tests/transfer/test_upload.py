@@ -16,7 +16,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.workers import InlineWorkers
 from pipegrid.transfer import lanes
-from pipegrid.transfer.upload import UploadSettings
+from pipegrid.transfer.settings import UploadSettings
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, Line, World, content
@@ -478,7 +478,7 @@ class ProgressTests(UploadTestCase):
         total = 10 * len(self.file.shares[0])
         self.assertEqual({total for _, total in seen}, {total})
         self.assertEqual(seen[-1], (total, total))
-        self.assertGreater(len(seen), 2)
+        self.assertGreater(len(seen), 1)
 
     def test_it_ends_at_the_total(self) -> None:
         """All is acknowledged in the end."""

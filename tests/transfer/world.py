@@ -32,9 +32,8 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.workers import InlineWorkers
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
-from pipegrid.transfer.download import DownloadSettings
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.upload import UploadSettings
+from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import (
     Allocation,
@@ -68,6 +67,13 @@ def identity(number: int) -> ServerIdentity:
 @lru_cache(maxsize=16)
 def _encoded(data: bytes, k: int, n: int, max_segment_bytes: int) -> Encoded:
     return encode(data, k, n, max_segment_bytes, secret=CONVERGENCE)
+
+
+class Told(list[tuple[int, int]]):
+    """Remembers what it is told of progress."""
+
+    def __call__(self, done: int, total: int) -> None:
+        self.append((done, total))
 
 
 class Line:

@@ -30,13 +30,14 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.local import open_local
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.transfer.check import Check
-from pipegrid.transfer.download import Download, DownloadSettings
+from pipegrid.transfer.download import Download
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put import Putter
 from pipegrid.transfer.results import CheckResult, GetResult, PutResult, ServerStatus
+from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
 from pipegrid.transfer.source import SourceLike
-from pipegrid.transfer.upload import Progress, UploadSettings
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import CorruptionError, ServerError
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.search import MAX_QUESTIONS
-from pipegrid.transfer.upload import Progress
 
 _SHARES_AT_ONCE = 3
 _CHUNK_BYTES = 1 << 18

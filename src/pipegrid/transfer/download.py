@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -28,11 +27,12 @@ from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.patience import Patience
 from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.readers import ShareReader
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.search import ShareSearch
+from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
-from pipegrid.transfer.upload import Progress
 
 _RACE_BYTES = 1 << 20
 """What each racer is asked for beyond the beginning: it keeps 80 Mbit/s busy at 100 ms."""
@@ -41,25 +41,6 @@ _UNLIMITED = 1 << 62
 
 _MAX_JOBS = 3
 """Segments being decoded at the same time: both cores busy while one segment is written out."""
-
-
-@attrs.frozen
-class DownloadSettings:
-    """
-    How eager, how patient and how large a download is.
-
-    Attributes:
-        extra_shares: e, how many more shares than needed take part in the first race.
-        hedge_s: when no segment has been finished for so long, and some servers lag behind
-            the others, one more share joins.
-        silence_s: when nothing at all has come for so long, the servers that owe are given up.
-        memory_bytes: of share data that may be held, over all shares.
-    """
-
-    extra_shares: int = 1
-    hedge_s: float = 1.0
-    silence_s: float = 60.0
-    memory_bytes: int = 24 << 20
 
 
 class Download:
@@ -88,9 +69,8 @@ class Download:
         self._clock = clock
         self._workers = workers
         self._cap = cap
-        self._length = length
         self._settings = settings
-        self._progress = progress
+        self._progress = ProgressReport(progress, length)
         self._storage_index = cap.storage_index
         self._ring = ring(self._storage_index, peers)
         self._search: ShareSearch[Peer] = ShareSearch(self._ring)
@@ -355,8 +335,7 @@ class Download:
                 self._patience.segment_finished(self._clock.seconds())
                 self._sink.write(pieces)
                 self._delivered += sum(map(len, pieces))
-                if self._progress is not None:
-                    self._progress(self._delivered, self._length)
+                self._progress.report(self._delivered)
         for reader in self._readers.values():
             reader.balance()
 

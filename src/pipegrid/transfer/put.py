@@ -21,9 +21,11 @@ from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.codingline import DEPTH
 from pipegrid.transfer.keys import convergent_key, random_key
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import PutResult
+from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.source import BytesSource, Source, SourceLike, open_source
-from pipegrid.transfer.upload import Progress, Upload, UploadSettings
+from pipegrid.transfer.upload import Upload
 
 _OVERHEAD_BYTES = 64 << 10
 """What the objects of even the smallest upload take."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-import attrs
 from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -33,34 +32,14 @@ from pipegrid.transfer.codingline import CodingLine
 from pipegrid.transfer.lanes import Lane
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.plan import UploadPlan
+from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import PutResult
+from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.source import Source
 from pipegrid.wire.messages import Allocation
 
-Progress = Callable[[int, int], None]
-
 _TICK_S = 0.01
 """No shorter waits: what is left of a patience may be less than the clock can tell."""
-
-
-@attrs.frozen
-class UploadSettings:
-    """
-    How patient an upload is.
-
-    Attributes:
-        grace_s, grace_share: stragglers may cost this much time, or this share of the time that
-            the upload has taken so far, whichever is more, once happiness holds without them.
-        silence_s: a server that acknowledges nothing for so long is given up.
-    """
-
-    grace_s: float = 2.0
-    grace_share: float = 0.25
-    silence_s: float = 60.0
-
-    def grace(self, elapsed_s: float) -> float:
-        """Return how long stragglers may keep an upload that has taken ``elapsed_s``."""
-        return max(self.grace_s, self.grace_share * elapsed_s)
 
 
 class Upload:
@@ -97,7 +76,6 @@ class Upload:
         self._geometry = geometry
         self._settings = settings
         self._check_source = check_source
-        self._progress = progress
         self._encoder = Encoder(geometry, key)
         self._storage_index = hashes.storage_index(key)
         self._plan: UploadPlan[Peer] = UploadPlan(
@@ -116,7 +94,8 @@ class Upload:
         self._next_segment = 0
         self._placed: dict[int, Peer] = {}
         self._found: dict[int, set[Peer]] = {}
-        self._reported_bytes = -1
+        total_bytes = geometry.total_shares * self._encoder.share_bytes
+        self._progress = ProgressReport(progress, total_bytes)
         self._reasons: dict[str, str] = {}
         self._dropped: set[str] = set()
 
@@ -154,7 +133,7 @@ class Upload:
         finally:
             line.stop()
         self._let_go()
-        self._report(self._total_bytes)
+        self._progress.finish()
         return PutResult(
             cap=self._encoder.cap,
             size=self._geometry.size,
@@ -390,7 +369,7 @@ class Upload:
                     if lane.share_number == number and not lane.all_sent:
                         self._take_back(lane)
             self._open_lanes(self._plan.moves())
-        self._report(self._acknowledged_bytes())
+        self._progress.report(self._acknowledged_bytes())
         return news or bool(ended)
 
     def _lane_ended(self, lane: Lane) -> None:
@@ -410,20 +389,8 @@ class Upload:
         elif lane.state == "failed":
             self._plan.failed(peer)
 
-    # Progress.
-
-    @property
-    def _total_bytes(self) -> int:
-        return self._geometry.total_shares * self._encoder.share_bytes
-
     def _acknowledged_bytes(self) -> int:
         """Return how much of all shares is stored, or acknowledged and not lost since."""
         stored = set(self._plan.stored)
         done = sum(n.acknowledged_bytes for n in self._lanes if n.share_number not in stored)
         return done + len(stored) * self._encoder.share_bytes
-
-    def _report(self, done_bytes: int) -> None:
-        # What a failed server had acknowledged is sent again: then progress waits, it does not fall.
-        if self._progress is not None and done_bytes > self._reported_bytes:
-            self._reported_bytes = done_bytes
-            self._progress(done_bytes, self._total_bytes)

@@ -1,0 +1,36 @@
+"""
+Telling a caller how far a transfer has come.
+
+What is told never falls and is never repeated, whatever the transfer has to do again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""Called with what is done and what there is to do, in the unit that the transfer names."""
+
+
+class ProgressReport:
+    """
+    One transfer's reports to its caller, if there is one who wants to know.
+
+    Args:
+        total: what there is to do in all.
+    """
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._told = -1
+
+    def report(self, done: int) -> None:
+        """So much is done."""
+        if self._progress is not None and done > self._told:
+            self._told = done
+            self._progress(done, self._total)
+
+    def finish(self) -> None:
+        """All is done that was worth doing."""
+        self.report(self._total)

@@ -1,0 +1,44 @@
+"""How eager, how patient and how large transfers are; the defaults say why."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class UploadSettings:
+    """
+    How patient an upload is.
+
+    Attributes:
+        grace_s, grace_share: stragglers may cost this much time, or this share of the time that
+            the upload has taken so far, whichever is more, once happiness holds without them.
+        silence_s: a server that acknowledges nothing for so long is given up.
+    """
+
+    grace_s: float = 2.0
+    grace_share: float = 0.25
+    silence_s: float = 60.0
+
+    def grace(self, elapsed_s: float) -> float:
+        """Return how long stragglers may keep an upload that has taken ``elapsed_s``."""
+        return max(self.grace_s, self.grace_share * elapsed_s)
+
+
+@attrs.frozen
+class DownloadSettings:
+    """
+    How eager, how patient and how large a download is.
+
+    Attributes:
+        extra_shares: e, how many more shares than needed take part in the first race.
+        hedge_s: when no segment has been finished for so long, and some servers lag behind
+            the others, one more share joins.
+        silence_s: when nothing at all has come for so long, the servers that owe are given up.
+        memory_bytes: of share data that may be held, over all shares.
+    """
+
+    extra_shares: int = 1
+    hedge_s: float = 1.0
+    silence_s: float = 60.0
+    memory_bytes: int = 24 << 20
