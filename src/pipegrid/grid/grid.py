@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from pipegrid.core.caps import Cap, LitCap
@@ -23,6 +23,7 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.errors import ServerError, UsageError
 from pipegrid.flow.budget import Budget
+from pipegrid.flow.together import together
 from pipegrid.flow.trace import Tracing
 from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
@@ -38,6 +39,7 @@ from pipegrid.transfer.results import CheckResult, GetResult, PutResult, ServerS
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
 from pipegrid.transfer.source import SourceLike
+from pipegrid.transfer.watch import Watch
 
 T = TypeVar("T")
 
@@ -46,6 +48,9 @@ UPLOAD_MEMORY_BYTES = 32 << 20
 What all uploads together may hold while they code, beyond the windows: large files go one behind
 the other, small ones side by side. With the windows it keeps a client under 64 MiB.
 """
+
+_STATUS_SILENCE_S = 10.0
+"""A person waits for the answer: a server that takes longer is as good as gone."""
 
 
 class Grid:
@@ -292,7 +297,13 @@ class Grid:
                 unreachable=[],
             )
         check = Check(
-            workers=self._workers, peers=self._peers, cap=cap, verify=verify, progress=progress
+            clock=self._reactor,
+            workers=self._workers,
+            peers=self._peers,
+            cap=cap,
+            verify=verify,
+            progress=progress,
+            silence_s=self._download_settings.silence_s,
         )
         return await check.run()
 
@@ -302,13 +313,14 @@ class Grid:
 
     async def _status(self) -> list[ServerStatus]:
         asked = [Deferred.fromCoroutine(self._status_of(peer)) for peer in self._peers]
-        return list(await gatherResults(asked, consumeErrors=True))
+        return await together(asked)
 
     async def _status_of(self, peer: Peer) -> ServerStatus:
         reason, rtt_s, application, available_bytes = None, None, None, None
         started = self._reactor.seconds()
         try:
-            version = await peer.server.version()
+            watch = Watch(self._reactor, _STATUS_SILENCE_S)
+            version = await watch.answer(peer.server.version(), peer.name)
         except ServerError as error:
             reason = str(error)
         else:
@@ -336,8 +348,8 @@ class Grid:
         self._closed = True
         for running in list(self._running):
             running.cancel()
-        for peer in self._peers:
-            await peer.server.disconnect()
+        leaving = [peer.server.disconnect() for peer in self._peers]
+        await DeferredList(leaving, consumeErrors=True)  # one that fails is gone as well
         await self._workers.stop()
         if self._on_close is not None:
             await self._on_close()
@@ -345,7 +357,7 @@ class Grid:
     def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
         if self._closed:
             work.close()
-            raise UsageError("this grid is closed; open it again")
+            return fail(UsageError("this grid is closed; open it again"))
         running = Deferred.fromCoroutine(work)
         self._running.add(running)
 

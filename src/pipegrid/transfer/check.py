@@ -7,23 +7,27 @@ the verifier, never holding more than a few chunks of each.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredSemaphore, gatherResults
-from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
+from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer, IReactorTime
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
-from pipegrid.errors import CorruptionError, ServerError
+from pipegrid.errors import CorruptionError, NoSuchShare, ServerError
+from pipegrid.flow.together import together
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.search import MAX_QUESTIONS
+from pipegrid.transfer.watch import Watch
 
 _SHARES_AT_ONCE = 3
 _CHUNK_BYTES = 1 << 18
@@ -51,56 +55,64 @@ class Check:
     Args:
         verify: read every share and check every byte of it.
         progress: called with shares verified and shares found.
+        silence_s: a server that gives no sign of life for so long counts as unreachable.
     """
 
     def __init__(
         self,
         *,
+        clock: IReactorTime,
         workers: CpuWorkers,
         peers: Sequence[Peer],
         cap: ChkCap | ChkVerifierCap,
         verify: bool,
         progress: Progress | None = None,
+        silence_s: float = 60.0,
     ) -> None:
+        self._clock = clock
         self._workers = workers
         self._cap = cap.verifier()
         self._given = cap
         self._verify = verify
         self._progress = progress
+        self._silence_s = silence_s
+        self._verified = 0
         self._ring = ring(self._cap.storage_index, peers)
         self._found = _Found()
-        self._running: list[Deferred[None]] = []
 
     async def run(self) -> CheckResult:
         """Ask every server, verify if wanted, and judge."""
-        await self._all(MAX_QUESTIONS, [self._ask(peer) for peer in self._ring])
+        await self._all(MAX_QUESTIONS, [partial(self._ask, peer) for peer in self._ring])
         if self._verify:
             copies = [
                 (number, peer)
                 for number, peers in sorted(self._found.holders.items())
-                for peer in list(peers)
+                for peer in peers
             ]
-            self._total, self._done = len(copies), 0
+            report = ProgressReport(self._progress, len(copies))
             await self._all(
-                _SHARES_AT_ONCE, [self._verify_share(number, peer) for number, peer in copies]
+                _SHARES_AT_ONCE,
+                [partial(self._verify_copy, number, peer, report) for number, peer in copies],
             )
         return self._judge()
 
-    async def _all(self, at_once: int, steps: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Run coroutines, a few at a time; a failure or cancellation ends them all."""
+    async def _all(
+        self, at_once: int, steps: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+    ) -> None:
+        """Take all steps, a few at a time; a failure or cancellation ends them all."""
         gate = DeferredSemaphore(at_once)
-        running = [gate.run(Deferred.fromCoroutine, step) for step in steps]
-        try:
-            await gatherResults(running, consumeErrors=True)
-        except BaseException:
-            for step in running:
-                step.addErrback(lambda _failure: None)
-                step.cancel()
-            raise
+
+        def start(step: Callable[[], Coroutine[Any, Any, None]]) -> Deferred[None]:
+            return Deferred.fromCoroutine(step())
+
+        await together([gate.run(start, step) for step in steps])
 
     async def _ask(self, peer: Peer) -> None:
+        watch = Watch(self._clock, self._silence_s)
         try:
-            numbers = await peer.server.list_shares(self._cap.storage_index)
+            numbers = await watch.answer(
+                peer.server.list_shares(self._cap.storage_index), peer.name
+            )
         except ServerError:
             self._found.unreachable.append(peer.name)
             return
@@ -108,27 +120,33 @@ class Check:
             if number < self._cap.total_shares:
                 self._found.holders.setdefault(number, []).append(peer)
 
-    async def _verify_share(self, number: int, peer: Peer) -> None:
-        verifier = ShareVerifier(self._cap, number)
-        feeder = _Feeder(verifier, self._workers)
+    async def _verify_copy(self, number: int, peer: Peer, report: ProgressReport) -> None:
         try:
-            longest = _longest_share(self._cap.size, self._cap.required_shares)
-            await peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
-            await feeder.drained()
-            problems = await self._workers.run(verifier.finish)
-        except ServerError as error:
+            problems = await self._verify_share(number, peer)
+        except NoSuchShare:
+            self._found.holders[number].remove(peer)  # it was listed by mistake, or has gone
+        except ServerError:
             self._found.unreachable.append(peer.name)
             self._found.holders[number].remove(peer)
-            error.server = peer.name
-            return
-        if problems:
+        else:
             for problem in problems:
                 problem.server = peer.name
             self._found.corrupt.extend(problems)
-            self._found.holders[number].remove(peer)
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+            if problems:
+                self._found.holders[number].remove(peer)
+        self._verified += 1
+        report.report(self._verified)
+
+    async def _verify_share(self, number: int, peer: Peer) -> list[CorruptionError]:
+        """Return what is wrong with one share."""
+        verifier = ShareVerifier(self._cap, number)
+        watch = Watch(self._clock, self._silence_s)
+        feeder = _Feeder(verifier, self._workers, watch.sign)
+        longest = _longest_share(self._cap.size, self._cap.required_shares)
+        stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
+        await watch.answer(stream, peer.name)
+        await feeder.drained()
+        return await self._workers.run(verifier.finish)
 
     def _judge(self) -> CheckResult:
         good = {number: peers for number, peers in self._found.holders.items() if peers}
@@ -149,9 +167,12 @@ class Check:
 class _Feeder:
     """Feeds one share's stream to its verifier in a worker, chunk by chunk, in order."""
 
-    def __init__(self, verifier: ShareVerifier, workers: CpuWorkers) -> None:
+    def __init__(
+        self, verifier: ShareVerifier, workers: CpuWorkers, sign: Callable[[], None]
+    ) -> None:
         self._verifier = verifier
         self._workers = workers
+        self._sign = sign
         self._producer: IPushProducer | None = None
         self._paused = False
         self._queue: list[bytes] = []
@@ -159,6 +180,7 @@ class _Feeder:
         self._running: Deferred[None] | None = None
         self._drained: Deferred[None] | None = None
         self._ended = False
+        self._bug: Failure | None = None
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """The stream begins."""
@@ -171,6 +193,7 @@ class _Feeder:
 
     def write(self, data: bytes) -> None:
         """Bytes have come."""
+        self._sign()
         self._queue.append(data)
         self._queued_bytes += len(data)
         if self._queued_bytes >= _HELD_BYTES and self._producer is not None and not self._paused:
@@ -186,20 +209,26 @@ class _Feeder:
         while self._running is not None:
             self._drained = Deferred()
             await self._drained
+        if self._bug is not None:
+            self._bug.raiseException()
 
     def _feed(self) -> None:
         if self._running is not None or not self._queue:
             return
         chunks, self._queue, self._queued_bytes = self._queue, [], 0
         self._running = self._workers.run(self._feed_chunks, chunks)
-        self._running.addBoth(self._fed)
+        self._running.addErrback(self._note_bug).addCallback(self._fed)
+
+    def _note_bug(self, failure: Failure) -> None:
+        self._bug = failure
 
     def _feed_chunks(self, chunks: list[bytes]) -> None:
         for chunk in chunks:
             self._verifier.feed(chunk)
 
-    def _fed(self, result: object) -> None:
+    def _fed(self, _result: None) -> None:
         self._running = None
+        self._sign()  # while we held it back, the server could give none
         if self._paused and self._producer is not None:
             self._paused = False
             self._producer.resumeProducing()

@@ -1,0 +1,68 @@
+"""Giving up a server that has been silent for too long, where one call is all there is to wait for."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from pipegrid.errors import ServerTimeout
+
+T = TypeVar("T")
+
+
+class Watch:
+    """
+    Watches one call.
+
+    Args:
+        silence_s: how long the server may give no sign of life.
+    """
+
+    def __init__(self, clock: IReactorTime, silence_s: float) -> None:
+        self._clock = clock
+        self._silence_s = silence_s
+        self._last_sign = clock.seconds()
+        self._over = False
+        self._call: Deferred[Any] | None = None
+        self._timer: IDelayedCall | None = None
+
+    def sign(self) -> None:
+        """The server is alive."""
+        self._last_sign = self._clock.seconds()
+
+    async def answer(self, call: Deferred[T], server: str) -> T:
+        """
+        Return what the call fires with.
+
+        Args:
+            server: what a person calls the server.
+
+        Raises:
+            ServerTimeout: nothing came for too long; the call has been cancelled.
+        """
+        self._call = call
+        self._look_in(self._silence_s)
+        try:
+            return await call
+        except CancelledError:
+            if not self._over:
+                raise
+            raise ServerTimeout(
+                f"{server} was silent for {self._silence_s:g} s", server, True
+            ) from None
+        finally:
+            if self._timer is not None and self._timer.active():
+                self._timer.cancel()
+
+    def _look_in(self, delay_s: float) -> None:
+        self._timer = self._clock.callLater(delay_s, self._look)
+
+    def _look(self) -> None:
+        left_s = self._last_sign + self._silence_s - self._clock.seconds()
+        if left_s > 0:
+            self._look_in(left_s)
+        elif self._call is not None:
+            self._over = True
+            self._call.cancel()

@@ -1,0 +1,182 @@
+"""Checking files, with and without reading their shares."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from twisted.internet.defer import CancelledError
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.params import Params
+from pipegrid.core.verifier import ShareVerifier
+from pipegrid.transfer.results import CheckResult
+from pipegrid.transfer.settings import DownloadSettings
+from tests.transfer.world import RTT, Told, World, content
+
+
+class CheckTests(SynchronousTestCase):
+    """What a check finds."""
+
+    def make(self, size: int = 1000, world: World | None = None, shares: int = 10) -> None:
+        self.world = world or World(download=DownloadSettings(silence_s=16.0))
+        self.file = self.world.encoded(content(size))
+        self.ring = self.world.ring(self.file)
+        self.world.plant(self.file, {n: self.ring[n] for n in range(shares)})
+
+    def check(self, verify: bool = False, **options: Any) -> CheckResult:
+        result, self.took = self.world.timed(
+            self.world.grid.check(self.file.cap, verify=verify, **options)
+        )
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+        return result
+
+    def test_a_healthy_file(self) -> None:
+        """One round trip; with a read cap or a verify cap."""
+        for cap in (0, 1):
+            self.make()
+            given = (self.file.cap, self.file.cap.verifier())[cap]
+            result, took = self.world.timed(self.world.grid.check(given))
+            self.assertEqual(took, RTT)
+            self.assertTrue(result.healthy and result.recoverable)
+            self.assertEqual(result.cap, given)
+            self.assertEqual(result.good_shares, {n: [self.ring[n].name] for n in range(10)})
+            self.assertEqual((result.happiness, result.unreachable, result.corrupt), (10, [], []))
+            self.assertEqual((result.required_shares, result.total_shares), (3, 10))
+
+    def test_missing_shares(self) -> None:
+        """Not healthy, but recoverable down to k."""
+        for shares, recoverable in ((9, True), (3, True), (2, False), (0, False)):
+            self.make(shares=shares)
+            result = self.check()
+            self.assertFalse(result.healthy)
+            self.assertEqual(result.recoverable, recoverable)
+            self.assertEqual(result.happiness, shares)
+
+    def test_servers_that_cannot_be_asked(self) -> None:
+        """Dead and silent ones are named; a silent one costs its time, not more."""
+        self.make()
+        self.ring[1].down = True
+        self.ring[2].silent = {"*"}
+        result = self.check()
+        self.assertEqual(self.took, 16.0)
+        self.assertEqual(result.unreachable, sorted([self.ring[1].name, self.ring[2].name]))
+        self.assertEqual(set(result.good_shares), {0, *range(3, 10)})
+
+    def test_several_copies(self) -> None:
+        """All holders are named; happiness counts servers once."""
+        self.make()
+        self.world.plant(self.file, dict.fromkeys((1, 2), self.ring[0]))
+        result = self.check()
+        self.assertEqual(result.good_shares[1], sorted([self.ring[0].name, self.ring[1].name]))
+        self.assertEqual(result.happiness, 10)
+        self.assertTrue(result.healthy)
+
+    def test_impossible_shares_are_ignored(self) -> None:
+        """A share number beyond the last is none."""
+        self.make()
+        self.ring[0].lies = {200}
+        self.assertEqual(set(self.check().good_shares), set(range(10)))
+
+    def test_a_large_grid_is_asked_a_few_at_a_time(self) -> None:
+        """Thirty servers are three rounds."""
+        self.make(world=World(30))
+        self.check()
+        self.assertEqual(self.took, 3 * RTT)
+
+    def test_verifying_a_healthy_file(self) -> None:
+        """Every share is read to its end, and nothing is wrong with any."""
+        for size, params in ((1000, Params()), (300_000, Params(3, 10, 30_000))):
+            self.make(size, World(params=params))
+            seen = Told()
+            result = self.check(True, progress=seen)
+            self.assertTrue(result.healthy)
+            self.assertEqual(seen, [(n, 10) for n in range(1, 11)])
+            read = sum(line.delivered_bytes for line in self.world.lines)
+            self.assertEqual(read, sum(map(len, self.file.shares)))
+
+    def test_damage(self) -> None:
+        """Any flipped bit is found, with server, share and place; the others are still good."""
+        self.make(300_000, World(params=Params(3, 10, 30_000)))
+        for number, section in enumerate(
+            ("data", "crypttext_hash_tree", "block_hashes", "share_hashes", "uri_extension")
+        ):
+            key = self.file.cap.storage_index, number
+            share = bytearray(self.file.shares[number])
+            share[next(s.start for s in self.file.sections if s.name == section) + 40] ^= 1
+            self.ring[number].storage.shares[key] = bytes(share)
+        self.assertTrue(self.check().healthy, "without reading nothing can be found")
+        result = self.check(True)
+        self.assertFalse(result.healthy)
+        self.assertTrue(result.recoverable)
+        self.assertEqual(
+            {(e.share_number, e.server) for e in result.corrupt},
+            {(n, self.ring[n].name) for n in range(5)},
+        )
+        self.assertEqual(set(result.good_shares), set(range(5, 10)))
+        self.assertEqual(result.happiness, 5)
+
+    def test_a_truncated_share(self) -> None:
+        """Its end is missing: it is corrupt."""
+        self.make()
+        key = self.file.cap.storage_index, 4
+        self.ring[4].storage.shares[key] = self.file.shares[4][:-10]
+        self.assertEqual([e.share_number for e in self.check(True).corrupt], [4])
+
+    def test_a_share_that_is_only_claimed(self) -> None:
+        """A server that lists what it has not is reachable, and has it not."""
+        self.make(shares=9)
+        self.ring[3].lies = {9}
+        seen = Told()
+        result = self.check(True, progress=seen)
+        self.assertEqual((set(result.good_shares), result.unreachable), (set(range(9)), []))
+        self.assertEqual(seen[-1], (10, 10))
+
+    def test_servers_that_fail_while_they_are_read(self) -> None:
+        """Dying or falling silent, they are unreachable, and the check goes on without them."""
+        self.make()
+        self.ring[3].stream_limit = 100
+        self.ring[4].silent = {"stream"}
+        result = self.check(True)
+        self.assertEqual(result.unreachable, sorted([self.ring[3].name, self.ring[4].name]))
+        self.assertEqual(set(result.good_shares), {0, 1, 2, 5, 6, 7, 8, 9})
+
+    def test_a_slow_stream_is_not_silence(self) -> None:
+        """As long as something comes now and then."""
+        self.make(3_000_000)
+        self.ring[0].bytes_per_s = 8192.0  # a chunk in 8 s, all in two minutes
+        self.assertTrue(self.check(True).healthy)
+        self.assertGreater(self.took, 100.0)
+
+    def test_bugs(self) -> None:
+        """An error that is no server's ends the check as it is."""
+        self.make()
+        self.ring[0].breaks["list_shares"] = RuntimeError("a bug")
+        self.assertRaises(RuntimeError, self.check)
+        self.make()
+
+        def feed(_verifier: ShareVerifier, _data: bytes) -> None:
+            raise ValueError("a bug")
+
+        self.patch(ShareVerifier, "feed", feed)
+        self.assertRaises(ValueError, self.check, True)
+
+    def test_cancelling(self) -> None:
+        """At any moment nothing is left behind, in particular no coroutine that never ran."""
+        steps = 0
+        while True:
+            self.make(300_000, World(30, params=Params(3, 10, 30_000), bytes_per_s=float(1 << 20)))
+            started = self.world.grid.check(self.file.cap, verify=True)
+            for _ in range(3 * steps):
+                self.world.step()
+            if started.called:
+                break
+            started.cancel()
+            self.failureResultOf(started, CancelledError)
+            self.assertEqual(self.world.clock.getDelayedCalls(), [])
+            self.world.settle()
+            steps += 1
+        self.assertGreater(steps, 5)
+        gc.collect()
+        self.assertEqual(self.flushWarnings(), [])
+        self.assertEqual(self.flushLoggedErrors(), [])
