@@ -8,6 +8,7 @@ methods block and are meant for a worker thread.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -143,6 +144,8 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
             file: BinaryIO = open(path, "rb")  # noqa: SIM115  (closed by the source)
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise SourceError(f"{path!r} is no path: {error}; give another") from error
         try:
             return _from_file(file, name or path, owned=True)
         except BaseException:
@@ -151,17 +154,32 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
     return _from_file(source, name or str(getattr(source, "name", "the file object")), owned=False)
 
 
-def _from_file(file: BinaryIO, name: str, owned: bool) -> Source:
-    try:
-        regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    except (AttributeError, OSError, ValueError):
-        regular = False  # an object in memory, such as BytesIO
-    if regular:
-        return FileSource(file, name, owned)
-    spool: BinaryIO = tempfile.TemporaryFile(prefix="pipegrid-")  # noqa: SIM115
+def _is_plain(file: BinaryIO) -> bool:
+    """Return whether the object's bytes are those of a regular file that can be read by position."""
+    raw = getattr(file, "raw", file)  # a decompressor, say, has a file and is none
+    if not isinstance(raw, io.FileIO) or not raw.readable():
+        return False
+    if file.writable():
+        file.flush()  # what its buffer holds would be missed
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
+def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
     try:
         shutil.copyfileobj(file, spool, 1 << 20)
         spool.flush()
+    except (TypeError, ValueError) as error:
+        raise SourceError(
+            f"cannot read {name}: {error}; give a path, bytes or a file opened in binary mode"
+        ) from error
+
+
+def _from_file(file: BinaryIO, name: str, owned: bool) -> Source:
+    if _is_plain(file):
+        return FileSource(file, name, owned)
+    spool: BinaryIO = tempfile.TemporaryFile(prefix="pipegrid-")  # noqa: SIM115
+    try:
+        _copy(file, spool, name)
     except OSError as error:
         spool.close()
         raise SourceError(
