@@ -190,13 +190,7 @@ def load(directory: Path | str) -> GridConfig:
         first_line = str(error).splitlines()[0]
         raise UsageError(f"cannot understand {path}: {first_line}; mend it by hand") from error
 
-    params = Params(
-        _number(parser, path, "client", "shares.needed", 3),
-        _number(parser, path, "client", "shares.total", 10),
-        _number(parser, path, "client", "segment_size", DEFAULT_SEGMENT_BYTES),
-    )
-    happy = _number(parser, path, "client", "shares.happy", min(7, params.total_shares))
-    check_happy(happy, params)
+    params, happy = _encoding(parser, path)
     return GridConfig(
         directory=directory,
         params=params,
@@ -205,6 +199,21 @@ def load(directory: Path | str) -> GridConfig:
         lease_secret=_secret(directory / "private" / "secret", _SECRET_BYTES),
         local=_local(parser, path, directory),
     )
+
+
+def _encoding(parser: configparser.ConfigParser, path: Path) -> tuple[Params, int]:
+    numbers = (
+        _number(parser, path, "client", "shares.needed", 3),
+        _number(parser, path, "client", "shares.total", 10),
+        _number(parser, path, "client", "segment_size", DEFAULT_SEGMENT_BYTES),
+    )
+    happy = _number(parser, path, "client", "shares.happy", min(7, numbers[1]))
+    try:
+        params = Params(*numbers)
+        check_happy(happy, params)
+    except UsageError as error:
+        raise UsageError(f"{path}: [client] {error}") from None
+    return params, happy
 
 
 def _local(parser: configparser.ConfigParser, path: Path, directory: Path) -> LocalGrid | None:
@@ -217,7 +226,10 @@ def _local(parser: configparser.ConfigParser, path: Path, directory: Path) -> Lo
             f"{', '.join(DURABILITIES)}"
         )
     servers = _number(parser, path, "local", "servers", DEFAULT_SERVERS)
-    _check_servers(servers)
+    try:
+        _check_servers(servers)
+    except UsageError as error:
+        raise UsageError(f"{path}: [local] {error}") from None
     storage = parser.get("local", "directory", fallback="storage")
     return LocalGrid(directory / storage, servers, DURABILITIES[durability])
 

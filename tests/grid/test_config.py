@@ -1,0 +1,224 @@
+"""A client's directory: making one, and reading what it says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core import base32
+from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.errors import UsageError
+from pipegrid.grid import config
+from pipegrid.grid.config import create_local, default_directory, is_configured, load
+
+
+class ConfigTestCase(SynchronousTestCase):
+    """Helpers."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+
+    def assert_refused(self, call: Callable[[], object], *words: object) -> None:
+        """The call is refused in one sentence with these words."""
+        with self.assertRaises(UsageError) as caught:
+            call()
+        text = str(caught.exception)
+        for word in words:
+            self.assertIn(str(word), text)
+        self.assertNotIn("\n", text)
+
+
+class CreateTests(ConfigTestCase):
+    """``create_local``."""
+
+    def test_defaults(self) -> None:
+        """Ten servers, 3 of 10 shares, 7 happy; what is returned is what is read again."""
+        made = create_local(self.directory)
+        self.assertEqual(load(str(self.directory)), made)
+        self.assertEqual((made.params, made.happy), (Params(), 7))
+        assert made.local is not None
+        self.assertEqual(made.local.directory, self.directory / "storage")
+        self.assertEqual((made.local.servers, made.local.durability), (10, "batch"))
+        self.assertEqual(len(made.lease_secret), 32)
+        self.assertEqual(len(made.convergence), 32)
+        self.assertTrue(is_configured(self.directory))
+
+    def test_other_settings(self) -> None:
+        """All that is asked for is remembered."""
+        made = create_local(
+            self.directory, servers=4, params=Params(2, 5, 1000), happy=3, durability="strict"
+        )
+        self.assertEqual((made.params, made.happy), (Params(2, 5, 1000), 3))
+        assert made.local is not None
+        self.assertEqual((made.local.servers, made.local.durability), (4, "strict"))
+
+    def test_happy_by_default(self) -> None:
+        """Seven, or what servers and shares allow."""
+        for servers, shares, happy in ((10, 10, 7), (3, 10, 3), (10, 5, 5), (1, 1, 1)):
+            made = create_local(
+                self.directory / f"{servers}-{shares}",
+                servers=servers,
+                params=Params(1, shares),
+            )
+            self.assertEqual(made.happy, happy)
+
+    def test_secrets_are_private_and_kept(self) -> None:
+        """Nobody else may read them; those that are there decide what converges, and stay."""
+        private = self.directory / "private"
+        private.mkdir(parents=True)
+        (private / "convergence").write_text(base32.encode(b"c" * 32) + "\n")
+        made = create_local(self.directory)
+        self.assertEqual(made.convergence, b"c" * 32)
+        self.assertEqual(stat.S_IMODE(os.stat(private / "secret").st_mode), 0o600)
+        self.assertEqual(sorted(os.listdir(private)), ["convergence", "secret"])
+
+    def test_impossible_numbers(self) -> None:
+        """Each is refused before anything is made."""
+        for call, words in (
+            (lambda: create_local(self.directory, servers=0), ["1 to 1000", "not 0"]),
+            (lambda: create_local(self.directory, servers=1001), ["1001"]),
+            (lambda: create_local(self.directory, happy=11), ["11 servers", "1 to 10"]),
+            (lambda: create_local(self.directory, happy=0), ["0 servers"]),
+            (lambda: create_local(self.directory, servers=3, happy=4), ["--happy"]),
+            (lambda: create_local(self.directory, durability="some"), ["strict", "'some'"]),
+        ):
+            self.assert_refused(call, *words)
+            self.assertFalse(self.directory.exists())
+
+    def test_a_directory_that_is_configured(self) -> None:
+        """It is left as it is."""
+        made = create_local(self.directory)
+        self.assert_refused(lambda: create_local(self.directory, servers=3), "configured already")
+        self.assertEqual(load(self.directory), made)
+
+    def test_a_place_that_cannot_be_written(self) -> None:
+        """The reason is told."""
+        self.directory.write_text("a file")
+        self.assert_refused(lambda: create_local(self.directory), self.directory, "-d")
+
+    def test_two_at_the_same_time(self) -> None:
+        """Whoever comes second uses what the first one made: no secret is ever replaced."""
+        link = os.link
+        others: list[config.GridConfig] = []
+
+        def overtaken(source: str, target: Path) -> None:
+            if not others:
+                self.patch(os, "link", link)
+                others.append(create_local(self.directory, servers=5))
+            link(source, target)
+
+        self.patch(os, "link", overtaken)
+        self.assertEqual([create_local(self.directory, servers=4)], others)
+        names = sorted(os.listdir(self.directory) + os.listdir(self.directory / "private"))
+        self.assertEqual(names, ["convergence", "pipegrid.cfg", "private", "secret"])
+
+
+class LoadTests(ConfigTestCase):
+    """``load`` and its complaints."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        create_local(self.directory)
+        self.path = self.directory / "pipegrid.cfg"
+
+    def load(self, text: str) -> config.GridConfig:
+        self.path.write_text(text)
+        return load(self.directory)
+
+    def test_defaults(self) -> None:
+        """What is not said is as everywhere."""
+        loaded = self.load("")
+        self.assertEqual((loaded.params, loaded.happy, loaded.local), (Params(), 7, None))
+        self.assertEqual(loaded.params.max_segment_bytes, DEFAULT_SEGMENT_BYTES)
+        local = self.load("[local]\n").local
+        assert local is not None
+        self.assertEqual((local.servers, local.durability), (10, "batch"))
+        self.assertEqual(self.load("[client]\nshares.total = 5\n").happy, 5)
+
+    def test_an_absolute_directory(self) -> None:
+        """The storage may be elsewhere."""
+        local = self.load("[local]\ndirectory = /srv/storage\n").local
+        assert local is not None
+        self.assertEqual(local.directory, Path("/srv/storage"))
+
+    def test_percent_signs_are_plain_text(self) -> None:
+        """There is no interpolation."""
+        local = self.load("[local]\ndirectory = 100%\n").local
+        assert local is not None
+        self.assertEqual(local.directory, self.directory / "100%")
+
+    def test_wrong_settings(self) -> None:
+        """Every complaint names the file and the setting."""
+        for text, *words in (
+            ("[client]\nshares.needed = three\n", "[client] shares.needed", "'three'"),
+            ("[client]\nshares.needed = -1\n", "[client] shares.needed", "'-1'"),
+            ("[client]\nshares.needed = 0\n", "[client]", "0 of 10"),
+            ("[client]\nshares.needed = 11\n", "[client]", "11 of 10"),
+            ("[client]\nshares.total = 257\n", "[client]", "257"),
+            ("[client]\nsegment_size = 0\n", "[client]", "segment size"),
+            ("[client]\nshares.happy = 0\n", "[client]", "0 servers"),
+            ("[client]\nshares.happy = 11\n", "[client]", "11 servers"),
+            ("[client]\nshares.happy = 1e3\n", "[client] shares.happy", "'1e3'"),
+            ("[local]\nservers = many\n", "[local] servers", "'many'"),
+            ("[local]\nservers = 0\n", "[local]", "not 0"),
+            ("[local]\ndurability = always\n", "[local] durability", "'always'"),
+            ("shares.needed = 3\n", "cannot understand", "by hand"),
+            ("[client]\nshares.needed = 3\nshares.needed = 4\n", "cannot understand"),
+        ):
+            self.assert_refused(partial(self.load, text), self.path, *words)
+
+    def test_not_text(self) -> None:
+        """A file of another kind."""
+        self.path.write_bytes(b"\xff\xfe\x00")
+        self.assert_refused(lambda: load(self.directory), self.path, "cannot understand")
+
+    def test_no_grid_directory(self) -> None:
+        """Missing, a file, or without configuration: make one."""
+        missing = self.directory / "missing"
+        for path in (missing, self.path, self.directory / "private"):
+            self.assertFalse(is_configured(path))
+            self.assert_refused(partial(load, path), path, "init")
+
+    def test_an_unreadable_file(self) -> None:
+        """The reason is told."""
+        self.path.unlink()
+        self.path.mkdir()
+        self.assert_refused(lambda: load(self.directory), "cannot read", self.path)
+
+    def test_secrets(self) -> None:
+        """Missing, unreadable, no base32, or too short."""
+        secret = self.directory / "private" / "secret"
+        for text, word in (("!!!", "base32"), ("ä", "base32"), (base32.encode(b"x" * 31), "31")):
+            secret.write_text(text, encoding="utf-8")
+            self.assert_refused(lambda: load(self.directory), secret, word, "restore")
+        secret.unlink()
+        self.assert_refused(lambda: load(self.directory), secret, "missing", "init")
+        secret.mkdir()
+        self.assert_refused(lambda: load(self.directory), secret, "cannot read")
+
+    def test_the_representation_keeps_secrets(self) -> None:
+        """They do not get into logs."""
+        loaded = load(self.directory)
+        self.assertNotIn(repr(loaded.lease_secret), repr(loaded))
+        self.assertNotIn(repr(loaded.convergence), repr(loaded))
+
+
+class DefaultDirectoryTests(SynchronousTestCase):
+    """Where the user's own directory is."""
+
+    def test_the_order(self) -> None:
+        """What is said explicitly, then the desktop's convention, then its default."""
+        for environment, expected in (
+            ({"PIPEGRID_DIR": "/a", "XDG_DATA_HOME": "/b", "HOME": "/c"}, "/a"),
+            ({"XDG_DATA_HOME": "/b", "HOME": "/c"}, "/b/pipegrid"),
+            ({"XDG_DATA_HOME": "", "HOME": "/c"}, "/c/.local/share/pipegrid"),
+            ({"HOME": "/c"}, "/c/.local/share/pipegrid"),
+        ):
+            with mock.patch.dict(os.environ, environment, clear=True):
+                self.assertEqual(default_directory(), Path(expected))
