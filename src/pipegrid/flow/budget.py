@@ -24,6 +24,7 @@ class Budget:
         self.total = total
         self._free = total
         self._waiting: deque[tuple[int, Deferred[int]]] = deque()
+        self._serving = False
 
     @property
     def free(self) -> int:
@@ -45,10 +46,17 @@ class Budget:
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free:
-            units, answer = self._waiting.popleft()
-            self._free -= units
-            answer.callback(units)
+        # Whoever is served may give back at once: then the loop goes on, and the stack does not grow.
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            while self._waiting and self._waiting[0][0] <= self._free:
+                units, answer = self._waiting.popleft()
+                self._free -= units
+                answer.callback(units)
+        finally:
+            self._serving = False
 
     def _cancelled(self, answer: Deferred[int]) -> None:
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not answer)
