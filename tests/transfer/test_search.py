@@ -1,0 +1,77 @@
+"""Whom to ask for what."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.transfer.search import MAX_QUESTIONS, ShareSearch
+
+
+class SearchTests(SynchronousTestCase):
+    """The search for one file's shares."""
+
+    def test_servers_are_asked_in_order_and_a_few_at_a_time(self) -> None:
+        """A ring of a thousand is not asked all at once."""
+        search = ShareSearch(list(range(1000)))
+        asked: list[int] = []
+        unanswered: list[int] = []
+        while not search.exhausted:
+            for server in search.ask_next():
+                search.asked(server)
+                asked.append(server)
+                unanswered.append(server)
+            self.assertEqual(search.ask_next() if len(asked) < 1000 else [], [])
+            self.assertTrue(search.waiting)
+            self.assertLessEqual(len(unanswered), MAX_QUESTIONS)
+            search.answered(unanswered.pop(0), [])
+        self.assertEqual(asked, list(range(1000)))
+        self.assertFalse(search.waiting)
+
+    def test_what_was_asked_is_not_asked_again(self) -> None:
+        """Also if it was asked out of order, or has failed."""
+        search = ShareSearch("ABCD")
+        search.asked("C")
+        search.failed("C")
+        self.assertEqual(search.ask_next(), ["A", "B", "D"])
+
+    def test_holders(self) -> None:
+        """Those who have it, in the order of their answers, without the useless ones."""
+        search = ShareSearch("ABCD")
+        for server in "BDCA":
+            search.asked(server)
+            search.answered(server, [3, 1])
+        search.answered("B", [3])
+        self.assertEqual(search.holders(3), ["B", "D", "C", "A"])
+        search.exclude(3, "D")
+        search.failed("A")
+        self.assertEqual(search.holders(3), ["B", "C"])
+        self.assertEqual(search.holders(1), ["B", "D", "C"])
+        self.assertEqual(search.holders(7), [])
+        self.assertEqual(search.available(), {1: ["B", "D", "C"], 3: ["B", "C"]})
+
+    def test_a_share_without_usable_holders_is_not_available(self) -> None:
+        """Whoever had it is gone."""
+        search = ShareSearch("AB")
+        search.asked("A")
+        search.answered("A", [0])
+        search.exclude(0, "A")
+        self.assertEqual(search.available(), {})
+        self.assertIsNone(search.best((), ()))
+
+    def test_the_best_copy(self) -> None:
+        """Low numbers first, on servers that do nothing else if there are such."""
+        search = ShareSearch("ABC")
+        for server, numbers in (("A", [0, 1]), ("B", [1, 2]), ("C", [2])):
+            search.asked(server)
+            search.answered(server, numbers)
+        self.assertEqual(search.best((), ()), (0, "A"))
+        self.assertEqual(search.best({0}, {"A"}), (1, "B"))
+        self.assertEqual(search.best({0, 1}, {"A", "B"}), (2, "C"))
+        self.assertEqual(search.best({0}, {"A", "B", "C"}), (1, "A"))
+        self.assertIsNone(search.best({0, 1, 2}, ()))
+
+    def test_an_empty_ring(self) -> None:
+        """There is nobody to ask."""
+        search: ShareSearch[str] = ShareSearch([])
+        self.assertTrue(search.exhausted)
+        self.assertEqual(search.ask_next(), [])

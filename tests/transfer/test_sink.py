@@ -1,0 +1,108 @@
+"""Where plaintext goes; what a download makes of it is in ``test_download``."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.errors import SinkError
+from pipegrid.transfer.sink import open_sink
+from tests.transfer.test_download import Consumer
+
+
+class SinkTests(SynchronousTestCase):
+    """Files and consumers."""
+
+    def setUp(self) -> None:
+        self.changes = 0
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def test_a_file(self) -> None:
+        """All pieces, in order, whatever their kind; it is flushed and stays open."""
+        path = self.mktemp()
+        with open(path, "wb") as file:
+            sink = open_sink(file, self.changed)
+            self.assertTrue(sink.ready)
+            sink.write([b"one ", bytearray(b"two "), memoryview(b"three")])
+            sink.finish()
+            with open(path, "rb") as reader:
+                self.assertEqual(reader.read(), b"one two three")
+            self.assertFalse(file.closed)
+
+    def test_objects_that_do_not_tell(self) -> None:
+        """Something with a write method that returns nothing has taken all."""
+
+        class Quiet:
+            taken = b""
+
+            def write(self, data: bytes) -> None:
+                self.taken += bytes(data)
+
+            def flush(self) -> None:
+                pass
+
+        quiet: Any = Quiet()
+        sink = open_sink(quiet, self.changed)
+        sink.write([b"some", b"thing"])
+        sink.finish()
+        self.assertEqual(quiet.taken, b"something")
+
+    def test_a_file_that_would_block(self) -> None:
+        """An unbuffered, non-blocking one that takes nothing is an error, not silence."""
+
+        class Full(io.RawIOBase):
+            def write(self, _data: Any) -> None:
+                return None
+
+        full: Any = Full()
+        self.assertRaises(SinkError, open_sink(full, self.changed).write, [b"x"])
+
+    def test_flushing_fails(self) -> None:
+        """Bytes that are only in a buffer are not written: the error comes out."""
+        for error, kind in (
+            (OSError(28, "No space left on device"), SinkError),
+            (BrokenPipeError(32, "Broken pipe"), BrokenPipeError),
+        ):
+
+            class Failing(io.BytesIO):
+                def flush(self, error: OSError = error) -> None:
+                    raise error
+
+            sink = open_sink(Failing(), self.changed)
+            sink.write([b"x"])
+            self.assertRaises(kind, sink.finish)
+
+    def test_a_consumer(self) -> None:
+        """It gets bytes, may pause us, and is let go of once."""
+        consumer = Consumer()
+        sink = open_sink(consumer, self.changed)
+        producer = consumer.producer
+        assert producer is not None
+        sink.write([bytearray(b"one "), memoryview(b"two")])
+        self.assertEqual(consumer.taken, b"one two")
+        producer.pauseProducing()
+        self.assertFalse(sink.ready)
+        self.assertEqual(self.changes, 0)
+        producer.resumeProducing()
+        self.assertTrue(sink.ready)
+        self.assertEqual(self.changes, 1)
+        sink.finish()
+        sink.finish()
+        self.assertIsNone(consumer.producer)
+
+    def test_a_consumer_that_stops(self) -> None:
+        """It wants nothing more; whoever asks is told."""
+        consumer = Consumer()
+        sink = open_sink(consumer, self.changed)
+        sink.check()
+        assert consumer.producer is not None
+        consumer.producer.pauseProducing()
+        consumer.producer.stopProducing()
+        self.assertTrue(sink.ready, "the transfer must come and see")
+        self.assertEqual(self.changes, 1)
+        self.assertRaises(SinkError, sink.check)
+        self.assertRaises(SinkError, sink.write, [b"x"])
