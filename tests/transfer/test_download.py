@@ -17,7 +17,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
-from tests.transfer.world import CHUNK_BYTES, RTT, Line, World, content
+from tests.transfer.world import CHUNK_BYTES, RTT, Line, Told, World, content
 
 SMALL = 1000
 SEGMENT = 30_000
@@ -257,6 +257,14 @@ class DamageTests(DownloadTestCase):
         self.spoil(self.ring[1], 1, self.section("data"))
         result = self.get()
         self.assertEqual(result.shares_used[1], self.ring[7].name)
+
+    def test_another_copy_of_a_share_whose_hashes_are_wrong(self) -> None:
+        """Its blocks may be good, but if nobody else has good hashes the other copy is read."""
+        self.make(world=World(params=Params(1, 2), happy=1), shares=1)
+        self.world.plant(self.file, {0: self.ring[5]})
+        self.spoil(self.ring[0], 0, self.section("uri_extension") + 40)
+        result = self.get()
+        self.assertEqual(result.shares_used, {0: self.ring[5].name})
 
     def test_damage_that_is_found_after_the_race(self) -> None:
         """A block that proves bad when its reader was closed already is still blamed on its server."""
@@ -523,12 +531,8 @@ class SinkTests(DownloadTestCase):
     def test_progress(self) -> None:
         """It grows with what is delivered, and ends with all."""
         self.make(200_000, World(params=MANY_SEGMENTS))
-        seen: list[tuple[int, int]] = []
-        self.world.run(
-            self.world.grid.get(
-                self.file.cap, BytesIO(), progress=lambda done, total: seen.append((done, total))
-            )
-        )
+        seen = Told()
+        self.world.run(self.world.grid.get(self.file.cap, BytesIO(), progress=seen))
         self.assertEqual(seen, sorted(set(seen)))
         self.assertEqual(seen[-1], (200_000, 200_000))
 

@@ -17,9 +17,10 @@ from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.workers import InlineWorkers
 from pipegrid.transfer import lanes
 from pipegrid.transfer.settings import UploadSettings
+from pipegrid.transfer.source import FileSource
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
-from tests.transfer.world import RTT, Line, World, content
+from tests.transfer.world import RTT, Line, Told, World, content
 
 SMALL = 1000
 SEGMENT = 30_000
@@ -472,8 +473,8 @@ class ProgressTests(UploadTestCase):
     """Progress counts acknowledged bytes."""
 
     def check(self) -> None:
-        seen: list[tuple[int, int]] = []
-        self.put(progress=lambda done, total: seen.append((done, total)))
+        seen = Told()
+        self.put(progress=seen)
         self.assertEqual(seen, sorted(set(seen)), "it never falls, and is not repeated")
         total = 10 * len(self.file.shares[0])
         self.assertEqual({total for _, total in seen}, {total})
@@ -547,6 +548,18 @@ class SourceTests(UploadTestCase):
             file.seek(200_000)
             file.write(b"other")
         self.assert_failed()
+
+    def test_it_changes_without_a_trace(self) -> None:
+        """Where time stamps cannot tell, the content is read once more and compared."""
+        self.patch(FileSource, "check_unchanged", lambda source: False)
+        path = self.start(400_000)
+        with open(path, "r+b") as file:
+            file.write(b"other")
+        self.assert_failed()
+        self.make(400_000, World(params=MANY_SEGMENTS))
+        path, other = self.source(400_000)
+        other.close()
+        self.assertEqual(self.world.run(self.world.grid.put(path)).cap, self.file.cap)
 
     def test_it_cannot_be_read(self) -> None:
         """A disk that fails in the middle."""

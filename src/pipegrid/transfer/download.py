@@ -229,10 +229,7 @@ class Download:
             advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
             advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
             if number in self._decoder.bad_shares:
-                self._damaged.append((number, peer))
-                self._search.exclude(number, peer)
-                if number in self._readers:
-                    self._close_reader(self._readers[number])
+                self._set_aside(number, peer)
         self._reported_corrupt = len(self._decoder.corrupt)
 
     def _recruit(self) -> None:
@@ -241,6 +238,8 @@ class Download:
         while len(self._readers) < needed or self._lacking:
             busy = {reader.peer for reader in self._readers.values()}
             found = self._search.best(self._readers, busy)
+            if found is None and self._lacking and self._give_up_impaired():
+                continue
             if found is None:
                 for peer in self._search.ask_next():
                     self._question(peer)
@@ -248,6 +247,23 @@ class Download:
             self._open_reader(*found)
         if self._search.exhausted and self._lacking:
             self._last_resort()
+
+    def _give_up_impaired(self) -> bool:
+        """Close a share of which a part is wrong, if another server has it too; whether any was."""
+        impaired = {error.share_number for error in self._decoder.corrupt}
+        for number, reader in self._readers.items():
+            others = [peer for peer in self._search.holders(number) if peer is not reader.peer]
+            if number in impaired and others:
+                self._set_aside(number, reader.peer)
+                return True
+        return False
+
+    def _set_aside(self, number: int, peer: Peer) -> None:
+        """Use this damaged copy only if nothing better can be had."""
+        self._damaged.append((number, peer))
+        self._search.exclude(number, peer)
+        if number in self._readers:
+            self._close_reader(self._readers[number])
 
     @property
     def _lacking(self) -> int:

@@ -83,6 +83,7 @@ class Upload:
         )
         self._happy = happy
         self._lanes: list[Lane] = []
+        self._ended: list[Lane] = []  # writes of theirs may be unanswered still
         self._changed = Wakeup(clock)
         self._allocations = Allocations(
             self._storage_index,
@@ -340,7 +341,7 @@ class Upload:
 
     def _let_go(self) -> None:
         """Give up whatever is unanswered, so that nothing of this upload is left behind."""
-        for lane in self._lanes:
+        for lane in [*self._lanes, *self._ended]:
             lane.cancel("dropped")
         self._allocations.cancel()
 
@@ -361,6 +362,7 @@ class Upload:
                 self._peer_failed(lane.peer, silence)
         ended = [lane for lane in self._lanes if lane.ended]
         self._lanes = [lane for lane in self._lanes if not lane.ended]
+        self._ended += ended
         for lane in ended:
             self._lane_ended(lane)
         if news or ended:
