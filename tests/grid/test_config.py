@@ -19,7 +19,7 @@ from pipegrid.grid.config import create_local, default_directory, is_configured,
 
 
 class ConfigTestCase(SynchronousTestCase):
-    """Helpers."""
+    """A directory, and what a refusal looks like."""
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())

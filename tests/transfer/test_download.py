@@ -25,7 +25,7 @@ MANY_SEGMENTS = Params(3, 10, SEGMENT)
 
 
 class DownloadTestCase(SynchronousTestCase):
-    """Helpers for one world with one file in it."""
+    """One world with one file in it."""
 
     def make(self, size: int = SMALL, world: World | None = None, shares: int = 10) -> None:
         self.world = world or World()

@@ -28,7 +28,7 @@ MANY_SEGMENTS = Params(3, 10, SEGMENT)
 
 
 class UploadTestCase(SynchronousTestCase):
-    """Helpers for one world and one file in it."""
+    """One world, and one file to be put there."""
 
     def small_batches(self) -> None:
         """Let small files show what large ones do."""
