@@ -1,0 +1,114 @@
+"""
+CBOR from strangers: bounded in size and depth before anything is looked at, then checked by hand.
+
+Little of ``cbor2``'s richness is wanted here. Of tags only 258 (a set) and 2 (a big number) are known;
+regular expressions, decimals, references into the message and the like are refused. What is left are
+the types of JSON, bytes and sets, in Python's own types; ``True`` is not taken for 1.
+
+All functions raise ``ValueError`` with a text that names the place in the message. Who sends a
+stranger's message on, or answers it, gives that error its meaning: 400 for a server,
+``ServerProtocolError`` for a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import cbor2
+
+from pipegrid.core.hashes import Buffer
+
+SET_TAG = 258
+MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
+MAX_UINT = (1 << 64) - 1
+
+
+def _refuse_tag(*_: object) -> NoReturn:
+    raise ValueError("a tag other than 258")
+
+
+# All tags for which cbor2 has a decoder of its own, without 258, 55799 (which means nothing) and 2: a space
+# of 2^64 bytes, which is how servers of old say "unknown", is a big number.
+_REFUSED_TAGS: dict[int, Callable[..., Any]] = dict.fromkeys(
+    (0, 1, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 43, 52, 54, 100, 256, 260, 261, 1004, 43000),
+    _refuse_tag,
+)
+
+
+def dumps(value: Any) -> bytes:
+    """Return a message; Python sets become tag 258."""
+    return cbor2.dumps(value)
+
+
+def loads(data: Buffer, limit_bytes: int) -> Any:
+    """
+    Return the value in ``data``; whatever follows it is ignored.
+
+    Memory and time are proportional to the message's real length, whatever lengths it declares.
+
+    Raises:
+        ValueError: longer than the limit, not CBOR, nested deeper than 8, or with strange tags.
+    """
+    if len(data) > limit_bytes:
+        raise ValueError(f"a message of {len(data)} bytes, where {limit_bytes} are allowed")
+    try:
+        return cbor2.loads(
+            data,
+            max_depth=MAX_DEPTH,
+            allow_duplicate_keys=False,
+            semantic_decoders=_REFUSED_TAGS,
+        )
+    except Exception as error:  # cbor2 lets through what the types' own constructors raise
+        raise ValueError(f"not a CBOR message: {error}"[:200]) from error
+
+
+def expect_map(value: Any, keys: frozenset[Any], where: str) -> dict[Any, Any]:
+    """Return value if it is a map with exactly these keys."""
+    if type(value) is not dict:
+        raise ValueError(f"{where} is no map")
+    if value.keys() != keys:
+        raise ValueError(f"{where} must have exactly the keys {sorted(keys)}")
+    return value
+
+
+def expect_uint(value: Any, where: str, maximum: int = MAX_UINT) -> int:
+    """Return value if it is a whole number from 0 to maximum."""
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise ValueError(f"{where} is no whole number from 0 to {maximum}")
+    return value
+
+
+def expect_uint_set(value: Any, where: str, max_count: int) -> frozenset[int]:
+    """Return value if it is a set (tag 258, not a plain array) of at most max_count numbers."""
+    if type(value) is not set and type(value) is not frozenset:
+        raise ValueError(f"{where} is no set (tag 258)")
+    if len(value) > max_count:
+        raise ValueError(f"{where} has {len(value)} items; {max_count} are allowed")
+    for item in value:
+        if type(item) is not int or not 0 <= item <= MAX_UINT:
+            raise ValueError(f"{where} holds something that is no whole number")
+    return frozenset(value)
+
+
+def expect_list(value: Any, where: str, max_count: int | None) -> list[Any]:
+    """Return value if it is an array of at most max_count items."""
+    if type(value) is not list:
+        raise ValueError(f"{where} is no array")
+    if max_count is not None and len(value) > max_count:
+        raise ValueError(f"{where} has {len(value)} items; {max_count} are allowed")
+    return value
+
+
+def expect_text(value: Any, where: str, min_length: int = 0) -> str:
+    """Return value if it is a text string of at least min_length characters."""
+    if type(value) is not str or len(value) < min_length:
+        raise ValueError(f"{where} is no text of {min_length} or more characters")
+    return value
+
+
+def expect_bytes(value: Any, where: str) -> bytes:
+    """Return value if it is a byte string."""
+    if type(value) is not bytes:
+        raise ValueError(f"{where} is no byte string")
+    return value

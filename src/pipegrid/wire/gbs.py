@@ -1,0 +1,191 @@
+"""
+The bodies of GBS requests and answers: CBOR, packed by one end and unpacked by the other.
+
+Every ``pack_`` has its ``unpack_``, which checks everything and raises ``ValueError`` (see ``cbor``).
+Limits are those that servers enforce on requests; for answers they keep a hostile server from filling
+a client's memory.
+
+Source: the format reference, storage protocols, sections 1.5 and 1.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+import attrs
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.wire import cbor
+from pipegrid.wire.messages import Allocation, ServerVersion, WriteResult
+
+CONTENT_TYPE = "application/cbor"
+SHARE_CONTENT_TYPE = "application/octet-stream"
+
+MAX_ALLOCATE_BYTES = 8192
+MAX_CORRUPT_BYTES = 32768
+MAX_SHARE_NUMBERS = 256
+MAX_MUTABLE_SHARE_BYTES = 69105 * 10**12
+
+MAX_ANSWER_BYTES = 256 * 1024
+"""Of any CBOR answer: 4096 missing ranges with offsets of 8 bytes each need 135 KiB."""
+MAX_REQUIRED_RANGES = 8192
+
+_PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
+_APPLICATION = b"application-version"
+_IMMUTABLE_SIZE = b"maximum-immutable-share-size"
+_MUTABLE_SIZE = b"maximum-mutable-share-size"
+_SPACE = b"available-space"
+_UNKNOWN_SPACE = (1 << 64) - 1  # servers of old say 2^64, which takes a bignum
+
+_NUMBERS = "share-numbers"
+_SIZE = "allocated-size"
+_HAVE = "already-have"
+_ALLOCATED = "allocated"
+
+_COMPLETE = cbor.dumps({"required": []})
+_NO_SHARES = cbor.dumps(frozenset())
+
+
+@attrs.frozen
+class AllocateRequest:
+    """
+    The body of an allocate request.
+
+    Attributes:
+        share_numbers: at most 256 numbers, not necessarily below 256: servers refuse such in silence.
+        share_bytes: exact length of each share.
+    """
+
+    share_numbers: frozenset[int]
+    share_bytes: int
+
+
+def pack_version(
+    version: ServerVersion, max_mutable_share_bytes: int = MAX_MUTABLE_SHARE_BYTES
+) -> bytes:
+    """Return the answer to a question for the version; all keys are byte strings here."""
+    room = version.available_bytes
+    return cbor.dumps(
+        {
+            _PROTOCOL: {
+                _IMMUTABLE_SIZE: version.max_share_bytes,
+                _MUTABLE_SIZE: max_mutable_share_bytes,
+                _SPACE: _UNKNOWN_SPACE if room is None else min(room, _UNKNOWN_SPACE),
+            },
+            _APPLICATION: version.application.encode("utf-8"),
+        }
+    )
+
+
+def unpack_version(body: Buffer) -> ServerVersion:
+    """Return what a server says of itself. Keys that we do not know are ignored: servers grow."""
+    outer = cbor.loads(body, MAX_ANSWER_BYTES)
+    if type(outer) is not dict or type(outer.get(_PROTOCOL)) is not dict:
+        raise ValueError("the version is no map that names the storage protocol")
+    inner = outer[_PROTOCOL]
+    space = cbor.expect_uint(inner.get(_SPACE), "available-space", 1 << 64)
+    application = cbor.expect_bytes(outer.get(_APPLICATION, b""), "application-version")
+    return ServerVersion(
+        cbor.expect_uint(inner.get(_IMMUTABLE_SIZE), "maximum-immutable-share-size", 1 << 64),
+        None if space >= _UNKNOWN_SPACE else space,
+        application.decode("utf-8", "replace"),
+    )
+
+
+def pack_allocate(share_numbers: AbstractSet[int], share_bytes: int) -> bytes:
+    """Return the body of an allocate request."""
+    return cbor.dumps({_NUMBERS: frozenset(share_numbers), _SIZE: share_bytes})
+
+
+_ALLOCATE_KEYS = frozenset({_NUMBERS, _SIZE})
+
+
+def unpack_allocate(body: Buffer) -> AllocateRequest:
+    """Return what an allocate request asks for."""
+    message = cbor.expect_map(cbor.loads(body, MAX_ALLOCATE_BYTES), _ALLOCATE_KEYS, "the request")
+    return AllocateRequest(
+        cbor.expect_uint_set(message[_NUMBERS], _NUMBERS, MAX_SHARE_NUMBERS),
+        cbor.expect_uint(message[_SIZE], _SIZE),
+    )
+
+
+def pack_allocation(allocation: Allocation) -> bytes:
+    """Return the answer to an allocate request."""
+    return cbor.dumps({_HAVE: allocation.already_have, _ALLOCATED: allocation.allocated})
+
+
+_ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})
+
+
+def unpack_allocation(body: Buffer) -> Allocation:
+    """Return what a server allocated."""
+    message = cbor.expect_map(cbor.loads(body, MAX_ANSWER_BYTES), _ALLOCATION_KEYS, "the answer")
+    return Allocation(
+        cbor.expect_uint_set(message[_HAVE], _HAVE, MAX_SHARE_NUMBERS),
+        cbor.expect_uint_set(message[_ALLOCATED], _ALLOCATED, MAX_SHARE_NUMBERS),
+    )
+
+
+def pack_required(required: Iterable[tuple[int, int]]) -> bytes:
+    """Return the answer to a write: the half-open ranges that are missing, none if complete."""
+    ranges = [{"begin": begin, "end": end} for begin, end in required]
+    return cbor.dumps({"required": ranges}) if ranges else _COMPLETE
+
+
+_REQUIRED_KEYS = frozenset({"required"})
+_RANGE_KEYS = frozenset({"begin", "end"})
+
+
+def unpack_required(body: Buffer, complete: bool) -> WriteResult:
+    """
+    Return what a write's answer says.
+
+    Args:
+        complete: whether the status (201) said that the share is complete.
+    """
+    if body == _COMPLETE:
+        return WriteResult(complete)
+    message = cbor.expect_map(cbor.loads(body, MAX_ANSWER_BYTES), _REQUIRED_KEYS, "the answer")
+    ranges = []
+    for item in cbor.expect_list(message["required"], "required", MAX_REQUIRED_RANGES):
+        pair = cbor.expect_map(item, _RANGE_KEYS, "a required range")
+        begin = cbor.expect_uint(pair["begin"], "begin")
+        end = cbor.expect_uint(pair["end"], "end")
+        if begin >= end:
+            raise ValueError(f"a required range from {begin} to {end}")
+        ranges.append((begin, end))
+    if complete and ranges:
+        raise ValueError("a share that is complete, and of which bytes are required")
+    return WriteResult(complete, tuple(ranges))
+
+
+def pack_shares(share_numbers: AbstractSet[int]) -> bytes:
+    """Return the list of a server's shares."""
+    return cbor.dumps(frozenset(share_numbers)) if share_numbers else _NO_SHARES
+
+
+def unpack_shares(body: Buffer) -> frozenset[int]:
+    """Return the share numbers in a list."""
+    value = cbor.loads(body, MAX_ANSWER_BYTES)
+    return cbor.expect_uint_set(value, "the list of shares", MAX_SHARE_NUMBERS)
+
+
+def pack_corrupt(reason: str) -> bytes:
+    """
+    Return the body of a complaint.
+
+    A reason that the protocol has no room for is cut; an empty one is not allowed and becomes "unknown".
+    """
+    room = MAX_CORRUPT_BYTES - 16
+    text = reason.encode("utf-8", "replace")[:room].decode("utf-8", "ignore")
+    return cbor.dumps({"reason": text or "unknown"})
+
+
+_CORRUPT_KEYS = frozenset({"reason"})
+
+
+def unpack_corrupt(body: Buffer) -> str:
+    """Return the reason of a complaint."""
+    message = cbor.expect_map(cbor.loads(body, MAX_CORRUPT_BYTES), _CORRUPT_KEYS, "the request")
+    return cbor.expect_text(message["reason"], "reason", min_length=1)

@@ -1,0 +1,104 @@
+"""
+NURLs: where a storage server is, how to know it, and the secret that opens it.
+
+    pb://<spki>@<host>:<port>/<swissnum>#v=1
+    pb+tor://<spki>@<host>.onion:<port>/<swissnum>#v=1
+
+Source: the format reference, storage protocols, section 1.1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import re
+
+import attrs
+
+from pipegrid.errors import UsageError
+
+SPKI_HASH_BYTES = 32
+_MAX_TEXT = 2048
+_SWISSNUM = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%-]+\Z")
+_NURL = re.compile(
+    r"pb(?P<tor>\+tor)?://(?P<spki>[A-Za-z0-9_-]{43})@"
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})"
+    r"/(?P<swissnum>[^/#?]+)#v=1\Z"
+)
+
+
+@attrs.frozen
+class Nurl:
+    """
+    The address of one server's HTTPS protocol.
+
+    Attributes:
+        spki_hash: 32 bytes, SHA-256 of the certificate's SubjectPublicKeyInfo (DER).
+        host: a name or an address; IPv6 without its brackets.
+        port: 1 to 65535.
+        swissnum: ASCII; whoever knows it may use the server.
+        tor: the server is reached through Tor.
+    """
+
+    spki_hash: bytes
+    host: str
+    port: int
+    swissnum: str = attrs.field(repr=False)
+    tor: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        spki = base64.urlsafe_b64encode(self.spki_hash).rstrip(b"=").decode("ascii")
+        scheme = "pb+tor" if self.tor else "pb"
+        return f"{scheme}://{spki}@{host}:{self.port}/{self.swissnum}#v=1"
+
+    def recognises(self, spki_hash: bytes) -> bool:
+        """Return whether a certificate with this SPKI hash is the server's."""
+        return hmac.compare_digest(self.spki_hash, spki_hash)
+
+
+def parse(text: str) -> Nurl:
+    """
+    Return what a NURL says.
+
+    Raises:
+        UsageError: it is none. The text does not repeat the secret.
+    """
+    match = _NURL.match(text) if len(text) <= _MAX_TEXT else None
+    if match is None:
+        raise UsageError(
+            "a storage server's NURL looks like pb://SPKI@HOST:PORT/SWISSNUM#v=1, with 43 characters "
+            "of SPKI hash; copy all of it from the server's output"
+        )
+    host = match["host"] or match["ipv6"]
+    port = int(match["port"])
+    if match["ipv6"] is not None:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise UsageError(f"the NURL's host [{host}] is no IPv6 address; correct it") from None
+    if not 1 <= port <= 65535:
+        raise UsageError(f"the NURL's port is {port}; a port is 1 to 65535")
+    if match["tor"] and not host.endswith(".onion"):
+        raise UsageError(f"the NURL leads through Tor, but {host} is no .onion name; correct it")
+    if not is_swissnum(match["swissnum"]):
+        raise UsageError("the NURL's swissnum has characters that a URL cannot hold; copy it anew")
+    return Nurl(_spki_hash(match["spki"]), host, port, match["swissnum"], match["tor"] is not None)
+
+
+def is_swissnum(text: str) -> bool:
+    """Return whether a text may be a swissnum: ASCII characters of a URL's path segment."""
+    return _SWISSNUM.match(text) is not None
+
+
+def _spki_hash(text: str) -> bytes:
+    try:
+        digest = base64.b64decode(text + "=", altchars=b"-_", validate=True)
+    except binascii.Error:
+        digest = b""
+    # 43 characters hold two bits more than 32 bytes: they must be zero, so that texts compare.
+    if base64.urlsafe_b64encode(digest).rstrip(b"=") != text.encode("ascii"):
+        raise UsageError("the NURL's SPKI hash is not base64url of 32 bytes; copy it anew")
+    return digest

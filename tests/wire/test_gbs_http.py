@@ -1,0 +1,185 @@
+"""The heads of GBS messages."""
+
+from __future__ import annotations
+
+import base64
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core import base32
+from pipegrid.wire import gbs_http as http
+from pipegrid.wire.gbs_http import Resource, Target
+
+SI = bytes(range(16))
+SI_TEXT = "aaaqeayeaudaocajbifqydiob4"
+
+
+class PathTests(SynchronousTestCase):
+    """Addresses."""
+
+    def test_paths_lead_where_they_were_made_for(self) -> None:
+        """Every path that a client makes is understood by a server."""
+        for path, target in (
+            (http.VERSION_PATH, Target(Resource.VERSION)),
+            (http.allocate_path(SI), Target(Resource.ALLOCATE, SI)),
+            (http.shares_path(SI), Target(Resource.SHARES, SI)),
+            (http.share_path(SI, 255), Target(Resource.SHARE, SI, 255)),
+            (http.abort_path(SI, 0), Target(Resource.ABORT, SI, 0)),
+            (http.corrupt_path(SI, 7), Target(Resource.CORRUPT, SI, 7)),
+            (http.lease_path(SI), Target(Resource.LEASE, SI)),
+            (f"/storage/v1/mutable/{SI_TEXT}/shares", Target(Resource.MUTABLE_SHARES, SI)),
+            (f"/storage/v1/mutable/{SI_TEXT}/7", Target(Resource.MUTABLE_SHARE, SI, 7)),
+            (
+                f"/storage/v1/mutable/{SI_TEXT}/read-test-write",
+                Target(Resource.MUTABLE_READ_TEST_WRITE, SI),
+            ),
+        ):
+            self.assertEqual(http.parse_path(path), target)
+
+    def test_other_paths_lead_nowhere(self) -> None:
+        """Dots, escapes, NULs, odd slashes, absurd numbers and sloppy indexes are no addresses."""
+        share = http.share_path(SI, 1)
+        for path in (
+            "",
+            "/",
+            "*",
+            "/storage/v1",
+            "/storage/v1/",
+            "/storage/v2/version",
+            "/storage/v1/version/",
+            "/storage/v1/versio%6e",
+            "//storage/v1/version",
+            "/storage/v1/../v1/version",
+            "/storage/v1/%2e%2e/v1/version",
+            share + "/",
+            share + "/..",
+            share + "/../0",
+            share + "/%2e%2e",
+            share + "\0",
+            share + "\n",
+            share + "%00",
+            share + "?x",
+            share + "/shares",
+            share + "/read-test-write",
+            http.allocate_path(SI) + "/-1",
+            http.allocate_path(SI) + "/+1",
+            http.allocate_path(SI) + "/1.0",
+            http.allocate_path(SI) + "/0x1",
+            http.allocate_path(SI) + "/１",
+            http.allocate_path(SI) + "/" + "9" * 10,
+            http.allocate_path(SI) + "/" + "9" * 5000,
+            http.allocate_path(SI) + "/abort",
+            http.allocate_path(SI) + "//1",
+            f"/storage/v1/immutable/{SI_TEXT[:-1]}",
+            f"/storage/v1/immutable/{SI_TEXT}a",
+            f"/storage/v1/immutable/{SI_TEXT.upper()}",
+            f"/storage/v1/immutable/{SI_TEXT[:-1]}5",  # stray bits
+            f"/storage/v1/immutable/..{SI_TEXT[2:]}",
+            f"/storage/v1/lease/{SI_TEXT}/1",
+            f"/storage/v1/lease/{SI_TEXT}/shares",
+            f"/storage/v1/mutable/{SI_TEXT}",
+            f"/storage/v1/mutable/{SI_TEXT}/1/abort",
+        ):
+            self.assertIsNone(http.parse_path(path), path[:100])
+
+    @settings(max_examples=100, deadline=None, derandomize=True)
+    @given(st.binary(min_size=16, max_size=16))
+    def test_storage_indexes_come_back(self, storage_index: bytes) -> None:
+        """Every storage index has one spelling."""
+        text = base32.encode(storage_index)
+        self.assertEqual(http.decode_storage_index(text), storage_index)
+        self.assertIsNone(http.decode_storage_index(text[:-1] + "b"))
+
+
+class SecretTests(SynchronousTestCase):
+    """Authorisation and secrets."""
+
+    def test_authorization(self) -> None:
+        """The value is that of the recorded requests."""
+        value = http.authorization("yergyyx6ik6krfzxcgaic6oyibvvo6t2")
+        self.assertEqual(value, b"Tahoe-LAFS eWVyZ3l5eDZpazZrcmZ6eGNnYWljNm95aWJ2dm82dDI=")
+
+    def test_secrets_come_back(self) -> None:
+        """What a client sends is what a server gets."""
+        secrets = {
+            http.RENEW_SECRET: b"r" * 32,
+            http.CANCEL_SECRET: b"c" * 32,
+            http.UPLOAD_SECRET: b"u",
+        }
+        lines = http.secret_lines(secrets)
+        self.assertEqual(http.parse_secrets(lines, http.ALLOCATE_SECRETS), secrets)
+        self.assertEqual(http.parse_secrets([], http.NO_SECRETS), {})
+
+    def test_exactly_the_right_secrets(self) -> None:
+        """Missing, extra, unknown, doubled, empty, misspelt or short secrets are refused, unrepeated."""
+        good = http.secret_lines({http.UPLOAD_SECRET: b"geheim"})
+        http.parse_secrets(good, http.UPLOAD_SECRETS)
+        encoded = base64.b64encode(b"geheim")
+        for lines in (
+            [],
+            [*good, *good],
+            good + http.secret_lines({http.RENEW_SECRET: b"r" * 32}),
+            [b"upload-secret"],
+            [b"upload-secret "],
+            [b"upload-secret !" + encoded],
+            [b"upload-secret " + encoded + b"="],
+            [b"upload-secret Z2Vo ZWlt"],
+            [b"upload-secret Z2Vo\nZWlt"],
+            [b"Upload-Secret " + encoded],
+            [b"upload " + encoded],
+            [encoded],
+            [b""],
+            [b"\xff\xfe " + encoded],
+        ):
+            error = self.assertRaises(ValueError, http.parse_secrets, lines, http.UPLOAD_SECRETS)
+            self.assertNotIn("Z2Vo", str(error))
+        for length in (0, 31, 33):
+            short = http.secret_lines({http.RENEW_SECRET: b"r" * length})
+            both = short + http.secret_lines({http.CANCEL_SECRET: b"c" * 32})
+            self.assertRaises(ValueError, http.parse_secrets, both, http.LEASE_SECRETS)
+
+
+class RangeTests(SynchronousTestCase):
+    """Ranges, whose end is exclusive here and inclusive on the wire."""
+
+    @settings(max_examples=100, deadline=None, derandomize=True)
+    @given(st.integers(0, 1 << 64), st.integers(1, 1 << 40))
+    def test_formatting_and_parsing_agree(self, begin: int, length: int) -> None:
+        """Every range comes back from its text."""
+        pair = begin, begin + length
+        self.assertEqual(http.parse_range(http.format_range(*pair)), pair)
+        self.assertEqual(http.parse_content_range(http.format_content_range(*pair)), pair)
+
+    def test_strange_ranges(self) -> None:
+        """Open, suffix, several, backward and foreign ranges are refused."""
+        for value in (
+            b"bytes=5-",
+            b"bytes=-5",
+            b"bytes=0-1,3-4",
+            b"items=0-3",
+            b"bytes=9-5",
+            b"garbage",
+            b"",
+            b"bytes=0x1-2",
+            b"bytes=0-" + b"9" * 40,
+            b"bytes=1_0-2_0",
+        ):
+            self.assertRaises(ValueError, http.parse_range, value)
+
+    def test_strange_content_ranges(self) -> None:
+        """A range must be there, forward, and within the whole if that is given."""
+        self.assertEqual(http.parse_content_range(b"bytes 20-29/55"), (20, 30))
+        for value in (
+            b"bytes */100",
+            b"bytes 0-9",
+            b"bytes 0-9/",
+            b"bytes 9-0/*",
+            b"bytes 0-9/9",
+            b"bytes=0-9/*",
+            b"items 0-9/*",
+            b"bytes 0-9/*, 20-29/*",
+            b"",
+        ):
+            self.assertRaises(ValueError, http.parse_content_range, value)
