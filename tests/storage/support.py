@@ -56,7 +56,7 @@ class StoreTestCase(SynchronousTestCase):
 
     def incoming(self, number: int, suffix: str = "") -> Path:
         """Return where an unfinished share lies."""
-        return self.root / "shares/incoming" / SI_TEXT[:2] / SI_TEXT / f"{number}{suffix}"
+        return self.root / "shares/incoming" / f"{SI_TEXT}.{number}{suffix}"
 
     def final(self, number: int) -> Path:
         """Return where a complete share lies."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pipegrid.storage import disk, leases, sidecar
 
 _NUMBER = re.compile(r"[0-9]+\Z")
+_UPLOAD = re.compile(r"[a-z2-7]{26}\.[0-9]+\Z")
 
 
 def remove_abandoned(incoming: str, too_old: float) -> int:
@@ -28,12 +29,14 @@ def remove_abandoned(incoming: str, too_old: float) -> int:
         how many were removed.
     """
     removed = 0
-    for directory, name in _walk(incoming):
-        path = f"{directory}/{name}"
-        if _NUMBER.match(name):
-            removed += _remove_leftover(path, too_old)
+    for name in _names(incoming):
+        if _UPLOAD.match(name):
+            removed += _remove_leftover(f"{incoming}/{name}", too_old)
         elif name.endswith(sidecar.SUFFIX):
-            _remove_orphan(path)
+            _remove_orphan(f"{incoming}/{name}")
+    for directory, name in _walk(incoming):  # what a Tahoe-LAFS server left
+        if _NUMBER.match(name):
+            removed += _remove_leftover(f"{directory}/{name}", too_old)
     for outer in _directories(incoming):
         for inner in _directories(outer):
             disk.remove_empty(inner)
@@ -55,12 +58,15 @@ def _walk(top: str) -> Iterator[tuple[str, str]]:
     """Yield (directory, file name) for all that stands two levels below top, links left out."""
     for outer in _directories(top):
         for inner in _directories(outer):
-            try:
-                names = os.listdir(inner)
-            except OSError:
-                continue
-            for name in names:
+            for name in _names(inner):
                 yield inner, name
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def _directories(path: str) -> list[str]:

@@ -1,7 +1,7 @@
 """
 The note that an unfinished upload keeps beside its file, so that it survives its process.
 
-Beside ``incoming/xx/SI/7`` stands ``7.upload``, which says whose upload it is and what has arrived. The
+Beside ``incoming/SI.7`` stands ``SI.7.upload``, which says whose upload it is and what has arrived. The
 share alone could not say: it is sparse, and a hole reads as zeros. The note is made by the first
 write that is acknowledged *without* completing the share, so small shares, which come whole, never
 have one. It never claims more than the file holds, since it is written after the data.

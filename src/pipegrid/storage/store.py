@@ -2,7 +2,7 @@
 A storage directory: shares, leases and unfinished uploads, in the on-disk format of Tahoe-LAFS.
 
     shares/<2 characters>/<storage index>/<share number>             complete shares
-    shares/incoming/<2 characters>/<storage index>/<share number>    unfinished ones
+    shares/incoming/<storage index>.<share number>                   unfinished ones
     corruption-advisories/<time>--<storage index>-<share number>     what clients complained about
 
 Everything here blocks on the disk, and nothing on anything else: call it from a thread, or directly where
@@ -11,6 +11,10 @@ processes, each with a store of its own.
 
 **Names.** Paths are made of 16-byte indexes and of numbers from 0 to 255 only, never of a client's text.
 Files with other names are ignored, and so are symbolic links in the place of files.
+
+**incoming** is one flat directory, unlike Tahoe-LAFS's, which empties its own when it starts. A directory
+for each unfinished upload, made and removed again, would cost more than all the rest: ext4 does not hand
+out an inode that was freed in the last seconds, and every new file searches past those.
 
 **Unfinished uploads** belong to whoever knows their secret, and survive connections and processes. A process
 that works on one holds its lock (see ``uploads``). ``allocate`` decides thus about a number that has a
@@ -47,6 +51,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 
 from pipegrid import __version__
@@ -113,12 +118,18 @@ class ShareStore:
         self._read_boot_id = boot_id
         self._boot_id: bytes | None = None
         self._uploads: dict[_Key, Upload] = {}
+        self._allocated_bytes = 0  # their lengths, however much of them has arrived
         self._open: OrderedDict[_Key, Upload] = OrderedDict()  # the longest unused first
         self._table_lock = threading.Lock()  # for these two; nothing is waited for under it
         self._allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
     def __repr__(self) -> str:
         return f"<ShareStore {str(self.root)!r}, {len(self._uploads)} unfinished uploads>"
+
+    @property
+    def upload_count(self) -> int:
+        """How many unfinished uploads this store has."""
+        return len(self._uploads)
 
     # Space.
 
@@ -132,6 +143,14 @@ class ShareStore:
         with self._table_lock:
             promised = sum(upload.remaining_bytes for upload in self._uploads.values())
         return max(0, free - self.reserved_bytes - promised)
+
+    def _has_room(self, share_bytes: int) -> bool:
+        """Whether so many bytes can be promised. Looks at every upload only if it might not be so."""
+        free = self._free_bytes(self._shares)
+        if free is None or free - self.reserved_bytes - self._allocated_bytes >= share_bytes:
+            return not self.read_only
+        room = self.available_bytes()
+        return room is None or room >= share_bytes
 
     def version(self) -> ServerVersion:
         """Return what the server says of itself."""
@@ -325,6 +344,7 @@ class ShareStore:
         with self._table_lock:
             open_ones = list(self._uploads.values())
             self._uploads.clear()
+            self._allocated_bytes = 0
             self._open.clear()
         for upload in open_ones:
             upload.close()
@@ -340,8 +360,7 @@ class ShareStore:
         if upload is not None:
             same = hmac.compare_digest(upload.secret_hash, secret_hash)
             return same and upload.share_bytes == share_bytes
-        room = self.available_bytes()
-        if share_bytes > MAX_SHARE_BYTES or (room is not None and room < share_bytes):
+        if share_bytes > MAX_SHARE_BYTES or not self._has_room(share_bytes):
             return False
         if self.read_only or len(self._uploads) >= self._max_uploads:
             return False
@@ -356,13 +375,16 @@ class ShareStore:
                 disk.remove(path)
                 os.close(fd)
                 return False
-            note = uploads.read_note(path, fd, self._known_boot_id())
+            new = os.fstat(fd).st_size == 0
+            note = None if new else uploads.read_note(path, fd, self._known_boot_id())
             if (
                 note is None
                 or not hmac.compare_digest(note.secret_hash, secret_hash)
                 or note.share_bytes != share_bytes
             ):
                 note = None
+                if not new:
+                    os.ftruncate(fd, 0)
                 self._make_container(path, fd, share_bytes, secrets.lease)
         except OSError as error:
             if fd is not None:
@@ -376,8 +398,7 @@ class ShareStore:
         return True
 
     def _make_container(self, path: str, fd: int, share_bytes: int, lease: LeaseSecrets) -> None:
-        """Turn a file of unknown content into an empty container; the order is ``sidecar``'s."""
-        os.ftruncate(fd, 0)
+        """Turn an empty file into a container without data; the order is ``sidecar``'s."""
         disk.remove(path + sidecar.SUFFIX)
         version = containers.WRITTEN_VERSION
         record = containers.make_lease(version, containers.OWNER_ALLOCATE, lease, self._clock())
@@ -421,6 +442,7 @@ class ShareStore:
         )
         with self._table_lock:
             self._uploads[key] = upload
+            self._allocated_bytes += share_bytes
         self._used(upload)
         return upload
 
@@ -444,6 +466,7 @@ class ShareStore:
             key = (upload.storage_index, upload.share_number)
             if self._uploads.get(key) is upload:
                 del self._uploads[key]
+                self._allocated_bytes -= upload.share_bytes
                 self._open.pop(key, None)
 
     def _known_boot_id(self) -> bytes:
@@ -454,27 +477,32 @@ class ShareStore:
     # Paths.
 
     def _directory(self, top: str, storage_index: bytes) -> str:
-        if len(storage_index) != STORAGE_INDEX_BYTES:
-            raise UsageError(
-                f"a storage index is 16 bytes long, not {len(storage_index)}; take it from a cap"
-            )
-        name = base32.encode(storage_index)
+        name = _name(storage_index)
         return f"{top}/{name[:2]}/{name}"
 
     def _final_path(self, storage_index: bytes, share_number: int) -> str:
         return f"{self._directory(self._shares, storage_index)}/{share_number:d}"
 
     def _incoming_path(self, storage_index: bytes, share_number: int) -> str:
-        return f"{self._directory(self._incoming, storage_index)}/{share_number:d}"
+        return f"{self._incoming}/{_name(storage_index)}.{share_number:d}"
 
 
 def _open_new(path: str) -> int | None:
     """Open, or make, and lock a file in ``incoming``; None if somebody else has the lock."""
-    for _ in range(8):  # whoever finishes another share of this index may remove the directory
+    for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
         with suppress(FileNotFoundError):
             return disk.open_locked(path, os.O_RDWR | os.O_CREAT)
         os.makedirs(os.path.dirname(path), exist_ok=True)
     raise FileNotFoundError(errno.ENOENT, "the directory vanishes", path)
+
+
+@lru_cache(maxsize=1024)
+def _name(storage_index: bytes) -> str:
+    if len(storage_index) != STORAGE_INDEX_BYTES:
+        raise UsageError(
+            f"a storage index is 16 bytes long, not {len(storage_index)}; take it from a cap"
+        )
+    return base32.encode(storage_index)
 
 
 def _check_number(share_number: int) -> None:

@@ -335,7 +335,6 @@ class Upload:
     def _leave(self) -> None:
         self.gone = True
         self._close()
-        disk.remove_empty(os.path.dirname(self._incoming))
         self._on_gone(self)
 
     def _close(self) -> None:
