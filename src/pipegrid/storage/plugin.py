@@ -1,0 +1,92 @@
+"""
+The storage server as a service of ``twist``:
+
+    twist pipegrid --directory DIR [--port PORT] [--durability batch] ...
+
+The options are those of ``pipegrid serve``. The NURL is in the log.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python import usage
+
+from pipegrid.storage.serve import DEFAULT_PORT, DURABILITIES, ServeSettings, StorageNode
+
+log = Logger()
+
+
+class Options(usage.Options):
+    """What ``twist pipegrid`` takes."""
+
+    optParameters = [
+        ["directory", "d", None, "The node's directory."],
+        ["port", "p", DEFAULT_PORT, "A TCP port or an endpoint."],
+        ["location", None, None, "Where clients find the server, HOST:PORT."],
+        ["storage", None, None, "The storage directory."],
+        ["reserved-space", None, 0, "Bytes on the disk to leave free.", int],
+        ["durability", None, "batch", "none, batch or strict."],
+        ["metrics", None, None, "A port or an endpoint for Prometheus."],
+    ]
+    optFlags = [
+        ["read-only", None, "Take no shares."],
+        ["expire-leases", None, "Remove shares whose leases have all run out."],
+    ]
+
+    def postOptions(self) -> None:
+        """Refuse what makes no sense."""
+        if self["directory"] is None:
+            raise usage.UsageError("give the node's directory with --directory")
+        if self["durability"] not in DURABILITIES:
+            raise usage.UsageError(f"the durability is one of {', '.join(DURABILITIES)}")
+
+    def settings(self) -> ServeSettings:
+        """Return them as the server takes them."""
+        return ServeSettings(
+            directory=Path(self["directory"]),
+            port=self["port"],
+            location=self["location"],
+            storage=None if self["storage"] is None else Path(self["storage"]),
+            reserved_bytes=self["reserved-space"],
+            read_only=bool(self["read-only"]),
+            durability=self["durability"],
+            metrics=self["metrics"],
+            expire_leases=bool(self["expire-leases"]),
+        )
+
+
+class StorageService(Service):
+    """Starts and stops with its application."""
+
+    def __init__(self, reactor: Any, settings: ServeSettings) -> None:
+        self.node = StorageNode(reactor, settings)
+        self._reactor = reactor
+
+    def startService(self) -> None:
+        """Begin to listen; failing to ends the process."""
+        super().startService()
+        self.node.start().addCallbacks(self._started, self._failed)
+
+    def stopService(self) -> Deferred[None]:
+        """Stop in good order."""
+        super().stopService()
+        return self.node.stop()
+
+    def _started(self, node: StorageNode) -> None:
+        log.info("listening at {nurl}", nurl=node.nurl)
+
+    def _failed(self, failure: Any) -> None:
+        log.critical("{error}", error=str(failure.value))
+        self._reactor.stop()
+
+
+def makeService(options: Options) -> StorageService:
+    """Return the service; what ``twist`` calls."""
+    from twisted.internet import reactor
+
+    return StorageService(reactor, options.settings())
