@@ -1,0 +1,159 @@
+"""``pipegrid serve``: be a storage server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
+from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.outcome import ExitStatus
+
+if TYPE_CHECKING:
+    from pipegrid.storage.serve import ServeSettings, StorageNode
+
+
+class ServeJob(GridJob):
+    """Serve until told to end; that is success."""
+
+    def __init__(self, settings: dict[str, Any], log_file: str | None) -> None:
+        self._settings = settings
+        self._log_file = log_file
+
+    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        """Serve; being cancelled stops in good order, and gives 0."""
+        from pipegrid.storage.serve import serve
+
+        console = invocation.console
+        try:
+            with logging_to(console, self._log_file):
+                await serve(
+                    reactor, self._full_settings(invocation), lambda node: announce(console, node)
+                )
+        except Exception as error:
+            return failure(error, console)
+        return ExitStatus.DONE
+
+    def _full_settings(self, invocation: Invocation) -> ServeSettings:
+        from pipegrid.grid.config import default_directory
+        from pipegrid.storage.serve import ServeSettings
+
+        directory = Path(invocation.directory or default_directory())
+        return ServeSettings(directory=directory, **self._settings)
+
+
+@click.command(name="serve")
+@click.option(
+    "--port",
+    default="tcp:8098",
+    show_default=True,
+    metavar="PORT",
+    help="A TCP port or a Twisted endpoint; 'tcp:0:interface=127.0.0.1' takes any free one.",
+)
+@click.option(
+    "--location",
+    metavar="HOST:PORT",
+    help="Where clients find the server.  [default: what it listens on]",
+)
+@click.option(
+    "--storage",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="The storage directory, perhaps a Tahoe-LAFS server's.  [default: 'storage' in -d]",
+)
+@click.option(
+    "--reserved-space",
+    "reserved_bytes",
+    type=byte_size,
+    metavar="SIZE",
+    help="Room on the disk to leave free, such as 1G.",
+)
+@click.option("--read-only", is_flag=True, help="Take no shares.")
+@click.option(
+    "--durability",
+    type=click.Choice(["none", "batch", "strict"]),
+    default="batch",
+    show_default=True,
+    help="What is on the disk before a share is acknowledged.",
+)
+@click.option("--expire-leases", is_flag=True, help="Remove shares whose leases have all run out.")
+@click.option(
+    "--metrics", metavar="PORT", help="Tell Prometheus how it goes: a port or an endpoint."
+)
+@click.option(
+    "--log",
+    "log_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Append the log to FILE, as JSON, one object a line.",
+)
+@common_options
+def command(
+    port: str,
+    location: str | None,
+    storage: str | None,
+    reserved_bytes: int | None,
+    read_only: bool,
+    durability: str,
+    expire_leases: bool,
+    metrics: str | None,
+    log_file: str | None,
+) -> GridJob:
+    """
+    Store other people's shares, for PipeGrid and Tahoe-LAFS clients, until told to end.
+
+    Prints the server's NURL, which is its address and the secret that opens it. -d is the node's
+    directory, where its key is kept, or made; a Tahoe-LAFS node's will do.
+    """
+    settings = {
+        "port": port,
+        "location": location,
+        "storage": None if storage is None else Path(storage),
+        "reserved_bytes": reserved_bytes or 0,
+        "read_only": read_only,
+        "durability": durability,
+        "expire_leases": expire_leases,
+        "metrics": metrics,
+    }
+    return ServeJob(settings, log_file)
+
+
+def announce(console: Console, node: StorageNode) -> None:
+    """Print where the server is."""
+    console.result(node.nurl, {"nurl": node.nurl, "storage": str(node.storage)})
+
+
+def logging_to(console: Console, log_file: str | None) -> Any:
+    """Return a context manager in which the log goes to stderr, and to a file if there is one."""
+    from contextlib import ExitStack
+
+    from twisted.logger import ILogObserver, formatEventAsClassicLogText, globalLogPublisher
+    from twisted.logger import jsonFileLogObserver as json_observer
+    from zope.interface import provider
+
+    from pipegrid.errors import UsageError
+
+    stack = ExitStack()
+
+    @provider(ILogObserver)
+    def observe(event: Any) -> None:
+        if str(event.get("log_namespace", "")).startswith("pipegrid"):
+            console.say((formatEventAsClassicLogText(event) or "").rstrip("\n"))
+
+    observers: list[Any] = [observe]
+    if log_file is not None:
+        try:
+            file = Path(log_file).open("a", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the log to {log_file}: {error.strerror}; choose another file"
+            ) from error
+        stack.callback(file.close)
+        observers.append(json_observer(file, recordSeparator=""))
+    for observer in observers:
+        globalLogPublisher.addObserver(observer)
+        stack.callback(globalLogPublisher.removeObserver, observer)
+    return stack
