@@ -1,0 +1,211 @@
+"""
+What a server's answer means: a value, or the one error of the contract that is true of it.
+
+Pure functions of status, headers and body. A status means different things to different requests: 401 is the
+wrong swissnum or the wrong upload secret, told apart by the text; 404 is a share that is not there, or
+a path that a storage server would know; 416 and 500 to a write are a range outside of the share.
+
+Source: the format reference, storage protocols, sections 1.4, 1.7 and 1.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSpace,
+    NoSuchShare,
+    ServerError,
+    ServerProtocolError,
+    ServerRefused,
+    WrongSecret,
+)
+from pipegrid.http11.raw import RawResponse
+from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire.messages import Allocation, ServerVersion, WriteResult
+
+T = TypeVar("T")
+
+WRONG_SWISSNUM = b"Wrong Authorization header"
+_EXCERPT_CHARACTERS = 120
+
+
+class GbsAnswers:
+    """
+    Understands the answers of one server.
+
+    All methods raise ``ServerError``s that name it.
+
+    Args:
+        server: what a person calls it.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+
+    # One for each request.
+
+    def version(self, answer: RawResponse) -> ServerVersion:
+        """What the server says of itself."""
+        if answer.status != 200:
+            raise self._refusal(answer, "a question for its version")
+        return self._unpack(gbs.unpack_version, answer, "a question for its version")
+
+    def allocation(self, answer: RawResponse) -> Allocation:
+        """What may be written."""
+        if answer.status != 200:
+            if answer.status == 507:
+                raise NoSpace(f"{self._server} has no room; use another server", self._server)
+            raise self._refusal(answer, "an allocation")
+        return self._unpack(gbs.unpack_allocation, answer, "an allocation")
+
+    def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteResult:
+        """How a write, up to byte ``upto`` of the share, has ended."""
+        status = answer.status
+        if status == 201 or status == 200:
+            return self._unpack(
+                lambda body: gbs.unpack_required(body, complete=status == 201), answer, "a write"
+            )
+        server = self._server
+        if status == 404:
+            raise self.no_upload(share_number)
+        if status == 409:
+            raise ConflictingWrite(
+                f"{server} has other bytes of share {share_number} already; abort that upload, or"
+                " wait half an hour for its end",
+                server,
+            )
+        if status == 507:
+            raise NoSpace(f"{server} has no more room; use another server", server)
+        if status == 416 or status >= 500:
+            raise ServerRefused(
+                f"{server} did not take bytes of share {share_number} up to {upto} (status"
+                f" {status}); it allocated less, or its disk failed: use another server",
+                server,
+            )
+        raise self._refusal(answer, "a write", share_number)
+
+    def aborted(self, answer: RawResponse, share_number: int, repeated: bool) -> None:
+        """Whether an upload is gone; a repeated abort that finds none has done its work before."""
+        if answer.status == 200 or (repeated and answer.status == 404):
+            return
+        if answer.status in (404, 405):
+            raise self.no_upload(share_number)
+        raise self._refusal(answer, "an abort", share_number)
+
+    def shares(self, answer: RawResponse) -> frozenset[int]:
+        """Which shares there are."""
+        if answer.status != 200:
+            raise self._refusal(answer, "a question for shares")
+        return self._unpack(gbs.unpack_shares, answer, "a question for shares")
+
+    def data(self, answer: RawResponse, share_number: int, offset: int, length: int) -> bytes:
+        """The bytes of a read that was collected."""
+        found = self.range(answer, share_number, offset, length)
+        if len(answer.body) != found - offset:
+            raise self._nonsense(
+                "a read", f"{len(answer.body)} bytes where {found - offset} were announced"
+            )
+        return answer.body
+
+    def range(self, answer: RawResponse, share_number: int, offset: int, length: int) -> int:
+        """Where the bytes end that a read's answer brings; they begin at ``offset``."""
+        if answer.status == 206:
+            value = answer.headers.get(b"content-range", b"")
+            if value == b"bytes %d-%d/*" % (offset, offset + length - 1):
+                return offset + length
+            try:
+                begin, end = gbs_http.parse_content_range(value)
+            except ValueError as error:
+                raise self._nonsense("a read", str(error)) from error
+            if begin != offset or not offset < end <= offset + length:
+                raise self._nonsense(
+                    "a read",
+                    f"bytes {begin} to {end} where {offset} to {offset + length} were asked for",
+                )
+            return end
+        if answer.status == 204:
+            return offset
+        if answer.status == 404:
+            raise self.no_share(share_number)
+        raise self._refusal(answer, "a read", share_number)
+
+    def lease_added(self, answer: RawResponse) -> None:
+        """Whether a lease was added."""
+        if answer.status == 404:
+            raise NoSuchShare(
+                f"{self._server} has no share of this file; upload it first", self._server
+            )
+        if answer.status not in (200, 204):
+            raise self._refusal(answer, "a lease")
+
+    def advised(self, answer: RawResponse, share_number: int) -> None:
+        """Whether a complaint was taken."""
+        if answer.status == 404:
+            raise self.no_share(share_number)
+        if answer.status != 200:
+            raise self._refusal(answer, "a complaint", share_number)
+
+    # Errors.
+
+    def no_share(self, share_number: int) -> NoSuchShare:
+        """There is no such complete share."""
+        return NoSuchShare(f"{self._server} has no share {share_number}", self._server)
+
+    def no_upload(self, share_number: int) -> NoSuchShare:
+        """There is no such unfinished upload."""
+        return NoSuchShare(
+            f"{self._server} knows no unfinished upload of share {share_number}; allocate it again",
+            self._server,
+        )
+
+    def too_much(self, wanted: int) -> ServerProtocolError:
+        """More bytes come than were asked for."""
+        return self._nonsense("a read", f"more than the {wanted} bytes that it announced")
+
+    def _unpack(self, unpack: Callable[[bytes], T], answer: RawResponse, question: str) -> T:
+        try:
+            return unpack(answer.body)
+        except ValueError as error:
+            raise self._nonsense(question, str(error)) from error
+
+    def _nonsense(self, question: str, what: str) -> ServerProtocolError:
+        return ServerProtocolError(
+            f"{self._server} answered {question} with {what}; is it a storage server?",
+            self._server,
+            may_have_happened=True,
+        )
+
+    def _refusal(
+        self, answer: RawResponse, question: str, share_number: int | None = None
+    ) -> ServerError:
+        """The error for a status that is no proper answer to this request."""
+        server, status = self._server, answer.status
+        if status == 401:
+            if answer.body.startswith(WRONG_SWISSNUM):
+                return ServerRefused(
+                    f"{server} does not know the secret in its address; copy its NURL anew", server
+                )
+            if share_number is not None:
+                return WrongSecret(
+                    f"{server} has share {share_number} under another secret; somebody else is"
+                    " uploading it",
+                    server,
+                )
+        if status >= 500:
+            return ServerRefused(
+                f"{server} failed at {question} (status {status}); its operator can see why",
+                server,
+                may_have_happened=True,
+            )
+        text = _excerpt(answer.body)
+        return self._nonsense(question, f"status {status}" + (f" ({text})" if text else ""))
+
+
+def _excerpt(body: bytes) -> str:
+    """The beginning of a text from a stranger, fit to be shown: one line, no control characters."""
+    text = body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace")
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return text if len(text) <= _EXCERPT_CHARACTERS else text[:_EXCERPT_CHARACTERS] + "…"

@@ -1,0 +1,187 @@
+"""
+GBS requests as bytes, ready to be sent.
+
+A small put is two requests of half a kilobyte around a share of the same size, so what is the same in all of
+them (host, authorisation) or in many (the storage index, the secrets of a file) is made once.
+
+Nothing is said that a server takes for granted: messages are CBOR unless a header says otherwise, and an
+``Accept`` that is not literally what the server has is refused.
+
+Source: the format reference, storage protocols, sections 1.4 to 1.7.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
+
+from pipegrid.core import base32
+from pipegrid.core.hashes import Buffer
+from pipegrid.http11.raw import ConsumerChoice, RawRequest
+from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.nurl import Nurl
+
+ANSWER_BYTES = 320
+"""
+Of an answer without share data: head, framing and a message about one or a few shares. Recorded ones have
+140 to 250; a hundred and eighty of these may be outstanding on one connection.
+"""
+MAX_MESSAGE_BYTES = gbs.MAX_ANSWER_BYTES
+MAX_REFUSAL_BYTES = 16 * 1024
+"""What a refusal may say, of which the beginning is repeated to the user."""
+
+_SECRET = gbs_http.SECRET.encode("ascii") + b": "
+_UPLOAD = _SECRET + gbs_http.UPLOAD_SECRET.encode("ascii") + b" "
+_RENEW = _SECRET + gbs_http.RENEW_SECRET.encode("ascii") + b" "
+_CANCEL = _SECRET + gbs_http.CANCEL_SECRET.encode("ascii") + b" "
+_IMMUTABLE = b"/storage/v1/immutable/"
+_LEASE = b"/storage/v1/lease/"
+
+
+@lru_cache(maxsize=4096)
+def _index_text(storage_index: bytes) -> bytes:
+    return base32.encode(storage_index).encode("ascii")
+
+
+@lru_cache(maxsize=4096)
+def _upload_line(upload_secret: bytes) -> bytes:
+    return _UPLOAD + b64encode(upload_secret) + b"\r\n"
+
+
+def _lease_lines(lease: LeaseSecrets) -> bytes:
+    return _RENEW + b64encode(lease.renew) + b"\r\n" + _CANCEL + b64encode(lease.cancel) + b"\r\n"
+
+
+class GbsRequests:
+    """
+    Makes the requests to one server.
+
+    Args:
+        timeout_s: silence of the server, while it owes an answer, that is too long.
+    """
+
+    def __init__(self, nurl: Nurl, timeout_s: float) -> None:
+        host = f"[{nurl.host}]" if ":" in nurl.host else nurl.host
+        self._timeout_s = timeout_s
+        # From the end of the path on; every head of this server has it.
+        self._common = b" HTTP/1.1\r\nHost: %s:%d\r\n" % (
+            host.encode("ascii"),
+            nurl.port,
+        ) + b"Authorization: %s\r\n" % gbs_http.authorization(nurl.swissnum)
+
+    def version(self) -> RawRequest:
+        """Ask what the server says of itself."""
+        return self._message(b"GET " + gbs_http.VERSION_PATH.encode("ascii"))
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> RawRequest:
+        """Ask for room for shares."""
+        return self._message(
+            b"POST " + _IMMUTABLE + _index_text(storage_index),
+            _lease_lines(secrets.lease) + _upload_line(secrets.upload),
+            gbs.pack_allocate(share_numbers, share_bytes),
+        )
+
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+    ) -> RawRequest:
+        """Write pieces, of at least one byte in all, one behind the other."""
+        length = sum(map(len, data))
+        head = b"PATCH %s%s/%d%s%sContent-Range: bytes %d-%d/*\r\nContent-Length: %d\r\n\r\n" % (
+            _IMMUTABLE,
+            _index_text(storage_index),
+            share_number,
+            self._common,
+            _upload_line(upload_secret),
+            offset,
+            offset + length - 1,
+            length,
+        )
+        return RawRequest(head, data, True, ANSWER_BYTES, self._timeout_s, MAX_MESSAGE_BYTES)
+
+    def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:
+        """Forget an unfinished upload."""
+        return self._message(
+            b"PUT %s%s/%d/abort" % (_IMMUTABLE, _index_text(storage_index), share_number),
+            _upload_line(upload_secret),
+            b"",
+        )
+
+    def list_shares(self, storage_index: bytes) -> RawRequest:
+        """Ask which shares there are."""
+        return self._message(b"GET %s%s/shares" % (_IMMUTABLE, _index_text(storage_index)))
+
+    def read(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer_for: ConsumerChoice | None = None,
+    ) -> RawRequest:
+        """
+        Read at least one byte of a share.
+
+        Args:
+            consumer_for: takes the bytes while they come; otherwise they are collected.
+        """
+        head = b"GET %s%s/%d%sRange: bytes=%d-%d\r\n\r\n" % (
+            _IMMUTABLE,
+            _index_text(storage_index),
+            share_number,
+            self._common,
+            offset,
+            offset + length - 1,
+        )
+        return RawRequest(
+            head,
+            (),
+            True,
+            # In chunks of 64 KiB or less, each with its frame.
+            ANSWER_BYTES + length + length // 2048,
+            self._timeout_s,
+            MAX_REFUSAL_BYTES if consumer_for is not None else max(length, MAX_REFUSAL_BYTES),
+            consumer_for,
+        )
+
+    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> RawRequest:
+        """Add or renew a lease."""
+        return self._message(
+            b"PUT " + _LEASE + _index_text(storage_index), _lease_lines(lease), b""
+        )
+
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> RawRequest:
+        """Complain about a share."""
+        return self._message(
+            b"POST %s%s/%d/corrupt" % (_IMMUTABLE, _index_text(storage_index), share_number),
+            b"",
+            gbs.pack_corrupt(reason),
+        )
+
+    def _message(self, start: bytes, lines: bytes = b"", body: bytes | None = None) -> RawRequest:
+        head = start + self._common + lines
+        if body is not None:
+            head += b"Content-Length: %d\r\n" % len(body)
+        return RawRequest(
+            head + b"\r\n",
+            (body,) if body else (),
+            True,  # all of these can be repeated without harm; what that does to answers: gbs
+            ANSWER_BYTES,
+            self._timeout_s,
+            MAX_MESSAGE_BYTES,
+        )

@@ -1,0 +1,325 @@
+"""
+The one connection on which uploads go to a server: in order, without waiting, and once more after a loss.
+
+Allocations and writes leave in the order of the calls, each right behind the one before: that order is what
+makes a put one round trip. Everything sent here can be repeated without harm, because upload secrets are
+derived: the same secret continues what it began, whatever connection it comes on.
+
+**After a loss** all that is unanswered is sent again on a new connection, in its old order. Answers to
+repeated requests can differ from those that were lost (a write that completed its share is "no such upload"
+now), so each answer comes with whether the request may have been carried out before.
+
+**Patience.** It is tried again while the server gets on: it may be lost ``max_losses`` times in a row without
+one answer in between, and be unreachable for ``patience_s`` from the first loss on, with waits that double
+from ``FIRST_WAIT_S``. A server that cannot be reached when nothing was sent yet fails at once: others
+are there to take its place. So does one that is silent for too long, or talks nonsense.
+
+**Order.** A connection that takes no more requests (it is closing, or broke off a body that was cancelled)
+keeps its unanswered ones until it is lost. Whatever comes meanwhile waits for that, and goes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IProtocol,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from pipegrid.errors import PipegridError, ServerUnreachable
+from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.errors import RequestNotSent, TooManyRequests, WrongServerKey
+from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.loss import Loss, Unanswered
+from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+
+FIRST_WAIT_S = 0.25
+MAX_WAIT_S = 4.0
+
+Answered = tuple[RawResponse, bool]
+"""An answer, and whether the request may have been carried out before the attempt it answers."""
+
+
+class _Upload:
+    """
+    A request that has no answer yet.
+
+    Attributes:
+        attempt: on a connection, or None.
+        maybe_done: an earlier attempt may have reached the server.
+    """
+
+    __slots__ = ("attempt", "maybe_done", "request", "result")
+
+    def __init__(self, request: RawRequest, cancelled: Callable[[_Upload], None]) -> None:
+        self.request = request
+        self.attempt: _Attempt | None = None
+        self.maybe_done = False
+        self.result: Deferred[Answered] = Deferred(lambda _: cancelled(self))
+
+
+class _Attempt(RawExchange):
+    """A request on one connection; a new one is made for the next."""
+
+    __slots__ = ("upload",)
+
+    def __init__(self, upload: _Upload, server: str) -> None:
+        super().__init__(upload.request, server)
+        self.upload = upload
+
+
+class UploadConnection:
+    """
+    Sends requests to one server in order, over one connection at a time. Also that connection's owner.
+
+    Args:
+        connect: makes the endpoint for one more connection.
+        server: what a person calls it.
+        patience_s, max_losses: see above.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        connect: Callable[[], IStreamClientEndpoint],
+        server: str,
+        limits: Limits,
+        patience_s: float,
+        max_losses: int = 4,
+    ) -> None:
+        self._clock = clock
+        self._connect = connect
+        self._server = server
+        self._limits = limits
+        self._patience_s = patience_s
+        self._max_losses = max_losses
+        self._uploads: dict[_Upload, None] = {}  # unanswered, in order
+        self._connection: PipelinedConnection | None = None
+        self._connecting: Deferred[IProtocol] | None = None
+        self._retry: IDelayedCall | None = None
+        self._losses = 0
+        self._lost_at_s: float | None = None
+        self._wait_s = FIRST_WAIT_S
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<UploadConnection {len(self._uploads)} unanswered on {self._connection}>"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything was answered."""
+        return not self._uploads
+
+    def request(self, request: RawRequest) -> Deferred[Answered]:
+        """
+        Send a request behind all those before it, as often as it takes; fires with its answer.
+
+        Cancelling takes it back; its buffers are not looked at any more.
+
+        Raises (through the Deferred):
+            ServerUnreachable, ServerTimeout: ``may_have_happened`` says what is known.
+            ServerProtocolError: what came is no answer.
+        """
+        upload = _Upload(request, self._cancelled)
+        if self._closed:
+            upload.result.errback(self._not_sent("it was disconnected here"))
+        elif len(self._uploads) >= self._limits.max_waiting:
+            upload.result.errback(
+                TooManyRequests(
+                    f"{len(self._uploads)} requests wait for {self._server} already; wait for some of"
+                    " them before making more.",
+                    self._server,
+                )
+            )
+        else:
+            self._uploads[upload] = None
+            connection = self._connection
+            if connection is not None:
+                if connection.open:
+                    self._send(upload, connection)
+            elif self._connecting is None and self._retry is None:
+                self._open()
+        return upload.result
+
+    def close(self) -> Deferred[None]:
+        """Fail what is unanswered and let the connection go; fires when it is gone."""
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+        gone: Deferred[None] = succeed(None)
+        if self._connection is not None:
+            gone = self._connection.when_lost()
+            if self._uploads:
+                self._connection.abort("it was disconnected here")
+            else:
+                self._connection.close()
+        self._fail_all(self._not_sent("it was disconnected here"))
+        return gone
+
+    # Connecting.
+
+    def _open(self) -> None:
+        made: list[PipelinedConnection] = []
+
+        def build() -> PipelinedConnection:
+            made.append(PipelinedConnection(self._clock, self._limits, self._server, self))
+            return made[-1]
+
+        try:
+            attempt = self._connect().connect(Factory.forProtocol(build))
+        except Exception as error:
+            self._no_connection(error)
+            return
+        self._connecting = attempt
+        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
+        attempt.addBoth(self._connected, made)
+
+    def _connected(self, result: object, made: list[PipelinedConnection]) -> None:
+        self._connecting = None
+        if isinstance(result, Failure):
+            self._no_connection(result.value or ConnectionError("no reason known"))
+            return
+        connection = made[-1]
+        if self._closed:
+            connection.abort("it was disconnected here")
+        elif not connection.open:
+            self._no_connection(ConnectionError("it was closed at once"))
+        else:
+            self._connection = connection
+            for upload in list(self._uploads):
+                self._send(upload, connection)
+
+    def _no_connection(self, error: BaseException) -> None:
+        if self._closed or not self._uploads:
+            return
+        final = isinstance(error, WrongServerKey)
+        now_s = self._clock.seconds()
+        if self._lost_at_s is not None and not final:
+            wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
+            if now_s + wait_s - self._lost_at_s <= self._patience_s:
+                self._retry = self._clock.callLater(wait_s, self._try_again)
+                return
+        if isinstance(error, PipegridError):
+            self._fail_all(error)
+        else:
+            why = str(error).rstrip(".") or type(error).__name__
+            self._fail_all(self._not_sent(why))
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if self._uploads:
+            self._open()
+
+    def _send(self, upload: _Upload, connection: PipelinedConnection) -> None:
+        attempt = upload.attempt = _Attempt(upload, self._server)
+        attempt.result.addCallbacks(
+            self._arrived, self._failed, callbackArgs=(upload,), errbackArgs=(upload,)
+        )
+        connection.submit(attempt)
+
+    # Ends of requests.
+
+    def _arrived(self, answer: RawResponse, upload: _Upload) -> None:
+        if upload in self._uploads:
+            del self._uploads[upload]
+            upload.result.callback((answer, upload.maybe_done))
+
+    def _failed(self, failure: Failure, upload: _Upload) -> None:
+        if upload in self._uploads:
+            del self._uploads[upload]
+            upload.result.errback(failure)
+
+    def _cancelled(self, upload: _Upload) -> None:
+        self._uploads.pop(upload, None)
+        if upload.attempt is not None:
+            upload.attempt.withdraw()
+        if not self._uploads and self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+    def _fail_all(self, error: PipegridError) -> None:
+        uploads, self._uploads = list(self._uploads), {}
+        self._reset()
+        for upload in uploads:
+            if not upload.result.called:
+                upload.result.errback(self._error_for(upload, error))
+
+    def _error_for(self, upload: _Upload, error: PipegridError) -> PipegridError:
+        if not upload.maybe_done or getattr(error, "may_have_happened", False):
+            return error
+        return ServerUnreachable(
+            f"{error} What was sent before may have been carried out.", self._server, True
+        )
+
+    def _reset(self) -> None:
+        self._losses, self._lost_at_s, self._wait_s = 0, None, FIRST_WAIT_S
+
+    def _not_sent(self, why: str) -> RequestNotSent:
+        return RequestNotSent(
+            f"No connection to {self._server} could be used ({why}); check that it runs and can be"
+            " reached.",
+            self._server,
+        )
+
+    # Owner of the connection; see ``http11.loss``.
+
+    def has_room(self, connection: PipelinedConnection) -> None:
+        """The lane's own queue is all there is."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """The server gets on."""
+        self._reset()
+
+    def held_up(self, connection: PipelinedConnection) -> None:
+        """Nobody reads these answers slowly."""
+
+    def gave_back(self, unsent: list[Unanswered]) -> None:
+        """They go with all others when the connection is lost; a new one now would overtake it."""
+
+    def lost(
+        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
+    ) -> None:
+        """Send what is unanswered once more, or give up."""
+        errors: dict[_Upload, PipegridError] = {}
+        for each in unanswered:
+            assert isinstance(each.exchange, _Attempt)
+            upload = each.exchange.upload
+            errors[upload] = each.error
+            if not isinstance(each.error, RequestNotSent):
+                upload.maybe_done = True
+        if connection is not self._connection:
+            return  # lost before it was ours: ``_connected`` finds it closed
+        self._connection = None
+        if self._closed or not self._uploads:
+            self._reset()
+        elif not loss.was_ready:
+            self._no_connection(loss.error or ConnectionError(loss.reason))
+        elif loss.garbage or loss.timed_out:
+            self._give_up(errors, self._not_sent(loss.reason))
+        else:
+            self._losses += not loss.announced
+            if self._lost_at_s is None:
+                self._lost_at_s = self._clock.seconds()
+            if self._losses > self._max_losses:
+                self._give_up(errors, self._not_sent(loss.reason))
+            elif self._losses <= 1:
+                self._open()
+            else:
+                self._no_connection(ConnectionError(loss.reason))
+
+    def _give_up(self, errors: dict[_Upload, PipegridError], otherwise: PipegridError) -> None:
+        uploads, self._uploads = list(self._uploads), {}
+        self._reset()
+        for upload in uploads:
+            if not upload.result.called:
+                upload.result.errback(self._error_for(upload, errors.get(upload, otherwise)))

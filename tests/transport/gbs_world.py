@@ -1,0 +1,129 @@
+"""Real storage servers and clients of them, joined by a simulated network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+
+from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.ring import permutation_seed
+from pipegrid.simulation.clock import HeapClock
+from pipegrid.simulation.driver import run
+from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.storage.durability import Durability, Policy
+from pipegrid.storage.http_service import GbsService
+from pipegrid.storage.server import GbsServer as GbsFactory
+from pipegrid.storage.store import ShareStore
+from pipegrid.transport.gbs import GbsServer, GbsSettings
+from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.nurl import Nurl
+from tests.storage.support import NOW, InlineWorkers
+
+T = TypeVar("T")
+
+SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
+PORT = 443
+CLIENT = "client"
+
+
+class StorageHost:
+    """
+    A storage server on a host of the network; a restart makes a new one on the old directory.
+
+    Args:
+        make_factory: another kind of server, from the service.
+    """
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        name: str,
+        root: Path,
+        policy: Policy = "none",
+        make_factory: Callable[[GbsService, Any], Factory] | None = None,
+    ) -> None:
+        self.host = network.host(name)
+        self.name = name
+        self.root = root
+        self.free_bytes = 1 << 40
+        self._policy = policy
+        self._make_factory = make_factory or GbsFactory
+        self._start()
+        self.host.on_restart.append(self._start)
+
+    def _start(self) -> None:
+        self.store = ShareStore(
+            self.root,
+            clock=lambda: NOW + self.host.clock.seconds(),
+            free_bytes=lambda path: self.free_bytes,
+            boot_id=lambda: b"b" * 16,
+        )
+        self.host.on_crash[:] = [self.store.close]
+        clock = self.host.clock
+        service = GbsService(self.store, Durability(InlineWorkers(), clock, self._policy), SWISSNUM)
+        self.factory: Any = self._make_factory(service, clock)
+        self.host.listen(PORT, self.factory)
+
+
+class GbsWorld:
+    """
+    Servers ``s0``, ``s1``… with a client.
+
+    Args:
+        root: where their directories go.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        servers: int = 1,
+        *,
+        latency_s: float = 0.05,
+        bytes_per_s: int | None = None,
+        policy: Policy = "none",
+        settings: GbsSettings | None = None,
+        make_factory: Callable[[GbsService, Any], Factory] | None = None,
+    ) -> None:
+        self.clock = HeapClock()
+        self.network = SimulatedNetwork(
+            self.clock, seed=1, latency_s=latency_s, bytes_per_s=bytes_per_s
+        )
+        self.client = self.network.host(CLIENT)
+        self.settings = settings
+        self.servers = [
+            StorageHost(self.network, f"s{n}", root / f"s{n}", policy, make_factory)
+            for n in range(servers)
+        ]
+
+    def connect(
+        self, number: int = 0, endpoints: Callable[[], IStreamClientEndpoint] | None = None
+    ) -> GbsServer:
+        """Return a new client of a server."""
+        name = f"s{number}"
+        lease_seed = tagged_hash(b"test", name.encode())[:20]
+        identity = ServerIdentity(name, name, permutation_seed(name), lease_seed)
+        return GbsServer(
+            identity,
+            Nurl(b"\0" * 32, name, PORT, SWISSNUM),
+            endpoints or (lambda: self.network.endpoint(CLIENT, name, PORT)),
+            self.client.clock,
+            self.settings,
+        )
+
+    def run(self, waiting: Deferred[T], limit_s: float = 600.0) -> T:
+        """Let time pass until it has fired."""
+        return run(self.clock, waiting, limit_s, self.network)
+
+    def round_trips(self, began_s: float) -> float:
+        """Return how many round trips have passed since then."""
+        return self.network.round_trips(self.clock.seconds() - began_s, CLIENT, "s0")
+
+    def close(self) -> None:
+        """Close the files of every server."""
+        for server in self.servers:
+            server.store.close()
