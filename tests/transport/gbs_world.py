@@ -6,12 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 
 from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.flow.window import AutoWindow
+from pipegrid.grid.config import GridConfig
+from pipegrid.grid.grid import Grid
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import run
 from pipegrid.simulation.network import SimulatedNetwork
@@ -19,6 +24,7 @@ from pipegrid.storage.durability import Durability, Policy
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import GbsServer as GbsFactory
 from pipegrid.storage.store import ShareStore
+from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs import GbsServer, GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
@@ -101,12 +107,15 @@ class GbsWorld:
         ]
 
     def connect(
-        self, number: int = 0, endpoints: Callable[[], IStreamClientEndpoint] | None = None
+        self,
+        number: int = 0,
+        endpoints: Callable[[], IStreamClientEndpoint] | None = None,
+        seed: str = "",
     ) -> GbsServer:
         """Return a new client of a server."""
         name = f"s{number}"
         lease_seed = tagged_hash(b"test", name.encode())[:20]
-        identity = ServerIdentity(name, name, permutation_seed(name), lease_seed)
+        identity = ServerIdentity(name, name, permutation_seed(seed + name), lease_seed)
         return GbsServer(
             identity,
             Nurl(b"\0" * 32, name, PORT, SWISSNUM),
@@ -127,3 +136,34 @@ class GbsWorld:
         """Close the files of every server."""
         for server in self.servers:
             server.store.close()
+
+
+class InlineCpu(InlineWorkers):
+    """Computes at once, as if that took no time."""
+
+    parallel = 2
+
+    def run_if_large(self, size: int, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
+        """Call it."""
+        return self.run(function, *args)
+
+    def stop(self) -> Deferred[None]:
+        """Nothing runs."""
+        return succeed(None)
+
+
+def make_grid(world: GbsWorld, seed: str = "", params: Params | None = None) -> Grid:
+    """
+    Return a grid of all servers of a world, with windows as real grids have them.
+
+    Args:
+        seed: another one places the servers elsewhere on every file's ring.
+    """
+    peers = []
+    for number in range(len(world.servers)):
+        server = world.connect(number, seed=seed)
+        window = AutoWindow(maximum_bytes=6 << 20)
+        peers.append(Peer(server, Pipeline(window, world.client.clock), "https"))
+    config = GridConfig(Path("."), params or Params(), 7, b"c" * 32, b"l" * 32, None)
+    workers: Any = InlineCpu()
+    return Grid(world.client.clock, config, peers, workers)

@@ -5,10 +5,13 @@ Which connection carries what:
 
 =============================  ===================================================================
 allocate, write, abort         one connection, in order, none waiting for another (``gbsuploads``)
-lists, short reads, leases,    a few connections, each with at most 60 KB of answers outstanding, or
-complaints, the version        one long one (``http11.pool``)
-streams                        a connection each, paused with their consumer (``gbsstreams``)
+lists, short reads, leases,    a pool of a few (``http11.pool``), each with at most 60 KB of answers
+complaints, the version        outstanding, or one long answer behind such
+streams                        the same pool, each the last on its connection, which is paused with its
+                               consumer; ``gbsstreams`` sees to it that others are left
 =============================  ===================================================================
+
+So the first burst of a get, a list and the predicted share behind it, goes out on one connection.
 
 Between connections the contract's order is kept by ``gbsorder``; ``gbsrequests`` and ``gbsanswers`` know the
 protocol, ``http11`` knows HTTP. Connections are made when they are first needed, and close when they idle.
@@ -30,10 +33,12 @@ from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerUnreachable, UsageError
 from pipegrid.http11.endpoints import pin_endpoint
+from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
@@ -62,6 +67,8 @@ LIST_AGAIN_S = (0.1, 0.4, 1.5)
 How long to wait before each further look for a share that may be becoming durable: two seconds in all,
 where a group of shares takes milliseconds, and a disk under load half a second.
 """
+CUT_OFF_ATTEMPTS = 3
+"""A short answer that was cut off (or is nonsense, who knows) is asked for so many times."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,10 +81,11 @@ class GbsSettings:
         timeout_s: silence of the server, while it owes an answer and nobody paused it.
         patience_s: how long uploads that were begun wait for a lost server to come back. A server's
             restart takes a few seconds; a put has its own patience and does not wait without need.
-        max_read_connections: for lists and short reads. One does nearly always; others are opened
-            when a burst asks for more than one may owe.
-        max_streams: and as many connections for them.
-        max_waiting: requests that may wait for each of the three; more fail at once.
+        max_read_connections: beside those that streams take. One does nearly always; others are
+            opened when a burst asks for more than one may owe.
+        max_streams: at the same time, each with a connection.
+        max_waiting: requests that may wait for the uploads' connection, and for the others;
+            more fail at once.
         max_upload_bytes_in_flight: written and unanswered. It is the callers' windows that
             should decide, so this is more than any of them; the rest waits here, unsent.
     """
@@ -135,11 +143,9 @@ class GbsServer:
         self._uploads = UploadConnection(
             clock, endpoints, name, settings.limits(1), settings.patience_s
         )
-        self._reads = HostPool(
-            clock, endpoints, name, settings.limits(settings.max_read_connections)
-        )
-        streams = HostPool(clock, endpoints, name, settings.limits(settings.max_streams))
-        self._streams = GbsStreams(streams, self._requests, self._answers, settings.max_streams)
+        connections = settings.max_read_connections + settings.max_streams
+        self._reads = HostPool(clock, endpoints, name, settings.limits(connections))
+        self._streams = GbsStreams(self._reads, self._requests, self._answers, settings.max_streams)
         self._unanswered: set[Deferred[Any]] = set()
         self._disconnected = False
 
@@ -157,7 +163,7 @@ class GbsServer:
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
         return self._track(
-            lambda: self._reads.request(self._requests.version()).addCallback(self._answers.version)
+            lambda: self._question(self._requests.version()).addCallback(self._answers.version)
         )
 
     # Uploads.
@@ -255,7 +261,7 @@ class GbsServer:
             return self._ask(storage_index, share_number, request, unpack)
 
         def start(_: Callable[[], None]) -> Deferred[bytes]:
-            return self._reads.request(request).addCallback(unpack)
+            return self._question(request).addCallback(unpack)
 
         return self._track(lambda: self._order.ask_apart(storage_index, share_number, start))
 
@@ -306,10 +312,22 @@ class GbsServer:
             lambda: self._order.ask(
                 storage_index,
                 number,
-                lambda: self._reads.request(request).addCallback(unpack),
+                lambda: self._question(request).addCallback(unpack),
                 lambda: self._upload(request, unpack),
             )
         )
+
+    def _question(
+        self, request: RawRequest, attempts: int = CUT_OFF_ATTEMPTS
+    ) -> Deferred[RawResponse]:
+        """Send a request by the pool, which repeats what had no answer, and again if one was cut off."""
+
+        def again(failure: Failure) -> Deferred[RawResponse]:
+            failure.trap(ResponseError)
+            return self._question(request, attempts - 1)
+
+        answer = self._reads.request(request)
+        return answer.addErrback(again) if attempts > 1 else answer
 
     # The end.
 
@@ -318,7 +336,7 @@ class GbsServer:
         self._disconnected = True
         for waiting in list(self._unanswered):
             waiting.cancel()
-        gone = [self._uploads.close(), self._reads.close(), self._streams.pool.close()]
+        gone = [self._uploads.close(), self._reads.close()]
         return DeferredList(gone).addCallback(lambda _: None)
 
     def _track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:

@@ -24,10 +24,11 @@ from pipegrid.wire import gbs, gbs_http
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from pipegrid.wire.nurl import Nurl
 
-ANSWER_BYTES = 320
+ANSWER_BYTES = 280
 """
-Of an answer without share data: head, framing and a message about one or a few shares. Recorded ones have
-140 to 250; a hundred and eighty of these may be outstanding on one connection.
+Of an answer without share data: head, framing and a message about one or a few shares. Tahoe-LAFS sends
+about 200, and TLS adds some tens; a hundred allocations with a write each fit into what a connection may
+owe (60 KB).
 """
 MAX_MESSAGE_BYTES = gbs.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024

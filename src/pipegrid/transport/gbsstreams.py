@@ -4,10 +4,10 @@ Long reads: each has a connection for itself, whose transport is paused when its
 A server built on Twisted cannot start an answer behind one that fills its transport, so a long answer
 is alone on its connection; and pausing it pauses nobody else. Connections are kept for the next stream.
 
-**Bounded, without deadlock.** There are ``max_streams`` connections. A program that reads ten shares of one
-server side by side pauses those that are ahead until the others have caught up; if the others wait for a
-connection, that is for ever. So when a stream has to wait while another is paused, the paused one gives its
-connection up: it is *parked*, and asks for what is missing when it is resumed.
+**Bounded, without deadlock.** ``max_streams`` have a connection at the same time. A program that reads ten
+shares of one server side by side pauses those that are ahead until the others have caught up; if the others
+wait for a connection, that is for ever. So when a stream has to wait while another is paused, the paused
+one gives its connection up: it is *parked*, and asks for what is missing when it is resumed.
 
 **After a loss** a stream asks for what is missing, too: what it has delivered is not delivered again. It does
 so while it gets on; ``MAX_BARREN`` answers in a row that bring less than ``PROGRESS_BYTES`` end it.
@@ -39,7 +39,7 @@ class GbsStreams:
     All streams from one server.
 
     Args:
-        pool: has ``max_streams`` connections.
+        pool: has more than ``max_streams`` connections, so that short reads find one.
     """
 
     def __init__(

@@ -1,0 +1,141 @@
+"""
+The budgets with nothing left out but TLS: ten real servers, a real client, transfers and windows, in virtual
+time, exactly. Half a round trip is 50 ms; connections are up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.grid.grid import Grid
+from pipegrid.simulation.driver import leaks
+from pipegrid.simulation.link import Line
+from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
+
+T = TypeVar("T")
+
+SIZES = (200, 100_000, 1_000_000)
+RTT_S = 0.1
+
+
+class RoundTripTests(SynchronousTestCase):
+    """Bytes take no time: what is left is round trips."""
+
+    def setUp(self) -> None:
+        self.world = GbsWorld(Path(self.mktemp()), servers=10)
+        self.addCleanup(self.world.close)
+        self.random = Random(7)
+        self.grid = self.open_grid()
+
+    def open_grid(self, seed: str = "") -> Grid:
+        """Return a grid with every connection open that a transfer needs."""
+        grid = make_grid(self.world, seed)
+        self.world.run(grid.put(self.random.randbytes(300)))
+        self.world.run(grid.status())
+        self.world.clock.advance(1)
+        return grid
+
+    def tearDown(self) -> None:
+        self.world.run(self.grid.close())
+        self.world.clock.advance(70)
+        self.assertEqual(leaks(self.world.clock, self.world.network), [])
+
+    def timed(self, start: Callable[[], Deferred[T]]) -> tuple[T, float]:
+        """Return a result and the round trips that it took."""
+        began_s = self.world.clock.seconds()
+        result = self.world.run(start())
+        trips = self.world.round_trips(began_s)
+        self.world.clock.advance(1)
+        return result, trips
+
+    def test_a_put_is_one_round_trip(self) -> None:
+        """Allocation and writes leave together, and the last answer is the end."""
+        for size in SIZES:
+            data = self.random.randbytes(size)
+            result, trips = self.timed(partial(self.grid.put, data))
+            self.assertEqual((trips, result.happiness), (1.0, 10), f"{size} bytes")
+
+    def test_a_get_is_one_round_trip(self) -> None:
+        """The first burst asks for the right bytes where shares are as predicted."""
+        for size in SIZES:
+            data = self.random.randbytes(size)
+            cap = self.world.run(self.grid.put(data)).cap
+            found, trips = self.timed(partial(self.grid.read, cap))
+            self.assertEqual((trips, found), (1.0, data), f"{size} bytes")
+
+    def test_a_get_from_elsewhere_is_two(self) -> None:
+        """Where they are not, the lists have come with the refusals."""
+        other = self.open_grid("elsewhere ")
+        for size in SIZES:
+            data = self.random.randbytes(size)
+            cap = self.world.run(other.put(data)).cap
+            found, trips = self.timed(partial(self.grid.read, cap))
+            self.assertEqual((trips, found), (2.0, data), f"{size} bytes")
+        self.world.run(other.close())
+
+    def test_a_hundred_puts_are_one_round_trip(self) -> None:
+        """Small files that are put side by side share every connection."""
+        files = [self.random.randbytes(200) for _ in range(100)]
+        results, trips = self.timed(lambda: gatherResults([self.grid.put(data) for data in files]))
+        self.assertEqual(trips, 1.0)
+        self.assertEqual(self.world.run(self.grid.read(results[42].cap)), files[42])
+
+    def test_a_put_sends_no_request_too_many(self) -> None:
+        """One allocation and one write to each server."""
+        before = [host.factory.service.requests.total() for host in self.world.servers]
+        self.world.run(self.grid.put(self.random.randbytes(200)))
+        after = [host.factory.service.requests.total() for host in self.world.servers]
+        self.assertEqual([b - a for a, b in zip(before, after, strict=True)], [2] * 10)
+
+    def test_cold_start(self) -> None:
+        """The first put costs one round trip more (TCP; with TLS another one), to all at the same time."""
+        grid = make_grid(self.world)
+        _, trips = self.timed(lambda: grid.put(self.random.randbytes(200)))
+        self.assertEqual(trips, 2.0)
+        self.world.run(grid.close())
+
+
+class NarrowLineTests(SynchronousTestCase):
+    """All servers behind one line of 10 MB/s: a round trip, and the bytes."""
+
+    BYTES_PER_S = 10_000_000
+
+    def setUp(self) -> None:
+        self.world = GbsWorld(Path(self.mktemp()), servers=10)
+        self.addCleanup(self.world.close)
+        there, back = Line(self.BYTES_PER_S), Line(self.BYTES_PER_S)
+        for host in self.world.servers:
+            self.world.network.join(CLIENT, host.name, RTT_S / 2, there, back)
+        self.random = Random(8)
+        self.grid = make_grid(self.world)
+        self.world.run(self.grid.read(self.world.run(self.grid.put(bytes(300))).cap))
+        self.world.clock.advance(1)
+
+    def tearDown(self) -> None:
+        self.world.run(self.grid.close())
+
+    def check_put(self, files: list[bytes], overhead_bytes: int) -> None:
+        """A put of these takes a round trip and its bytes, but for so many bytes at most."""
+        began_s = self.world.clock.seconds()
+        results = self.world.run(gatherResults([self.grid.put(data) for data in files]))
+        took_s = self.world.clock.seconds() - began_s
+        payload = sum(10 * result.share_bytes for result in results)
+        least_s = RTT_S + payload / self.BYTES_PER_S
+        self.assertGreaterEqual(took_s, least_s)
+        self.assertLessEqual(took_s, least_s + overhead_bytes / self.BYTES_PER_S)
+
+    def test_put(self) -> None:
+        """What requests add to a share is less than 1.2 kB."""
+        for size in SIZES:
+            self.check_put([self.random.randbytes(size)], 10 * 1200 + 2000)
+
+    def test_a_hundred_puts(self) -> None:
+        """The same for each of many."""
+        self.check_put([self.random.randbytes(200) for _ in range(100)], 100 * 10 * 1200 + 2000)
