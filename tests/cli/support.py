@@ -44,6 +44,7 @@ class FakeGrid:
     hold: bool = False
     corrupt: list[CorruptionError] = attrs.field(factory=list)
     created: str | None = None
+    warnings: tuple[str, ...] = ()
     config: FakeConfig = attrs.field(factory=FakeConfig)
     check_result: CheckResult | None = None
     servers: list[ServerStatus] = attrs.field(factory=list)

@@ -108,6 +108,11 @@ class ExitStatusTests(SynchronousTestCase):
         self.assertIn(created, Run("status", grid=FakeGrid(created=created)).stderr)
         self.assertEqual(Run("-q", "status", grid=FakeGrid(created=created)).stderr, "")
 
+    def test_servers_that_cannot_be_used_are_named(self) -> None:
+        """A server that is skipped is told on stderr, with the reason, and the command goes on."""
+        warnings = ("server 'x' is skipped: it has no address",)
+        self.assertIn(warnings[0], Run("status", grid=FakeGrid(warnings=warnings)).stderr)
+
 
 class UsageTests(SynchronousTestCase):
     """A command line that makes no sense is status 2 and one sentence."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from pipegrid.cli.console import Console
@@ -10,7 +12,11 @@ from pipegrid.cli.options import choose_params, common_options, encoding_options
 
 
 @click.command(name="init")
-@click.option("--local", is_flag=True, help="Make a grid on this machine (the only kind so far).")
+@click.option(
+    "--local",
+    is_flag=True,
+    help="Make a grid on this machine, even if servers.yaml names servers.",
+)
 @click.option(
     "--servers",
     type=click.IntRange(1, 256),
@@ -37,21 +43,28 @@ def command(
     """
     Make the client's directory, with a grid of its own on this machine.
 
+    If the directory has a private/servers.yaml, its servers are the grid instead.
+
     The options become the defaults of later uploads.
     """
 
     def work(console: Console) -> int:
         from pipegrid.core.params import Params
-        from pipegrid.grid.config import create_local, default_directory
+        from pipegrid.grid.config import create_client, create_local, default_directory
+        from pipegrid.grid.servers import load_static_servers
 
         params = choose_params(Params(), required_shares, total_shares, segment_bytes)
         directory = invocation.directory or default_directory()
-        config = create_local(directory, servers=servers, params=params, happy=happy)
+        named = 0 if local else len(load_static_servers(Path(directory)).servers)
+        if named:
+            config = create_client(directory, params=params, happy=happy)
+        else:
+            config = create_local(directory, servers=servers, params=params, happy=happy)
         console.result(
             str(config.directory),
             {
                 "directory": str(config.directory),
-                "servers": servers,
+                "servers": named or servers,
                 "required_shares": params.required_shares,
                 "total_shares": params.total_shares,
                 "happy": config.happy,

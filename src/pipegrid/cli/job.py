@@ -80,6 +80,8 @@ class GridJob:
         try:
             if grid.created:
                 console.say(f"pipegrid: {grid.created}")
+            for warning in grid.warnings:
+                console.say(f"pipegrid: {warning}")
             status = await self.work(grid, console)
         except BaseException:
             with suppress(Exception):  # the first error is the one to tell

@@ -8,6 +8,7 @@ of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning
                           [local] directory, servers, durability
     private/convergence   the convergence secret, base32
     private/secret        the lease secret, base32
+    private/servers.yaml  servers (see ``servers``)
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
+from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.storage.durability import Policy
 
 CONFIG_NAME = "pipegrid.cfg"
 DEFAULT_SERVERS = 10
+DEFAULT_HAPPY = 7
 MAX_LOCAL_SERVERS = 1000
 DURABILITIES: dict[str, Policy] = {"none": "none", "batch": "batch", "strict": "strict"}
 _SECRET_BYTES = 32
@@ -60,6 +63,7 @@ class GridConfig:
         convergence: the convergence secret.
         lease_secret: 32 bytes from which all lease and upload secrets derive.
         local: the embedded grid, or None.
+        static: servers that ``private/servers.yaml`` names, and what is wrong with it.
     """
 
     directory: Path
@@ -68,6 +72,7 @@ class GridConfig:
     convergence: bytes = attrs.field(repr=False)
     lease_secret: bytes = attrs.field(repr=False)
     local: LocalGrid | None
+    static: StaticServers = attrs.field(factory=StaticServers)
 
 
 def default_directory() -> Path:
@@ -103,11 +108,10 @@ def create_local(
     Raises:
         UsageError: it is configured already, cannot be written, or the numbers are impossible.
     """
-    directory = Path(directory)
     params = params or Params()
     _check_servers(servers)
     if happy is None:
-        happy = min(7, servers, params.total_shares)
+        happy = min(DEFAULT_HAPPY, servers, params.total_shares)
     check_happy(happy, params)
     if happy > servers:
         raise UsageError(
@@ -116,6 +120,31 @@ def create_local(
         )
     if durability not in DURABILITIES:
         raise UsageError(f"the durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
+    local = [
+        "",
+        "[local]",
+        "directory = storage",
+        f"servers = {servers}",
+        f"durability = {durability}",
+    ]
+    return _create(Path(directory), params, happy, local)
+
+
+def create_client(
+    directory: Path | str, *, params: Params | None = None, happy: int | None = None
+) -> GridConfig:
+    """
+    Make ``directory`` a client's directory without servers of its own, and return what it says.
+
+    Its servers are those of ``private/servers.yaml``. Otherwise as ``create_local``.
+    """
+    params = params or Params()
+    happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
+    check_happy(happy, params)
+    return _create(Path(directory), params, happy, [])
+
+
+def _create(directory: Path, params: Params, happy: int, more_lines: list[str]) -> GridConfig:
     if is_configured(directory):
         raise UsageError(
             f"{directory} is configured already; use it as it is, or choose another directory"
@@ -129,21 +158,14 @@ def create_local(
     ]
     if params.max_segment_bytes != DEFAULT_SEGMENT_BYTES:
         lines.append(f"segment_size = {params.max_segment_bytes}")
-    lines += [
-        "",
-        "[local]",
-        "directory = storage",
-        f"servers = {servers}",
-        f"durability = {durability}",
-        "",
-    ]
+    lines += more_lines
     try:
         private = directory / "private"
         private.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("convergence", "secret"):
             if not (private / name).exists():
                 _write(private / name, base32.encode(os.urandom(_SECRET_BYTES)) + "\n", 0o600)
-        _write(directory / CONFIG_NAME, "\n".join(lines), 0o644)
+        _write(directory / CONFIG_NAME, "\n".join([*lines, ""]), 0o644)
     except OSError as error:
         raise UsageError(
             f"cannot make {directory} a grid directory: {error.strerror}; choose another with -d"
@@ -198,6 +220,7 @@ def load(directory: Path | str) -> GridConfig:
         convergence=_secret(directory / "private" / "convergence", None),
         lease_secret=_secret(directory / "private" / "secret", _SECRET_BYTES),
         local=_local(parser, path, directory),
+        static=load_static_servers(directory),
     )
 
 

@@ -29,6 +29,7 @@ from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.local import open_local
+from pipegrid.grid.servers import SERVERS_NAME, open_static
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download
@@ -62,6 +63,7 @@ class Grid:
     Attributes:
         config: what the directory says.
         created: what to tell the user if opening has just made an embedded grid, or None.
+        warnings: what to tell the user about servers that the directory names and that were skipped.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Grid:
     ) -> None:
         self.config = config
         self.created = created
+        self.warnings = config.static.warnings
         self._reactor = reactor
         self._peers = peers
         self._workers = workers
@@ -132,18 +135,26 @@ class Grid:
                 f"storage directories was made in {path}; it is as safe as that disk"
             )
         config = configuration.load(path)
-        if config.local is None:
+        static = config.static.servers
+        if config.local is None and not static:
             raise UsageError(
-                f"{path / configuration.CONFIG_NAME} names no servers; add a [local] section"
+                f"{path} names no servers that can be used; list some in {SERVERS_NAME}, or add a"
+                f" [local] section to {configuration.CONFIG_NAME}"
+                + "".join(f" ({warning})" for warning in config.static.warnings[:1])
             )
         assert IReactorFromThreads.providedBy(reactor), "Grid.open needs a real reactor"
-        local = open_local(reactor, config.local)
+        peers = open_static(reactor, static, config.params.total_shares)
+        on_close = None
+        if config.local is not None:
+            local = open_local(reactor, config.local)
+            peers += local.peers
+            on_close = local.close
         workers: CpuWorkers = Workers(reactor)
         if tracer is not None:
             workers = TracedWorkers(workers, tracer)
-            for peer in local.peers:
+            for peer in peers:
                 peer.server = TracedServer(peer.server, tracer)
-        return cls(reactor, config, local.peers, workers, created=created, on_close=local.close)
+        return cls(reactor, config, peers, workers, created=created, on_close=on_close)
 
     def put(
         self,
@@ -321,6 +332,10 @@ class Grid:
         try:
             watch = Watch(self._reactor, _STATUS_SILENCE_S)
             version = await watch.answer(peer.server.version(), peer.name)
+            if peer.protocol == "https":  # that was a connection; how long does an answer take?
+                started = self._reactor.seconds()
+                watch = Watch(self._reactor, _STATUS_SILENCE_S)
+                version = await watch.answer(peer.server.version(), peer.name)
         except ServerError as error:
             reason = str(error)
         else:

@@ -1,0 +1,223 @@
+"""servers.yaml: what it says, what is skipped, and a grid of the servers it names, over TLS."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from twisted.internet import reactor as installed_reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from pipegrid.core import base32
+from pipegrid.core.params import Params
+from pipegrid.errors import UnhappyError, UsageError
+from pipegrid.grid import Grid
+from pipegrid.grid.config import create_client
+from pipegrid.grid.servers import (
+    SERVERS_NAME,
+    WINDOW_MEMORY_BYTES,
+    load_static_servers,
+    open_static,
+    parse_static_servers,
+    window_bytes,
+)
+from pipegrid.storage.serve import ServeSettings, StorageNode
+from tests import vectors
+
+reactor: Any = installed_reactor
+
+RECORDED = vectors.load("gbs-http")
+NURL = RECORDED["nurls"][0]
+FURL = RECORDED["furl"]
+SERVER_ID = "v0-" + base32.encode(b"k" * 32)
+
+
+def parse(storage: Any) -> Any:
+    """Return what a file with these entries says; YAML understands JSON."""
+    return parse_static_servers(json.dumps({"storage": storage}).encode(), "servers.yaml")
+
+
+class ParseTests(SynchronousTestCase):
+    """The format is Tahoe-LAFS's."""
+
+    def test_a_full_entry(self) -> None:
+        """Nickname, seed and tub id are those of the announcement."""
+        announcement = {
+            "nickname": "alice",
+            "anonymous-storage-FURL": FURL,
+            "anonymous-storage-NURLs": [NURL],
+            "permutation-seed-base32": base32.encode(b"p" * 20),
+        }
+        entry = {"ann": announcement, "connections": {"tcp": "tcp"}}
+        found = parse({SERVER_ID: entry})
+        self.assertEqual(found.warnings, ())
+        (server,) = found.servers
+        self.assertEqual(server.identity.server_id, SERVER_ID)
+        self.assertEqual(server.identity.nickname, "alice")
+        self.assertEqual(server.identity.permutation_seed, b"p" * 20)
+        self.assertEqual(base32.encode(server.identity.lease_seed), FURL[5:37])
+        self.assertEqual(str(server.nurl), NURL)
+
+    def test_a_short_entry(self) -> None:
+        """A NURL is enough: everything else follows from it and the id."""
+        (server,) = parse({SERVER_ID: {"ann": {"anonymous-storage-NURLs": [NURL]}}}).servers
+        self.assertEqual(server.identity.nickname, SERVER_ID)
+        self.assertEqual(server.identity.permutation_seed, b"k" * 32)
+        self.assertEqual(len(server.identity.lease_seed), 20)
+
+    def test_tor_is_the_last_choice(self) -> None:
+        """Of several addresses a direct one is taken."""
+        tor = NURL.replace("pb:", "pb+tor:").replace("127.0.0.1", "abc.onion")
+        entry = {"ann": {"anonymous-storage-NURLs": [tor, NURL]}}
+        self.assertEqual(str(parse({"x": entry}).servers[0].nurl), NURL)
+
+    def test_bad_entries_are_skipped(self) -> None:
+        """Each is named with its reason, and the others are there."""
+        tor = NURL.replace("pb:", "pb+tor:").replace("127.0.0.1", "abc.onion")
+        good = {"ann": {"anonymous-storage-NURLs": [NURL]}}
+        bad: list[Any] = [
+            None,
+            7,
+            {},
+            {"ann": []},
+            {"ann": {}},
+            {"ann": {"anonymous-storage-FURL": FURL}},
+            {"ann": {"anonymous-storage-NURLs": NURL}},
+            {"ann": {"anonymous-storage-NURLs": [7]}},
+            {"ann": {"anonymous-storage-NURLs": ["pb://nonsense"]}},
+            {"ann": {"anonymous-storage-NURLs": [tor]}},
+            {"ann": {"anonymous-storage-NURLs": [NURL], "nickname": 7}},
+            {"ann": {"anonymous-storage-NURLs": [NURL], "anonymous-storage-FURL": "x"}},
+            {"ann": {"anonymous-storage-NURLs": [NURL], "permutation-seed-base32": "1"}},
+        ]
+        entries = {f"bad{n}": entry for n, entry in enumerate(bad)} | {"good": good, "": good}
+        found = parse(entries)
+        self.assertEqual([each.identity.server_id for each in found.servers], ["good"])
+        self.assertEqual(len(found.warnings), len(bad) + 1)
+        for n, warning in enumerate(found.warnings[:-1]):
+            self.assertIn(f"'bad{n}' is skipped: ", warning)
+            self.assertNotIn(NURL.rpartition("/")[2][:32], warning)  # the secret
+
+    def test_files_that_are_none(self) -> None:
+        """Nothing, or no servers, is no error; what is no such file at all is."""
+        for text in (b"", b"storage:\n", b"{}", b"other: 1\n"):
+            if text != b"storage:\n":
+                self.assertEqual(parse_static_servers(text, "x").servers, ())
+        for text in (
+            b"storage: [1]\n",
+            b"- a\n",
+            b"\xff\xfe\xfd",
+            b"{",
+            b"a: !!python/object:x.y {}",
+        ):
+            with self.assertRaises(UsageError) as caught:
+                parse_static_servers(text, "some/servers.yaml")
+            self.assertIn("some/servers.yaml", str(caught.exception))
+        self.assertEqual(load_static_servers(Path(self.mktemp())).servers, ())
+
+    def test_windows_share_the_memory(self) -> None:
+        """Whatever the number of servers, windows and the message beyond each stay within the budget."""
+        for servers in range(1, 26):
+            self.assertLessEqual(servers * (window_bytes(servers) + (1 << 20)), WINDOW_MEMORY_BYTES)
+        self.assertGreaterEqual(window_bytes(256), 256 << 10)
+        found = parse({f"s{n}": {"ann": {"anonymous-storage-NURLs": [NURL]}} for n in range(12)})
+        peers = open_static(reactor, found.servers, 10)
+        self.assertEqual([peer.name for peer in peers], [f"s{n}" for n in range(12)])
+        self.assertEqual((peers[0].protocol, peers[0].address), ("https", "127.0.0.1:39472"))
+
+
+class GridTests(TestCase):
+    """A grid of real servers on the loopback interface, over TLS."""
+
+    timeout = 60
+
+    def setUp(self) -> Deferred[None]:  # type: ignore[override]
+        return Deferred.fromCoroutine(self._set_up())
+
+    async def _set_up(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.nodes = [
+            StorageNode(
+                reactor,
+                ServeSettings(
+                    directory=self.directory / f"node{n}",
+                    port="tcp:0:interface=127.0.0.1",
+                    durability="none",
+                ),
+            )
+            for n in range(4)
+        ]
+        await gatherResults([node.start() for node in self.nodes])
+        self.client = self.directory / "client"
+        self.write_servers([node.nurl for node in self.nodes])
+        create_client(self.client, params=Params(2, 4), happy=3)
+
+    def tearDown(self) -> Deferred[Any]:  # type: ignore[override]
+        return gatherResults([node.stop() for node in self.nodes])
+
+    def write_servers(self, nurls: list[str]) -> None:
+        """Write the client's file."""
+        (self.client / "private").mkdir(parents=True, exist_ok=True)
+        entries = {
+            f"node{n}": {"ann": {"anonymous-storage-NURLs": [text]}} for n, text in enumerate(nurls)
+        }
+        (self.client / SERVERS_NAME).write_text(json.dumps({"storage": entries}))
+
+    def test_put_and_get(self) -> Deferred[None]:
+        """Files of many sizes go there and come back; status tells who is there."""
+        return Deferred.fromCoroutine(self._test_put_and_get())
+
+    async def _test_put_and_get(self) -> None:
+        random = Random(1)
+        grid: Grid = await Grid.open(reactor, self.client)
+        files = [random.randbytes(size) for size in (100, 70_000, 1_500_000, 5_000_000)]
+        results = await gatherResults([grid.put(data) for data in files])
+        await grid.close()
+        grid = await Grid.open(reactor, self.client)
+        for data, result in zip(files, results, strict=True):
+            self.assertEqual(len(result.shares_placed), 4)
+            into = BytesIO()
+            await grid.get(result.cap, into)
+            self.assertEqual(into.getvalue(), data)
+            checked = await grid.check(result.cap, verify=len(data) < 100_000)
+            self.assertTrue(checked.healthy)
+        for status in await grid.status():
+            self.assertTrue(status.reachable, status.reason)
+            self.assertEqual(status.protocol, "https")
+        await grid.close()
+
+    def test_a_server_with_another_key(self) -> Deferred[None]:
+        """A server that does not own the key of its address is told nothing, and named."""
+        return Deferred.fromCoroutine(self._test_another_key())
+
+    async def _test_another_key(self) -> None:
+        nurls = [node.nurl for node in self.nodes]
+        ports = [text.partition("@")[2] for text in nurls]
+        # Each address has the key of the next server.
+        self.write_servers(
+            [text.partition("@")[0] + "@" + ports[(n + 1) % 4] for n, text in enumerate(nurls)]
+        )
+        grid: Grid = await Grid.open(reactor, self.client)
+        for status in await grid.status():
+            self.assertFalse(status.reachable)
+            self.assertIn("is not the server it should be", status.reason or "")
+        with self.assertRaises(UnhappyError):
+            await grid.put(b"x" * 1000)
+        for node in self.nodes:
+            assert node._server is not None
+            self.assertEqual(sum(node._server.service.requests.values()), 0)
+        await grid.close()
+
+    def test_no_servers(self) -> Deferred[None]:
+        """A directory whose servers are all unusable says so, with a reason."""
+        return Deferred.fromCoroutine(self._test_no_servers())
+
+    async def _test_no_servers(self) -> None:
+        self.write_servers(["pb://nonsense"])
+        with self.assertRaises(UsageError) as caught:
+            await Grid.open(reactor, self.client)
+        self.assertIn("is skipped", str(caught.exception))
