@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
 
+from pipegrid.errors import ServerUnreachable
+from pipegrid.http11.endpoints import _PinnedConnectionCreator
 from pipegrid.simulation.driver import leaks
+from pipegrid.storage import identity
+from pipegrid.storage.http_service import GbsService
+from pipegrid.storage.server import FrontFactory
+from pipegrid.storage.server import GbsServer as GbsFactory
+from pipegrid.transport.gbs import GbsServer
 from pipegrid.transport.interface import StorageServer
-from tests.transport.contract import StorageServerContract
-from tests.transport.gbs_world import GbsWorld
+from tests.transport.contract import SECRETS, SI, Consumer, StorageServerContract
+from tests.transport.gbs_world import CLIENT, PORT, GbsWorld
 
 T = TypeVar("T")
 
@@ -20,9 +31,13 @@ class GbsContractTests(StorageServerContract, SynchronousTestCase):
     """The contract, over HTTP and a network of 20 ms there and back."""
 
     def setUp(self) -> None:
-        self.world = GbsWorld(Path(self.mktemp()), latency_s=0.01, policy="batch")
+        self.world = self.make_world()
         self.addCleanup(self.world.close)
         super().setUp()
+
+    def make_world(self) -> GbsWorld:
+        """Return a network with one server."""
+        return GbsWorld(Path(self.mktemp()), latency_s=0.01, policy="batch")
 
     def tearDown(self) -> None:
         super().tearDown()
@@ -39,3 +54,78 @@ class GbsContractTests(StorageServerContract, SynchronousTestCase):
 
     def settle(self) -> None:
         self.world.clock.advance(1.0)
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class TlsEndpoint:
+    """An endpoint with TLS to the owner of one key, in virtual time."""
+
+    inner: IStreamClientEndpoint
+    pin: bytes
+    clock: Any
+
+    def connect(self, protocolFactory: Any) -> Deferred[Any]:
+        """Connect; fires when the handshake begins, as with real ones."""
+        creator: Any = _PinnedConnectionCreator(self.pin, "s0")
+        factory: Any = TLSMemoryBIOFactory(creator, True, protocolFactory, self.clock)
+        connected: Deferred[Any] = self.inner.connect(factory)
+        return connected.addCallback(lambda tls: tls.wrappedProtocol)
+
+
+class TlsWorld(GbsWorld):
+    """One server behind TLS. The key is made once: that is what takes long."""
+
+    identity = identity.from_pem(identity.make_pem(), "unused", "a test's key")
+    pin = identity.spki_hash
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        super().__init__(root, make_factory=self._make_factory, **options)
+
+    def _make_factory(self, service: GbsService, clock: Any) -> Any:
+        return FrontFactory(GbsFactory(service, clock), self.identity.contexts(), clock)
+
+    def connect(self, number: int = 0, *_: Any, pin: bytes | None = None, **__: Any) -> GbsServer:
+        """Return a new client of the server."""
+
+        def endpoint() -> Any:
+            inner = self.network.endpoint(CLIENT, f"s{number}", PORT)
+            return TlsEndpoint(inner, self.pin if pin is None else pin, self.client.clock)
+
+        return super().connect(number, endpoint)
+
+
+class GbsTlsContractTests(GbsContractTests):
+    """The contract, with TLS."""
+
+    def make_world(self) -> GbsWorld:
+        return TlsWorld(Path(self.mktemp()), latency_s=0.01, policy="batch")
+
+    def test_cold_start(self) -> None:
+        """The first put costs two round trips more, TCP and TLS, and no third; the next one none."""
+        world = TlsWorld(Path(self.mktemp()))
+        self.addCleanup(world.close)
+        server = world.connect()
+        for number, expected in ((0, 3.0), (1, 1.0)):
+            began_s = world.clock.seconds()
+            server.allocate(SI, {number}, 3, SECRETS)
+            world.run(server.write(SI, number, 0, [b"abc"], SECRETS.upload))
+            self.assertEqual(world.round_trips(began_s), expected)
+        world.run(server.disconnect())
+
+    def test_a_wrong_key(self) -> None:
+        """Who does not own the key is told no secret, and the error says what to do."""
+        assert isinstance(self.world, TlsWorld)
+        server = self.world.connect(pin=b"\1" * 32)
+        waiting: list[Deferred[Any]] = [
+            server.version(),
+            server.allocate(SI, {0}, 3, SECRETS),
+            server.stream(SI, 0, 0, 3, Consumer()),
+        ]
+        for each in waiting:
+            with self.assertRaises(ServerUnreachable) as caught:
+                self.resolve(each)
+            self.assertIn("is not the server it should be", str(caught.exception))
+            self.assertFalse(caught.exception.may_have_happened)
+        self.assertEqual(self.world.servers[0].factory._server.service.requests.total(), 0)
+        self.resolve(server.disconnect())
