@@ -385,6 +385,18 @@ class DamageTests(GridTestCase):
         self.assertEqual(output.read_bytes(), self.content)
         self.assertTrue(fields["corrupt"])
 
+    async def test_more_damage_than_shares_can_bear(self) -> None:
+        """Eight of ten damaged in the same block: status 4 for get and check, and no file."""
+        cap = await self.put()
+        for number in range(8):
+            self.flip(number, 36 + 77)
+        output = self.directory / "output"
+        outcome = await self.run_command("get", cap, "-o", str(output))
+        self.assertEqual((outcome.status, outcome.stdout), (4, b""))
+        self.assertEqual(outcome.stderr.count("\n"), 1)
+        self.assertEqual(sorted(os.listdir(self.directory)), ["file", "grid"])
+        self.assertEqual((await self.run_command("check", "--verify", cap)).status, 4)
+
     async def test_any_bit_of_any_share(self) -> None:
         """Wherever a bit flips, the file comes back right."""
         cap = await self.put(*MANY_SEGMENTS)
