@@ -235,6 +235,7 @@ class DiskTests(GridTestCase):
         outcome = await self.run_command("put", str(self.file))
         self.assert_sentence(outcome, 3, "cannot store", "servers")
         self.assertLess(len(self.shares()), 3)
+        self.assertEqual(self.unfinished(), [], "what a full disk cannot use")
         undo()
         await self.assert_comes_back(await self.put())
 
@@ -422,7 +423,10 @@ class DamageTests(GridTestCase):
                     (b"", data[:5], data[:500], data[:-80], b"\0" * 900, b"#!")[number]
                 )
         await self.assert_comes_back(cap)
-        self.assertEqual((await self.run_command("check", "--verify", cap)).status, 5)
+        outcome = await self.run_command("check", "--verify", "--json", cap)
+        self.assertEqual(outcome.status, 5)
+        named = {entry["share_number"] for entry in outcome.object["corrupt"]}
+        self.assertEqual((named, outcome.object["unreachable"]), (set(range(6)), []))
 
 
 class ConfigurationTests(GridTestCase):
