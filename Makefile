@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types trial format clean
+.PHONY: demo test lint types trial soak format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -25,6 +25,10 @@ trial: $(INSTALLED)
 	timeout 540 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+
+# Random and long (about ten minutes); a seed is printed. `make soak SEED=7` repeats one.
+soak: $(INSTALLED)
+	$(BIN)/python -m misc.soak $(if $(SEED),--seed $(SEED))
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -73,6 +73,7 @@ class ProcessTests(SynchronousTestCase):
             process = self.start("put", "-", stdin=subprocess.PIPE)
             self.wait_until_reading(process)
             process.send_signal(number)
+            process.wait(TIMEOUT_S)  # with its input still open, or that might end it first
             _, prose = process.communicate(timeout=TIMEOUT_S)
             self.assertEqual(process.returncode, 130, prose)
             self.assertEqual(prose.count(b"\n"), 1, prose)

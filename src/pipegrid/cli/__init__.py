@@ -7,6 +7,7 @@ This module is what the shell waits for whatever the command, so it imports next
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -15,7 +16,14 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         from pipegrid import __version__
 
-        print(f"pipegrid {__version__}")
+        try:
+            print(f"pipegrid {__version__}", flush=True)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                print(
+                    f"pipegrid: cannot write to standard output: {error.strerror}", file=sys.stderr
+                )
+            os._exit(1)  # the interpreter's own end would try to flush, and fail, once more
         return
     try:
         from pipegrid.cli.process import run_process

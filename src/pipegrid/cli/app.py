@@ -14,6 +14,7 @@ from pipegrid import __version__
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, failure
 from pipegrid.cli.options import common_options
+from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -26,6 +27,14 @@ COMMANDS = ("init", "put", "get", "check", "status", "encode", "decode", "serve"
 
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; no arguments at all get the help, on stderr, as they ask for nothing."""
+        if not args:
+            invocation: Invocation = ctx.obj
+            invocation.console.say(ctx.get_help())
+            ctx.exit(ExitStatus.USAGE)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names."""

@@ -10,7 +10,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import corruption_fields, plural
+from pipegrid.cli.render import corruption_fields, located, plural
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
@@ -72,7 +72,7 @@ def _summary(result: CheckResult) -> str:
 
 def _say_more(console: Console, result: CheckResult) -> None:
     for error in result.corrupt:
-        console.say(f"pipegrid: {error}")
+        console.say(f"pipegrid: {located(error)}")
     for nickname in result.unreachable:
         console.say(f"pipegrid: {nickname} is out of reach")
     for number, servers in sorted(result.good_shares.items()):

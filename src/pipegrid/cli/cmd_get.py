@@ -9,7 +9,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options
+from pipegrid.cli.options import EMPTY_NAME, common_options
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def command(cap: str, output: str | None, force: bool, byte_range: str | None) -
     # All that can be wrong with the question is found before a grid is opened.
     if force and output is None:
         raise click.UsageError("--force goes with -o", click.get_current_context())
+    if output == "":
+        raise click.UsageError(f"-o: {EMPTY_NAME}", click.get_current_context())
     file = readable(cap)
     start, length = (0, file.size) if byte_range is None else resolve(byte_range, file.size)
 

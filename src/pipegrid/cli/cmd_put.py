@@ -9,6 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
+    EMPTY_NAME,
     check_key_options,
     choose_params,
     common_options,
@@ -47,6 +48,8 @@ def command(
     not stop the others.
     """
     check_key_options(convergence, random_key)
+    if "" in files:
+        raise click.UsageError(f"FILE: {EMPTY_NAME}", click.get_current_context())
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
 

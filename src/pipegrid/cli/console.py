@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, TextIO, cast
 
-from pipegrid.cli.outcome import ExitStatus, sentence, status_of
+from pipegrid.cli.outcome import ExitStatus, printable, sentence, status_of
 from pipegrid.errors import SinkError
 
 
@@ -94,9 +94,9 @@ class Console:
 
     def result(self, text: str, fields: dict[str, Any]) -> None:
         """Print one result: text for people, or its documented fields under ``--json``."""
-        line = json.dumps(fields, ensure_ascii=False) if self.json else text
         # A path may hold bytes that are no text; they come out as they went in.
-        self.results.write(line.encode("utf-8", "surrogateescape") + b"\n")
+        line = _json_line(fields) if self.json else text.encode("utf-8", "surrogateescape") + b"\n"
+        self.results.write(line)
         self.results.flush()
 
     def say(self, text: str) -> None:
@@ -122,6 +122,7 @@ class Console:
         if self.verbosity > 0:
             self._prose("".join(traceback.format_exception(error)).rstrip())
         text = sentence(error)
+        about = printable(about)
         about = f"{about}: " if about and about not in text else ""
         self._prose(f"pipegrid: {about}{text}")
         return status_of(error)
@@ -138,3 +139,12 @@ class Console:
             self.stderr.flush()
         except (OSError, ValueError):
             pass  # nobody listens; the exit status still tells
+
+
+def _json_line(fields: dict[str, Any]) -> bytes:
+    """Return an object as a line of valid UTF-8, whatever bytes a path in it is made of."""
+    try:
+        line = json.dumps(fields, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:  # a byte 0xff that is no text becomes the lone surrogate \udcff
+        line = json.dumps(fields).encode("ascii")
+    return line + b"\n"

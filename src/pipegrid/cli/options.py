@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+EMPTY_NAME = "the name is empty; perhaps a variable is not set"
+
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
@@ -55,6 +57,8 @@ def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         invocation = ctx.find_object(Invocation)
+        if value == "":
+            raise click.BadParameter(EMPTY_NAME, ctx, param)
         if value and invocation is not None:
             note(invocation, value)
 

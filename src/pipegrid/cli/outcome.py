@@ -61,7 +61,7 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, click.UsageError):
         return _usage_sentence(error)
     if isinstance(error, PipegridError):
-        text = str(error) or (type(error).__doc__ or "").strip()
+        text = str(error) or " ".join((type(error).__doc__ or "").split())
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
         text = where + (error.strerror or str(error) or type(error).__name__)
@@ -70,11 +70,23 @@ def sentence(error: BaseException) -> str:
             f"PipeGrid failed in a way that nobody foresaw ({type(error).__name__}: {error}); "
             "run the command again with -v, and report what it shows"
         )
-    return " ".join(text.split()).rstrip(".")
+    return printable(text.strip()).rstrip(".")
+
+
+def printable(text: str) -> str:
+    r"""
+    Return text on one line: control characters, as file names may hold them, as ``\n`` or ``\x1b``.
+
+    Bytes that are no text stay as Python keeps them (surrogates), for the console to deal with.
+    """
+    return "".join(
+        char if char.isprintable() or "\ud800" <= char <= "\udfff" else ascii(char)[1:-1]
+        for char in text
+    )
 
 
 def _usage_sentence(error: click.UsageError) -> str:
-    text = " ".join(error.format_message().split()).rstrip(".")
+    text = printable(" ".join(error.format_message().split())).rstrip(".")
     if error.ctx is None:
         return text
     return f"{text}; see '{error.ctx.command_path} --help'"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import sentence
+from pipegrid.cli.outcome import printable, sentence
 from pipegrid.errors import CorruptionError
 
 
@@ -26,7 +26,14 @@ def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]
 def warn_of_corruption(console: Console, corrupt: Sequence[CorruptionError]) -> None:
     """Tell of damage that did no harm this time."""
     for error in corrupt:
-        console.say(f"pipegrid: worked around damage: {sentence(error)}")
+        console.say(f"pipegrid: worked around damage: {located(error)}")
+
+
+def located(error: CorruptionError) -> str:
+    """Return what is damaged, and on which server if that is known and not said yet."""
+    text = sentence(error)
+    where = printable(error.server)
+    return f"{where}: {text}" if where and where not in text else text
 
 
 def amount(size: int | None) -> str:

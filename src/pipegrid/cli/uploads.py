@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, sentence
+from pipegrid.cli.outcome import ExitStatus, printable, sentence
 from pipegrid.cli.progress import Progress
 from pipegrid.cli.stdin import InterruptibleInput, interruptible
 from pipegrid.errors import SinkError, SourceError
@@ -178,4 +178,4 @@ def _size(path: str) -> int:
 
 
 def _name(path: str) -> str:
-    return "standard input" if path == "-" else path
+    return "standard input" if path == "-" else printable(path)

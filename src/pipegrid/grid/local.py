@@ -27,14 +27,20 @@ _DISK_THREADS = 4
 
 @attrs.frozen
 class OpenLocalGrid:
-    """The servers of an embedded grid, and the threads that do their disk work."""
+    """The servers of an embedded grid, their stores, and the threads that do their disk work."""
 
     peers: list[Peer]
+    stores: list[ShareStore]
     disk_workers: Workers
 
     def close(self) -> Deferred[None]:
-        """Stop the threads."""
-        return self.disk_workers.stop()
+        """Stop the threads, let go of all files, and clear away uploads that nobody went on with."""
+        return self.disk_workers.stop().addCallback(lambda _: self._let_go())
+
+    def _let_go(self) -> None:
+        for store in self.stores:
+            store.expire_uploads()  # no server runs all the time and could do it
+            store.close()
 
 
 def local_identity(number: int) -> ServerIdentity:
@@ -50,10 +56,11 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
     # One for all, since the shares of a file are complete at the same time: one sync makes the
     # group durable on every directory of the disk.
     durability = Durability(workers, IReactorTime(reactor), grid.durability)
-    peers = []
+    peers, stores = [], []
     for number in range(grid.servers):
         directory = grid.directory / f"{number:02d}"
         store = ShareStore(directory, clock=time.time)
+        stores.append(store)
         server = LocalServer(store, local_identity(number), workers, durability)
         peers.append(Peer(server, Pipeline(_WINDOW_BYTES), "local", str(directory)))
-    return OpenLocalGrid(peers, workers)
+    return OpenLocalGrid(peers, stores, workers)

@@ -107,15 +107,33 @@ def remove_empty(directory: str) -> None:
 
 
 def free_bytes(path: str) -> int | None:
-    """Return the room for unprivileged users on path's disk, or None if it cannot be told."""
-    path = os.path.abspath(path)
-    while not os.path.lexists(path):  # directories are made when the first share comes
-        path = os.path.dirname(path)
+    """
+    Return the room for unprivileged users in a directory, or None if it cannot be told.
+
+    Raises:
+        NotADirectoryError: something else has its name, or that of a directory above it.
+    """
+    path = _existing(path)
+    if not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     try:
         status = os.statvfs(path)
     except OSError:
         return None
     return status.f_bavail * status.f_frsize
+
+
+def is_writable(path: str) -> bool:
+    """Return whether this process may write in a directory, or make it if it is not there yet."""
+    return os.access(_existing(path), os.W_OK | os.X_OK)
+
+
+def _existing(path: str) -> str:
+    """Return path, or what is there above it: directories are made when the first share comes."""
+    path = os.path.abspath(path)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def read_boot_id() -> bytes:

@@ -134,10 +134,19 @@ class ShareStore:
     # Space.
 
     def available_bytes(self) -> int | None:
-        """Return the room for more shares, or None if it cannot be told; 0 if read-only."""
+        """
+        Return the room for more shares, or None if it cannot be told; 0 if read-only.
+
+        Raises:
+            ServerRefused: the storage directory is no directory.
+        """
         if self.read_only:
             return 0
-        free = self._free_bytes(self._shares)
+        try:
+            free = self._free_bytes(self._shares)
+        except OSError as error:
+            what = f"use the storage directory {str(self.root)!r}"
+            raise disk.disk_error(error, what) from error
         if free is None:
             return None
         with self._table_lock:
@@ -155,6 +164,8 @@ class ShareStore:
     def version(self) -> ServerVersion:
         """Return what the server says of itself."""
         room = self.available_bytes()
+        if not disk.is_writable(self._shares):
+            room = 0
         largest = MAX_SHARE_BYTES if room is None else min(room, MAX_SHARE_BYTES)
         return ServerVersion(largest, room, f"pipegrid/{__version__}")
 

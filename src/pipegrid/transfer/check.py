@@ -20,7 +20,7 @@ from zope.interface import implementer
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
-from pipegrid.errors import CorruptionError, NoSuchShare, ServerError
+from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRefused
 from pipegrid.flow.together import together
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer, ring
@@ -125,6 +125,10 @@ class Check:
             problems = await self._verify_share(number, peer)
         except NoSuchShare:
             self._found.holders[number].remove(peer)  # it was listed by mistake, or has gone
+        except ServerRefused as error:  # it is there, and says that its share is not in order
+            what = f"share {number} cannot be read: {error}"
+            self._found.corrupt.append(CorruptionError(what, number, None, peer.name))
+            self._found.holders[number].remove(peer)
         except ServerError:
             self._found.unreachable.append(peer.name)
             self._found.holders[number].remove(peer)

@@ -24,7 +24,7 @@ from pipegrid.core import hashes
 from pipegrid.core.encoder import Encoder, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
-from pipegrid.errors import ServerError, UnhappyError
+from pipegrid.errors import NoSpace, ServerError, UnhappyError
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.allocations import Allocations, Answer
@@ -380,6 +380,8 @@ class Upload:
             lane.bug.raiseException()
         if lane.error is not None:
             self._reasons[peer.name] = str(lane.error)
+        if isinstance(lane.error, NoSpace):
+            lane.abort()  # what it took of the last room is of use to nobody
         if lane.state == "stored":
             self._plan.found(peer, [number])
             if peer not in self._found.get(number, ()):
