@@ -185,6 +185,23 @@ class PlacementTests(UploadTestCase):
         self.assertNotIn(2, line.shares(self.file.cap.storage_index))
         self.assertEqual(len(line.storage.uploads), 1, "the other one's upload is not harmed")
 
+    def test_a_twin_is_waited_for(self) -> None:
+        """Where another client is just uploading all of the file, its shares are found in the end."""
+        self.make()
+        stranger = self.secrets_of_a_stranger()
+        index = self.file.cap.storage_index
+        for number, line in enumerate(self.ring):
+            line.memory.allocate(index, {number}, len(self.file.shares[number]), stranger)
+
+        def finish() -> None:
+            for number, line in enumerate(self.ring):
+                line.memory.write(index, number, 0, [self.file.shares[number]], stranger.upload)
+
+        self.world.clock.callLater(2.0, finish)
+        self.put()
+        self.assertEqual(self.result.happiness, 10)
+        self.assertEqual(self.result.shares_placed, {})
+
     def test_a_bug_in_a_transport_ends_the_put_and_nothing_else(self) -> None:
         """An error that is no server's is passed on; windows that others share stay usable."""
         for operation in ("allocate", "write"):

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 
 from pipegrid.core.caps import LitCap, is_literal_size
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry, Params
-from pipegrid.errors import SourceError
+from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.budget import Budget
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.codingline import DEPTH
@@ -26,6 +27,12 @@ from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.source import BytesSource, Source, SourceLike, open_source
 from pipegrid.transfer.upload import Upload
+
+_CONTENTION_WAITS_S = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""
+How long to wait, time after time, where happiness fails because somebody else is just uploading the
+same shares: when they are done, these are found in place.
+"""
 
 _OVERHEAD_BYTES = 64 << 10
 """What the objects of even the smallest upload take."""
@@ -113,20 +120,27 @@ class Putter:
                     "when nobody writes to it"
                 )
 
-        upload = Upload(
-            clock=self._clock,
-            workers=self._workers,
-            peers=self._peers,
-            client_secrets=self._client_secrets,
-            source=source,
-            geometry=geometry,
-            key=key,
-            happy=happy,
-            settings=self._settings,
-            check_source=check_source,
-            progress=progress,
-        )
-        return await upload.run()
+        for wait_s in (*_CONTENTION_WAITS_S, None):
+            upload = Upload(
+                clock=self._clock,
+                workers=self._workers,
+                peers=self._peers,
+                client_secrets=self._client_secrets,
+                source=source,
+                geometry=geometry,
+                key=key,
+                happy=happy,
+                settings=self._settings,
+                check_source=check_source,
+                progress=progress,
+            )
+            try:
+                return await upload.run()
+            except UnhappyError:
+                if not upload.contended or wait_s is None:
+                    raise
+            await deferLater(self._clock, wait_s)
+        raise AssertionError("the last round returns or raises")
 
 
 def _held_bytes(geometry: Geometry) -> int:

@@ -24,7 +24,7 @@ from pipegrid.core import hashes
 from pipegrid.core.encoder import Encoder, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
-from pipegrid.errors import NoSpace, ServerError, UnhappyError
+from pipegrid.errors import NoSpace, ServerError, UnhappyError, WrongSecret
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.allocations import Allocations, Answer
@@ -53,6 +53,10 @@ class Upload:
         check_source: awaited before the last bytes are sent; raises SourceError if the source has
             changed since the key was made.
         progress: called with acknowledged and total bytes of shares.
+
+    Attributes:
+        contended: whether somebody else was uploading one of the shares at the same time; what
+            they store, a later try finds.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Upload:
         self._found: dict[int, set[Peer]] = {}
         total_bytes = geometry.total_shares * self._encoder.share_bytes
         self._progress = ProgressReport(progress, total_bytes)
+        self.contended = False
         self._reasons: dict[str, str] = {}
         self._dropped: set[str] = set()
 
@@ -389,6 +394,7 @@ class Upload:
         elif lane.state == "lost":
             self._plan.lost(number, peer)
         elif lane.state == "refused":
+            self.contended = self.contended or isinstance(lane.error, WrongSecret)
             self._plan.refused(number, peer)
         elif lane.state == "failed":
             self._plan.failed(peer)
