@@ -282,6 +282,22 @@ class PropertyTests(SynchronousTestCase):
         self.assertEqual(Grid(decoder, shares).run(), encoded.plaintext)
         self.assertEqual({error.share_number for error in decoder.corrupt}, {0})
 
+    def test_an_end_that_is_known_before_the_ueb_stalls_nothing(self) -> None:
+        """A tree of segment hashes that lies past the end is missed, though the end came first."""
+        encoded = encode(content(100, "far"), 1, 1, 10, version=2)
+        share = flip(encoded.shares[0], 37)  # the offset of that tree, far away now
+        decoder = Decoder(encoded.cap)
+        decoder.add_share(0)
+        while spans := sorted(decoder.wanted(0, 1 << 16), key=lambda span: -span.offset):
+            for span in spans:
+                if data := share[span.offset : span.end]:
+                    decoder.received(0, span.offset, data)
+                else:
+                    decoder.ended(0, span.offset)
+            self.assertIsNone(decoder.next_job())
+        self.assertEqual(decoder.lacking, 1)
+        self.assertEqual([error.share_number for error in decoder.corrupt], [0])
+
 
 FILE_SEGMENT = 202
 FILE = encode(content(1000, "file"), 2, 4, FILE_SEGMENT)

@@ -446,6 +446,7 @@ class Decoder:
                 continue
             if found is not None:
                 return found
+            self._read_parts(share)  # as above: it may have ended before this tree was thought of
         return None
 
     def finish(self, result: SegmentResult) -> list[Buffer]:
