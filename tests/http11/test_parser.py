@@ -291,3 +291,16 @@ class ViolationTests(SynchronousTestCase):
         found, error = parse(interim * (MAX_INFORMATIONAL + 1))
         self.assertEqual(len(found), MAX_INFORMATIONAL)
         self.assertNotEqual(error, "")
+
+    def test_an_interim_answer_has_no_body(self) -> None:
+        """One that comes with a body all the same is refused; its bytes are nobody's."""
+        for framing in (
+            b"Content-Length: 3",
+            b"Transfer-Encoding: x",
+            b"Transfer-Encoding: chunked",
+        ):
+            wire = b"HTTP/1.1 199 x\r\n" + framing + b"\r\n\r\n3\r\nabc\r\n"
+            for pieces in ((), range(len(wire))):
+                found, error = parse(wire, pieces=pieces)
+                self.assertEqual(found, [(199, b"", True)])
+                self.assertIn("body", error)

@@ -251,6 +251,9 @@ class ResponseParser:
         return None
 
     def on_body(self, data: bytes) -> None:
+        if self._interim:
+            # llhttp knows that there is none behind 100, 102 and 103, not so behind the others.
+            self._fail("it is an interim answer with a body")
         if not self._bodiless:
             self._events.append(data)
             self._body_left -= len(data)
