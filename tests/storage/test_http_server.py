@@ -189,6 +189,7 @@ class HttpTests(ServerTestCase):
         self.assertTrue(written.startswith(b"HTTP/1.1 200"))
         connection.dataReceived(body)
         self.assertEqual(parse_replies(transport.written[len(written) :])[0].status, 200)
+        self.assertEqual(connection._waiting_bytes, 0)  # it is counted like any other answer
 
     def test_head(self) -> None:
         """HEAD gets the head of what GET gets, also of large shares, which are not held open."""

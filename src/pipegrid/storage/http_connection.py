@@ -329,6 +329,7 @@ class GbsConnection(Protocol):
         self._receiver = self._service.begin(request)
         if request.expects_continue:
             self._slots.append(_Slot(data=answers.CONTINUE))
+            self._waiting_bytes += len(answers.CONTINUE)
 
     def _end(self) -> None:
         request, self._request = self._request, None
