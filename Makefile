@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types trial soak format clean
+.PHONY: demo test lint types trial soak fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -30,6 +30,11 @@ trial: $(INSTALLED)
 soak: $(INSTALLED)
 	$(BIN)/python -m misc.soak $(if $(SEED),--seed $(SEED))
 
+# Each target for so many seconds; docs/how-to-fuzz.md. What it once found, `make test` replays.
+fuzz: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -40,4 +45,4 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results
