@@ -1,0 +1,483 @@
+"""
+A whole grid in virtual time: real storage servers on real directories, real clients, and a network between.
+
+Nothing is faked but the network, the clock and the moment when a disk fails. Servers run the GBS protocol on
+a ``ShareStore``; clients are ``Grid``s over ``GbsServer``s over ``http11``. A host that crashes forgets
+its process as ``kill -9`` does: files are closed, so locks are free, and nothing is written; its
+restart makes a new server from the same directory. The CPU takes no time.
+
+TLS is left out unless asked for: it costs real time, and all that it adds in virtual time is one
+round trip for a new connection and a few bytes. Without it, a wrong swissnum stands for a wrong key.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from zope.interface import implementer
+
+from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.params import Params
+from pipegrid.core.ring import permutation_seed
+from pipegrid.errors import NoSpace
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.flow.window import AutoWindow, Window
+from pipegrid.grid.config import GridConfig
+from pipegrid.grid.grid import Grid
+from pipegrid.grid.servers import window_bytes
+from pipegrid.http11.endpoints import _PinnedConnectionCreator
+from pipegrid.simulation.clock import HeapClock
+from pipegrid.simulation.driver import leaks, run
+from pipegrid.simulation.link import Line
+from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.simulation.tcp import TcpOptions
+from pipegrid.storage import identity as identities
+from pipegrid.storage.durability import Committable, Disk, Durability, Policy
+from pipegrid.storage.http_service import GbsService
+from pipegrid.storage.reader import ShareReader, open_reader
+from pipegrid.storage.server import FrontFactory
+from pipegrid.storage.server import GbsServer as GbsFactory
+from pipegrid.storage.store import ShareStore
+from pipegrid.storage.uploads import Upload
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.settings import DownloadSettings, UploadSettings
+from pipegrid.transport.gbs import GbsServer, GbsSettings
+from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.nurl import Nurl
+from tests.storage.support import NOW, InlineWorkers, kill
+
+T = TypeVar("T")
+
+SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
+WRONG_SWISSNUM = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+PORT = 443
+CLIENT = "client"
+CONVERGENCE = b"world"
+LEASE_SECRET = b"s" * 32
+
+LIES = ("claims", "discards", "swaps", "garbles", "invents", "shortens")
+"""What a server may lie about; see ``LyingStore``."""
+
+
+@lru_cache(maxsize=1)
+def server_identity() -> identities.Identity:
+    """The key that all servers share: making one takes longer than most tests."""
+    return identities.from_pem(identities.make_pem(), SWISSNUM, "the simulation's key")
+
+
+def scratch_directory() -> Path:
+    """Return a new directory, in memory where there is such a place: disks are not what is tested."""
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="pipegrid-grid-", dir=place))
+
+
+class InlineCpu(InlineWorkers):
+    """Computes at once, as if that took no time."""
+
+    parallel = 2
+
+    def run_if_large(self, size: int, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
+        """Call it."""
+        return self.run(function, *args)
+
+    def stop(self) -> Deferred[None]:
+        """Nothing runs."""
+        return succeed(None)
+
+
+# Disks that fail, and servers that lie.
+
+
+class FailingDisk(Disk):
+    """Syncs nothing, since no machine loses its memory here, but fails to when it is to."""
+
+    def __init__(self, host: StorageHost) -> None:
+        self._host = host
+
+    def sync_data(self, shares: Sequence[Committable]) -> None:
+        """Fail if that is due."""
+        self._host.sync()
+
+    def sync_names(self, directories: Iterable[str]) -> None:
+        """Fail if that is due."""
+        self._host.sync()
+
+
+class LyingStore(ShareStore):
+    """
+    A store on a disk that may be full, of a server that may lie.
+
+    * ``claims``: it lists shares that it does not have.
+    * ``discards``: it says "stored" and throws away.
+    * ``swaps``: it gives another share's bytes.
+    * ``garbles``: it gives wrong bytes.
+    * ``invents``: it gives bytes of shares that it does not have.
+    * ``shortens``: it gives less than there is.
+    """
+
+    def __init__(self, host: StorageHost) -> None:
+        self._host = host
+        super().__init__(
+            host.root,
+            clock=lambda: NOW + host.host.clock.seconds(),
+            free_bytes=lambda path: host.free_bytes,
+            boot_id=lambda: b"b" * 16,
+        )
+
+    def list_shares(self, storage_index: bytes) -> frozenset[int]:
+        """List what is there, or more."""
+        there = super().list_shares(storage_index)
+        return there | self._host.claimed if "claims" in self._host.lies else there
+
+    def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
+        """Open what is there, or something else."""
+        lies = self._host.lies
+        others = super().list_shares(storage_index) - {share_number} if "swaps" in lies else ()
+        if others:
+            share_number = min(others)
+        there = share_number in super().list_shares(storage_index)
+        if not there and "invents" in lies:
+            return _InventedReader(1000)
+        reader = super().open_share(storage_index, share_number)
+        if "shortens" in lies:
+            reader.share_bytes //= 2
+        if "garbles" in lies:
+            read = reader.read
+            reader.read = lambda offset, length: _garbled(  # type: ignore[method-assign]
+                read(offset, length)
+            )
+        return reader
+
+    def _make_container(self, *args: Any) -> None:
+        if self._host.room_bytes == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super()._make_container(*args)
+
+    def _adopt(self, *args: Any) -> Upload:
+        upload = super()._adopt(*args)
+        _limit(upload, self._host)
+        if "discards" in self._host.lies:
+
+            def publish() -> tuple[str, ...]:
+                upload.discard()
+                return ()
+
+            upload.publish = publish  # type: ignore[method-assign]
+        return upload
+
+
+def _limit(upload: Upload, host: StorageHost) -> None:
+    """Let an upload meet the end of its disk."""
+    fill, checkpoint = upload._fill, upload.checkpoint
+
+    def limited_fill(fd: int, begin: int, views: list[memoryview], wanted: Any) -> None:
+        if host.room_bytes is None:
+            fill(fd, begin, views, wanted)
+            return
+        fitting: list[memoryview] = []
+        for view in views:
+            fitting.append(view[: host.room_bytes])
+            host.room_bytes -= len(fitting[-1])
+        short = sum(map(len, fitting)) < sum(map(len, views))
+        fill(fd, begin, [view for view in fitting if view], wanted)
+        if short:
+            raise NoSpace(f"the disk of {host.name} is full")
+
+    def limited_checkpoint() -> None:
+        if host.room_bytes == 0:
+            raise NoSpace(f"the disk of {host.name} is full")
+        checkpoint()
+
+    upload._fill = limited_fill  # type: ignore[method-assign]
+    upload.checkpoint = limited_checkpoint  # type: ignore[method-assign]
+
+
+def _garbled(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1]) if data else data
+
+
+class _InventedReader(ShareReader):
+    """A share that is not there."""
+
+    def __init__(self, share_bytes: int) -> None:
+        super().__init__(-1, share_bytes, "an invented share")
+
+    def _read(self, at: int, length: int) -> bytes:
+        return b"\0" * length
+
+    def _close(self) -> None:
+        pass
+
+
+class StorageHost:
+    """
+    A storage server on a host of the network.
+
+    Attributes:
+        host: its machine; crash it and it comes back with what is in ``root``.
+        store, factory: of the process that runs now.
+        free_bytes: what it believes its disk to have.
+        room_bytes: what its disk really takes before it is full; None for no end.
+        failing_syncs: how many of the next syncs fail.
+        lies, claimed: what it lies about, and which shares it claims to have.
+    """
+
+    def __init__(
+        self, network: SimulatedNetwork, name: str, root: Path, policy: Policy, tls: bool
+    ) -> None:
+        self.host = network.host(name)
+        self.name = name
+        self.root = root
+        self.free_bytes = 1 << 40
+        self.room_bytes: int | None = None
+        self.failing_syncs = 0
+        self.lies: frozenset[str] = frozenset()
+        self.claimed: frozenset[int] = frozenset()
+        self._policy: Policy = policy
+        self._tls = tls
+        self._start()
+        self.host.on_crash.append(self.kill)
+        self.host.on_restart.append(self._start)
+
+    def _start(self) -> None:
+        clock: Any = self.host.clock
+        self.store = LyingStore(self)
+        durability = Durability(InlineWorkers(), clock, self._policy, FailingDisk(self))
+        service = GbsService(self.store, durability, SWISSNUM)
+        self.factory = GbsFactory(service, clock)
+        front: Any = self.factory
+        if self._tls:
+            front = FrontFactory(self.factory, server_identity().contexts(), clock)
+        self.host.listen(PORT, front)
+
+    def kill(self) -> None:
+        """Do what the kernel does when the process has gone."""
+        kill(self.store)
+        for connection in self.factory.connections:
+            for slot in connection._slots:
+                if slot.stream is not None:
+                    slot.stream.close()
+
+    def sync(self) -> None:
+        """Fail if that is due."""
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def shares(self, storage_index: bytes) -> dict[int, bytes]:
+        """Return what is really on the disk: complete shares, by number."""
+        found = {}
+        for number in ShareStore.list_shares(self.store, storage_index):
+            reader = open_reader(self.share_path(storage_index, number))
+            assert reader is not None
+            with reader:
+                found[number] = reader.read(0, reader.share_bytes)
+        return found
+
+    def share_path(self, storage_index: bytes, number: int) -> str:
+        """Return where a complete share lies."""
+        return self.store._final_path(storage_index, number)
+
+    def unfinished(self) -> list[str]:
+        """Return the names of what lies in ``incoming``."""
+        incoming = self.root / "shares/incoming"
+        return sorted(os.listdir(incoming)) if incoming.is_dir() else []
+
+
+# The grid.
+
+
+@implementer(IStreamClientEndpoint)
+class TlsEndpoint:
+    """TLS to the owner of a key, on the clock of a host (``wrapClientTLS`` of older Twisteds has none)."""
+
+    def __init__(self, inner: IStreamClientEndpoint, pin: bytes, server: str, clock: Any) -> None:
+        self._inner = inner
+        self._creator = _PinnedConnectionCreator(pin, server)
+        self._clock = clock
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; fires when TCP is there."""
+        wrapping: Any = TLSMemoryBIOFactory(self._creator, True, protocolFactory, self._clock)
+        connecting: Deferred[Any] = self._inner.connect(wrapping)
+        return connecting.addCallback(lambda wrapper: wrapper.wrappedProtocol)
+
+
+class Client:
+    """
+    One process that uses the grid.
+
+    Attributes:
+        name: of its host; ``grid`` and ``peers`` are what it has.
+        alive: False when its host has crashed; a restart of the host does not bring it back.
+    """
+
+    def __init__(self, world: GridWorld, name: str, grid: Grid, peers: list[Peer]) -> None:
+        self._world = world
+        self.name = name
+        self.host = world.network.host(name)
+        self.grid = grid
+        self.peers = peers
+        self.alive = True
+        self.host.on_crash.append(self._die)
+
+    def _die(self) -> None:
+        self.alive = False
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """What it has sent and holds until it is acknowledged."""
+        return sum(peer.pipeline.bytes_in_flight for peer in self.peers)
+
+    def close(self) -> None:
+        """End it, if it has not crashed."""
+        if self.alive:
+            self._world.run(self.grid.close())
+
+
+class GridWorld:
+    """
+    Servers ``s0``, ``s1``…, and clients.
+
+    Args:
+        servers: how many.
+        latency_s: one way; half a round trip.
+        bytes_per_s: of each direction of the line to each server; None for infinite.
+        shared_bytes_per_s: of the one line that a client has to all servers, instead.
+        root: where disks go; by default somewhere fast, and ``close`` removes it.
+    """
+
+    def __init__(
+        self,
+        servers: int = 10,
+        *,
+        latency_s: float = 0.05,
+        bytes_per_s: int | None = None,
+        shared_bytes_per_s: int | None = None,
+        policy: Policy = "none",
+        tls: bool = False,
+        seed: int = 1,
+        options: TcpOptions | None = None,
+        root: Path | None = None,
+    ) -> None:
+        self.root = scratch_directory() if root is None else root
+        self.clock = HeapClock()
+        self.network = SimulatedNetwork(self.clock, seed, latency_s, bytes_per_s, options)
+        self._latency_s = latency_s
+        self._shared_bytes_per_s = shared_bytes_per_s
+        self._tls = tls
+        self.servers = [
+            StorageHost(self.network, f"s{n}", self.root / f"s{n}", policy, tls)
+            for n in range(servers)
+        ]
+        self.clients: list[Client] = []
+
+    def __getitem__(self, name: str) -> StorageHost:
+        """The server of that name."""
+        return self.servers[int(name[1:])]
+
+    def client(
+        self,
+        name: str = CLIENT,
+        *,
+        params: Params | None = None,
+        happy: int = 7,
+        servers: Sequence[int] | None = None,
+        window: Callable[[], int | Window] | None = None,
+        gbs: GbsSettings | None = None,
+        upload: UploadSettings | None = None,
+        download: DownloadSettings | None = None,
+        seed: str = "",
+        mistrusted: Collection[str] = (),
+    ) -> Client:
+        """
+        Start a client on a host of its own, or another one on the same.
+
+        Args:
+            servers: those that it knows; all by default.
+            window: makes the window towards each server; by default as real grids have it.
+            seed: another one places the servers elsewhere on every file's ring.
+            mistrusted: servers of which it has the wrong key (without TLS: the wrong secret).
+        """
+        known = range(len(self.servers)) if servers is None else servers
+        self._join(name)
+        clock: Any = self.network.host(name).clock
+        maximum = window_bytes(min(10, len(self.servers)))
+        peers = []
+        for number in known:
+            server = self.connect(name, number, gbs, seed, f"s{number}" in mistrusted)
+            limit = AutoWindow(maximum_bytes=maximum) if window is None else window()
+            peers.append(Peer(server, Pipeline(limit, clock), "https"))
+        cpu: Any = InlineCpu()
+        config = GridConfig(Path("."), params or Params(), happy, CONVERGENCE, LEASE_SECRET, None)
+        grid = Grid(clock, config, peers, cpu, upload_settings=upload, download_settings=download)
+        client = Client(self, name, grid, peers)
+        self.clients.append(client)
+        return client
+
+    def _join(self, name: str) -> None:
+        """Give a new client its own line, if there is one to be had."""
+        if self._shared_bytes_per_s and name not in self.network.hosts:
+            there, back = Line(self._shared_bytes_per_s), Line(self._shared_bytes_per_s)
+            for server in self.servers:
+                self.network.join(name, server.name, self._latency_s, there, back)
+
+    def connect(
+        self, client: str, number: int, gbs: GbsSettings | None, seed: str, mistrusted: bool
+    ) -> GbsServer:
+        """Return a client's view of one server."""
+        name = f"s{number}"
+        clock = self.network.host(client).clock
+        lease_seed = tagged_hash(b"test", name.encode())[:20]
+        identity = ServerIdentity(name, name, permutation_seed(seed + name), lease_seed)
+        pin, swissnum = b"\0" * 32, SWISSNUM
+        if self._tls:
+            pin = b"\1" * 32 if mistrusted else server_identity().spki_hash
+        elif mistrusted:
+            swissnum = WRONG_SWISSNUM
+
+        def endpoint() -> IStreamClientEndpoint:
+            plain = self.network.endpoint(client, name, PORT)
+            return TlsEndpoint(plain, pin, name, clock) if self._tls else plain
+
+        return GbsServer(identity, Nurl(pin, name, PORT, swissnum), endpoint, clock, gbs)
+
+    # Time.
+
+    def run(self, waiting: Deferred[T], limit_s: float = 3600.0) -> T:
+        """Let time pass until it has fired; return its result or raise its failure."""
+        return run(self.clock, waiting, limit_s, self.network)
+
+    def timed(self, start: Callable[[], Deferred[T]]) -> tuple[T, float]:
+        """Return a result and the seconds that it took; then let a second pass."""
+        began_s = self.clock.seconds()
+        result = self.run(start())
+        took_s = self.clock.seconds() - began_s
+        self.clock.advance(1)
+        return result, took_s
+
+    # The end.
+
+    def leaks(self) -> list[str]:
+        """Close all clients, let everybody's patience end, and list what is left."""
+        for client in self.clients:
+            client.close()
+        self.clock.advance(700)
+        return leaks(self.clock, self.network)
+
+    def close(self) -> None:
+        """Forget the servers and their disks."""
+        for server in self.servers:
+            server.kill()
+        shutil.rmtree(self.root, ignore_errors=True)
