@@ -1,7 +1,7 @@
 """
 One share on its way to one server.
 
-A lane gathers the encoder's small writes into batches of about 1 MiB (what a server takes fastest),
+A lane gathers the encoder's small writes into batches of up to 1 MiB (what a server takes fastest),
 hands them to its peer's pipeline, and knows what was acknowledged. It never waits itself: the
 upload looks at ``blocked`` and ``state``, and is woken whenever they may have changed.
 """
@@ -27,6 +27,12 @@ BATCH_BYTES = 1 << 20
 """
 Writes are gathered up to this size. A server was measured to take 75 MB/s in pieces of 32 KiB,
 173 in 128 KiB and 357 in 1 MiB; larger ones only cost memory.
+"""
+
+MIN_BATCH_BYTES = 64 << 10
+"""
+But up to half a window only, if that is more than this: a window that one message fills is empty for a round
+trip after it, and a first window of 1 MiB on a line that ten servers share would cost every large file one.
 """
 
 
@@ -121,7 +127,8 @@ class Lane:
             self._batch_offset = write.offset
         self._pieces.extend(write.pieces)
         self._batch_bytes += write.length
-        if self._batch_bytes >= BATCH_BYTES:
+        half_bytes = self.peer.pipeline.limit_bytes // 2
+        if self._batch_bytes >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, half_bytes)):
             self.flush()
 
     def flush(self) -> None:
