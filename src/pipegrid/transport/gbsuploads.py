@@ -230,11 +230,13 @@ class UploadConnection:
     # Ends of requests.
 
     def _arrived(self, answer: RawResponse, upload: _Upload) -> None:
+        upload.attempt = None  # or each would keep the other, and a megabyte of share data
         if upload in self._uploads:
             del self._uploads[upload]
             upload.result.callback((answer, upload.maybe_done))
 
     def _failed(self, failure: Failure, upload: _Upload) -> None:
+        upload.attempt = None
         if upload in self._uploads:
             del self._uploads[upload]
             upload.result.errback(failure)
