@@ -41,6 +41,12 @@ from pipegrid.errors import CorruptionError
 MERGE_GAP_BYTES = 8192
 """Reading this much that nobody needs is cheaper than another request."""
 
+_APART_BYTES = 1 << 18
+"""
+More blocks than this, if they are several, are not asked in one span with metadata behind them: whoever
+reads them may hold them back, and then the metadata would never come.
+"""
+
 _CRYPTTEXT_SOURCES = 2
 """A large tree of segment hashes is read from so many shares; a slow one then stops nobody."""
 
@@ -224,7 +230,9 @@ class Decoder:
 
     # What to read.
 
-    def wanted(self, share_number: int, ahead_bytes: int) -> list[Span]:
+    def wanted(
+        self, share_number: int, ahead_bytes: int, most_bytes: int | None = None
+    ) -> list[Span]:
         """
         Return what to read of a share that was not asked before; it counts as asked from now on.
 
@@ -233,28 +241,33 @@ class Decoder:
         Args:
             ahead_bytes: how many bytes of blocks may be asked beyond those whose plaintext has
                 been returned; at least one block is.
+            most_bytes: not more of blocks than this all the same, be it a part of one.
         """
         share = self._shares.get(share_number)
         if share is None or share.bad or not share.available or self.done:
             return []
         where = share.layout or self.guessed_layout
-        plan = self._plan(share, ahead_bytes)
+        plan = self._plan(share, ahead_bytes, most_bytes)
         blocks = plan.blocks(where)
-        needed = Spans()
-        for start, end in [*self._metadata_wanted(share, where, plan), blocks]:
+        metadata, data = Spans(), Spans()
+        apart = blocks[1] - blocks[0] > max(_APART_BYTES, plan.geometry.block_bytes)
+        for start, end in self._metadata_wanted(share, where, plan):
             for a, b in share.store.ask(start, end):
-                needed.add(a, b)
-        spans = [Span(a, b - a) for a, b in needed.merged(self._merge_gap_bytes)]
+                metadata.add(a, b)
+        for a, b in share.store.ask(*blocks):
+            (data if apart else metadata).add(a, b)
         # No block is of use before the metadata is here.
+        spans = [Span(a, b - a) for a, b in metadata.merged(self._merge_gap_bytes)]
         spans.sort(key=lambda span: (span.end > blocks[0] and span.offset < blocks[1], span.offset))
-        return spans
+        return spans + [Span(a, b - a, True) for a, b in data.merged(self._merge_gap_bytes)]
 
-    def _plan(self, share: ShareParts, ahead_bytes: int) -> ReadPlan:
+    def _plan(self, share: ShareParts, ahead_bytes: int, most_bytes: int | None) -> ReadPlan:
         if self.geometry is not None and self._queue is not None:
             first, end = self._queue.next_delivery, self._queue.end
-            return ReadPlan(self.geometry, first, end, ahead_bytes, None)
+            return ReadPlan(self.geometry, first, end, ahead_bytes, most_bytes)
         # A guess, or a header's word: that must not make us read more than a block of ours.
-        most_bytes = max(ahead_bytes, self.guessed_geometry.block_bytes)
+        trusted_bytes = max(ahead_bytes, self.guessed_geometry.block_bytes)
+        most_bytes = trusted_bytes if most_bytes is None else min(trusted_bytes, most_bytes)
         first, end = self._segment_range(share.hint)
         return ReadPlan(share.hint, first, end, ahead_bytes, most_bytes)
 

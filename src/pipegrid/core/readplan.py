@@ -31,7 +31,7 @@ class ReadPlan:
         first: the first segment whose plaintext has not left.
         end: the end of the range of segments that is wanted at all.
         ahead_bytes: how much to read of the blocks from ``first`` on; at least one block.
-        most_bytes: however long a block is, not more; None where the geometry is certain.
+        most_bytes: however long a block is, not more; None for whatever there is.
     """
 
     geometry: Geometry

@@ -15,10 +15,16 @@ import attrs
 
 @attrs.frozen
 class Span:
-    """``length`` bytes of share data from ``offset``."""
+    """
+    ``length`` bytes of share data from ``offset``.
+
+    Attributes:
+        can_wait: whoever reads it may hold it back for as long as it likes; what cannot wait is short.
+    """
 
     offset: int
     length: int
+    can_wait: bool = False
 
     @property
     def end(self) -> int:

@@ -34,10 +34,17 @@ from pipegrid.transfer.search import ShareSearch
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
 
-_RACE_BYTES = 1 << 20
-"""What each racer is asked for beyond the beginning: it keeps 80 Mbit/s busy at 100 ms."""
-
 _UNLIMITED = 1 << 62
+
+_RACE_BYTES = 1 << 20
+"""What those who join a race late are asked for beyond the next block: it keeps 80 Mbit/s busy at 100 ms."""
+
+_TASTE_BYTES = 1 << 16
+_TASTE_SHARE = 64
+"""
+What a racer beyond the first k is asked for, if the range has several segments: so much, or this fraction
+of the range, at most a block. For it costs the line, and nearly always in vain.
+"""
 
 _MAX_JOBS = 3
 """Segments being decoded at the same time: both cores busy while one segment is written out."""
@@ -83,8 +90,13 @@ class Download:
         self._jobs: set[Deferred[None]] = set()
         self._results: list[SegmentResult] = []
         self._bug: Failure | None = None
+        geometry = self._decoder.guessed_geometry
+        several = length > geometry.segment_bytes
+        taste_bytes = max(_TASTE_BYTES, length // _TASTE_SHARE)
+        self._taste_bytes = taste_bytes if several else geometry.block_bytes
         self._share_of_memory = settings.memory_bytes // (cap.required_shares + 1)
         self._racing = True
+        self._hedged = False
         self._extra = settings.extra_shares
         self._delivered = 0
         self._homes: dict[int, Peer] = {}
@@ -294,12 +306,26 @@ class Download:
         )
 
     def _ask(self) -> None:
-        # Racers are asked for little beyond the first segment; the winners for all the rest at once,
-        # and held back by pausing them, so that there is no round trip between one span and the next.
-        ahead = min(_RACE_BYTES, self._share_of_memory) if self._racing else _UNLIMITED
-        for reader in self._readers.values():
-            if reader.state == "open" and self._sink.ready:
-                reader.ask(self._decoder.wanted(reader.share_number, ahead))
+        # Those who will win are asked for all at once, and held back by pausing them: no round trip, and
+        # no new connection, stands between one span and the next. Of the others a taste will do, until
+        # they prove to be faster.
+        if not self._sink.ready:
+            return
+        readers = [reader for reader in self._readers.values() if reader.state == "open"]
+        favourites, others = readers, list[ShareReader]()
+        if self._racing:
+            needed = self._cap.required_shares
+            favourites, others = readers[:needed], readers[needed:]
+        for reader in favourites:
+            reader.ask(self._decoder.wanted(reader.share_number, _UNLIMITED))
+        lagging = min((reader.received_bytes for reader in favourites), default=0)
+        for reader in others:
+            ahead, most = _UNLIMITED, None
+            if self._hedged:
+                ahead = min(_RACE_BYTES, self._share_of_memory)
+            elif reader.waiting or reader.received_bytes <= 2 * lagging:
+                ahead, most = 0, self._taste_bytes
+            reader.ask(self._decoder.wanted(reader.share_number, ahead, most))
 
     # Decoding and delivering.
 
@@ -371,7 +397,7 @@ class Download:
         if self._patience.is_hedge_due(now):
             if self._some_lag():
                 self._extra = self._extra + 1 if self._racing else 1
-                self._racing = True
+                self._racing = self._hedged = True
                 self._patience.hedged()
             for reader in self._readers.values():
                 reader.start_period()

@@ -2,7 +2,8 @@
 Reading one share from one server, for a decoder.
 
 Short spans are asked with ``read``; long ones come as one ``stream`` each, paused while the decoder
-holds more of this share than it should, so that memory stays bounded and the wire stays full.
+holds more of this share than it should, so that memory stays bounded and the wire stays full. Only what
+can wait is paused: blocks of which the decoder could do nothing without what comes behind them cannot.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class ShareReader:
             self._decoder.ended(self.share_number, span.offset + len(data))
 
     def _stream(self, span: Span) -> None:
-        consumer = _SpanConsumer(self, span.offset)
+        consumer = _SpanConsumer(self, span)
         self._streams.add(consumer)
         call = self.peer.server.stream(
             self._storage_index, self.share_number, span.offset, span.length, consumer
@@ -168,9 +169,10 @@ class ShareReader:
 class _SpanConsumer:
     """Takes one stream's bytes for the decoder, and paces their producer."""
 
-    def __init__(self, reader: ShareReader, offset: int) -> None:
+    def __init__(self, reader: ShareReader, span: Span) -> None:
         self._reader = reader
-        self._offset = offset
+        self._offset = span.offset
+        self._can_wait = span.can_wait
         self._producer: IPushProducer | None = None
         self.paused = False
 
@@ -194,7 +196,7 @@ class _SpanConsumer:
 
     def balance(self, held: int, ahead_bytes: int) -> None:
         """Pause above the mark, resume below half of it."""
-        if self._producer is None:
+        if self._producer is None or not self._can_wait:
             return
         if held >= ahead_bytes and not self.paused:
             self.paused = True
