@@ -11,9 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from misc.soak import kill_put
+from misc.soak import budgets, faults, kill_put
 
-SOAKS: tuple[Callable[[Sequence[str]], int], ...] = (kill_put.main,)
+SOAKS: tuple[Callable[[Sequence[str]], int], ...] = (
+    kill_put.main,
+    faults.main,
+    budgets.main,
+)
 """Each takes ``--seed`` and returns an exit status."""
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -36,13 +37,15 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import LogLevel, globalLogPublisher
 
+from pipegrid.core import decoder
 from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 from pipegrid.simulation.driver import Hung
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.simulation.log import timeline
-from pipegrid.transfer import lanes
+from pipegrid.storage import http_service
+from pipegrid.transfer import download, lanes, readers
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.core.simple_encoder import Encoded, encode
@@ -57,8 +60,16 @@ from tests.simulation.grid_world import (
 LIMIT_S = 4000.0
 """Within this a put or a get must have ended: several times all patience one behind the other."""
 
-BATCH_BYTES = 4096
-"""What lanes gather, so that small files have many writes."""
+SMALL: tuple[tuple[Any, str, int], ...] = (
+    (lanes, "BATCH_BYTES", 4096),
+    (readers, "STREAM_BYTES", 1500),
+    (decoder, "_APART_BYTES", 1500),
+    (download, "_TASTE_BYTES", 300),
+    (http_service, "INLINE_READ_BYTES", 1000),
+    (http_service, "STREAM_PIECE_BYTES", 700),
+    (http_service, "GATHER_BYTES", 500),
+)
+"""What makes small files be sent and read as large ones are: in many writes, and in streams."""
 
 
 class Broken(AssertionError):
@@ -179,6 +190,7 @@ class Schedule:
         settled: whether the faults of the put are over when the get begins.
         same_client: whether the get is done by the process that put.
         start, length: the range to get.
+        small: whether batches and answers are so small that the file counts as large.
     """
 
     seed: int
@@ -203,6 +215,7 @@ class Schedule:
     put: FaultPlan
     damage: tuple[Trouble, ...]
     get: FaultPlan
+    small: bool
 
     def __str__(self) -> str:
         lines = []
@@ -250,6 +263,7 @@ class Schedule:
             put=FaultPlan(()) if calm else _plan(chance, names),
             damage=() if calm else _damage(chance, names, total),
             get=FaultPlan(()) if calm else _plan(chance, names),
+            small=chance.random() < 0.6,
         )
 
     def shorter(self) -> Iterator[Schedule]:
@@ -565,8 +579,8 @@ def _touched(events: Any) -> set[str]:
 
 
 @contextmanager
-def _strict() -> Iterator[list[str]]:
-    """Note what is logged as critical, and shorten the batches."""
+def _strict(small: bool) -> Iterator[list[str]]:
+    """Note what is logged as critical; make small files large."""
     logged: list[str] = []
 
     def observe(event: Any) -> None:
@@ -574,14 +588,17 @@ def _strict() -> Iterator[list[str]]:
             failure = event.get("log_failure")
             logged.append(str(failure.getTraceback() if failure is not None else event))
 
-    batch_bytes, lanes.BATCH_BYTES = lanes.BATCH_BYTES, BATCH_BYTES
     observer: Any = observe
+    usual = [(module, name, getattr(module, name)) for module, name, _ in SMALL]
+    for module, name, value in SMALL if small else ():
+        setattr(module, name, value)
     globalLogPublisher.addObserver(observer)
     try:
         yield logged
     finally:
         globalLogPublisher.removeObserver(observer)
-        lanes.BATCH_BYTES = batch_bytes
+        for module, name, value in usual:
+            setattr(module, name, value)
 
 
 def perform(schedule: Schedule, tell: Callable[[Performance], None] | None = None) -> Outcome:
@@ -595,9 +612,9 @@ def perform(schedule: Schedule, tell: Callable[[Performance], None] | None = Non
         Broken: a promise was.
         Exception: whatever no put or get may raise.
     """
-    performance = Performance(schedule)
     files = _open_files()
-    with _strict() as logged:
+    performance = Performance(schedule)
+    with _strict(schedule.small) as logged:
         try:
             outcome = performance.perform()
         except (Broken, Hung):
@@ -608,6 +625,10 @@ def perform(schedule: Schedule, tell: Callable[[Performance], None] | None = Non
             performance.world.close()
             if tell is not None:
                 tell(performance)
+    killed = not all(client.alive for client in performance.world.clients)
+    del performance
+    if killed:
+        _bury()
     if logged:
         raise Broken(f"logged: {logged[0]}")
     if _open_files() > files:
@@ -615,6 +636,15 @@ def perform(schedule: Schedule, tell: Callable[[Performance], None] | None = Non
         if _open_files() > files:
             raise Broken(f"{_open_files() - files} files are open still")
     return outcome
+
+
+def _bury() -> None:
+    """Collect what a killed process has left; coroutines complain that it is no more, but it is dead."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 def _open_files() -> int:

@@ -61,6 +61,7 @@ def plain(**changes: object) -> Schedule:
         "put": FaultPlan(()),
         "damage": (),
         "get": FaultPlan(()),
+        "small": True,
     }
     return Schedule(**{**options, **changes})  # type: ignore[arg-type]
 

@@ -1,0 +1,265 @@
+"""
+What transfers may cost, on a whole grid in virtual time: round trips, bytes on the line, memory, patience.
+
+``tests/transport/test_gbs_round_trips.py`` counts round trips where bytes take no time, and requests. Here
+lines are narrow, servers are slow, connections are cold and files are large. ``misc/soak/budgets.py``
+does the same with a gigabyte, and with links of all kinds.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from io import BytesIO
+from random import Random
+
+from twisted.internet.defer import gatherResults
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.grid.servers import window_bytes
+from pipegrid.transfer.peers import ring
+from pipegrid.transfer.results import PutResult
+from tests.core.simple_encoder import encode
+from tests.simulation.grid_budgets import (
+    Discarded,
+    best_fixed_window,
+    put_seconds,
+    warm_up,
+)
+from tests.simulation.grid_world import CLIENT, CONVERGENCE, GridWorld
+
+RTT_S = 0.1
+MBIT = 125_000
+MB = 1_000_000
+GRACE_S = 2.0
+
+
+class BudgetTestCase(SynchronousTestCase):
+    """Ten servers, 100 ms away."""
+
+    def make_world(self, **options: object) -> GridWorld:
+        """Return a grid of ten servers, which is looked at for leftovers at the end."""
+        world = GridWorld(latency_s=RTT_S / 2, **options)  # type: ignore[arg-type]
+        self.addCleanup(world.close)
+        self.addCleanup(lambda: self.assertEqual(world.leaks(), []))
+        return world
+
+    def assertNear(self, seconds: float, expected_s: float, within_s: float) -> None:
+        """The two differ by so much at most."""
+        self.assertLess(abs(seconds - expected_s), within_s, f"{seconds} s, not {expected_s} s")
+
+    def sent_bytes(self, world: GridWorld, since: int, to_clients: bool) -> int:
+        """Return how many bytes passed in one direction since an entry of the log."""
+        return sum(
+            sent.size_bytes
+            for sent in list(world.network.log)[since:]
+            if (sent.to_host == CLIENT) == to_clients
+        )
+
+
+class TlsTests(BudgetTestCase):
+    """With TLS, and nothing else that takes time."""
+
+    def test_round_trips(self) -> None:
+        """One for a put and a get of up to a segment, and for a hundred puts; two for shares elsewhere."""
+        world = self.make_world(tls=True)
+        client = world.client()
+        other = world.client("other", seed="other ")
+        warm_up(world, client)
+        random = Random(1)
+        for size in (200, 100_000, MB):
+            data = random.randbytes(size)
+            result, put_s = world.timed(lambda data=data: client.grid.put(data))  # type: ignore[misc]
+            found, get_s = world.timed(lambda cap=result.cap: client.grid.read(cap))  # type: ignore[misc]
+            self.assertEqual(found, data)
+            self.assertEqual((self.trips(put_s), self.trips(get_s)), (1.0, 1.0), size)
+            elsewhere = world.run(other.grid.put(random.randbytes(size))).cap
+            _, get_s = world.timed(lambda cap=elsewhere: client.grid.read(cap))  # type: ignore[misc]
+            self.assertEqual(self.trips(get_s), 2.0, size)
+        files = [random.randbytes(200) for _ in range(100)]
+        _, many_s = world.timed(lambda: gatherResults([client.grid.put(data) for data in files]))
+        self.assertEqual(self.trips(many_s), 1.0)
+
+    def test_cold_start(self) -> None:
+        """A first put and a first get cost two round trips more, TCP's and TLS 1.3's, and no third."""
+        world = self.make_world(tls=True)
+        data = Random(2).randbytes(100_000)
+        result, put_s = world.timed(lambda: world.client().grid.put(data))
+        self.assertEqual(self.trips(put_s), 3.0)
+        found, get_s = world.timed(lambda: world.client("other").grid.read(result.cap))
+        self.assertEqual((self.trips(get_s), found), (3.0, data))
+
+    def trips(self, seconds: float) -> float:
+        return round(seconds / RTT_S, 6)
+
+
+class LineTests(BudgetTestCase):
+    """All servers behind one line of 100 Mbit/s."""
+
+    RATE = 100 * MBIT
+
+    def setUp(self) -> None:
+        self.world = self.make_world(shared_bytes_per_s=self.RATE)
+        self.client = self.world.client()
+        warm_up(self.world, self.client)
+
+    def test_a_put_is_a_round_trip_and_its_bytes(self) -> None:
+        """The line is never idle: the time is that of every byte sent, and a round trip."""
+        for size in (200, 100_000, MB, 10 * MB):
+            since = len(self.world.network.log)
+            data = Random(size).randbytes(size)
+            result, took_s = self.world.timed(lambda data=data: self.client.grid.put(data))  # type: ignore[misc]
+            sent = self.sent_bytes(self.world, since, to_clients=False)
+            overhead = sent - 10 * result.share_bytes
+            self.assertLess(overhead, 10 * 2000, "what requests add")
+            # The answers have a size as well.
+            self.assertNear(took_s, RTT_S + sent / self.RATE, 0.0005)
+
+    def test_many_puts(self) -> None:
+        """A hundred small files are one round trip and their bytes."""
+        since = len(self.world.network.log)
+        files = [Random(n).randbytes(200) for n in range(100)]
+        _, took_s = self.world.timed(
+            lambda: gatherResults([self.client.grid.put(data) for data in files])
+        )
+        sent = self.sent_bytes(self.world, since, to_clients=False)
+        self.assertLess(sent, 100 * 10 * 1800)
+        self.assertNear(took_s, RTT_S + sent / self.RATE, 0.005)
+
+    def test_a_get_is_a_round_trip_and_its_bytes(self) -> None:
+        """The line is never idle, and little of what comes was asked in vain."""
+        for size, extra in ((200, 0.34), (100_000, 0.34), (MB, 0.34), (10 * MB, 0.02)):
+            data = Random(size).randbytes(size)
+            cap = self.world.run(self.client.grid.put(data)).cap
+            self.world.clock.advance(1)
+            since = len(self.world.network.log)
+            found, took_s = self.world.timed(lambda cap=cap: self.client.grid.read(cap))  # type: ignore[misc]
+            self.assertEqual(found, data)
+            sent = self.sent_bytes(self.world, since, to_clients=True)
+            self.assertLess(sent, (1 + extra) * size + 8000)
+            self.assertLess(took_s, RTT_S + sent / self.RATE + 0.0005)
+
+    def test_ten_megabytes(self) -> None:
+        """Within 3 % of a round trip and the bytes themselves, without anything that comes on top."""
+        data = Random(3).randbytes(10 * MB)
+        result, put_s = self.world.timed(lambda: self.client.grid.put(data))
+        found, get_s = self.world.timed(lambda: self.client.grid.read(result.cap))
+        self.assertEqual(found, data)
+        self.assertLess(put_s, 1.03 * (RTT_S + len(data) * 10 / 3 / self.RATE))
+        self.assertLess(get_s, 1.03 * (RTT_S + len(data) / self.RATE))
+
+    def test_gets_in_a_row_need_no_new_connections(self) -> None:
+        """Whoever lost a race keeps its connection: the next get finds all of them warm."""
+        data = Random(4).randbytes(10 * MB)
+        cap = self.world.run(self.client.grid.put(data)).cap
+        self.world.run(self.client.grid.read(cap))
+        self.world.clock.advance(1)
+        since = len(self.world.network.log)
+        self.world.run(self.client.grid.read(cap))
+        kinds = {sent.kind for sent in list(self.world.network.log)[since:]}
+        self.assertEqual(kinds, {"data"})
+
+
+class MemoryTests(BudgetTestCase):
+    """What is held does not depend on how large a file is."""
+
+    def test_memory_is_flat(self) -> None:
+        """
+        Twenty megabytes and forty take the same, in put and get, what is on the line included.
+
+        And they let go of it at once: the collector of garbage need not come for it.
+        """
+        put_peaks, get_peaks = zip(self.peaks(20 * MB), self.peaks(40 * MB), strict=True)
+        for small, large in (put_peaks, get_peaks):
+            self.assertLess(large, small + (2 << 20))
+        self.assertLess(max(put_peaks), 64 << 20)
+        self.assertLess(max(get_peaks), 32 << 20)
+
+    def peaks(self, size: int) -> tuple[int, int]:
+        world = self.make_world(shared_bytes_per_s=100 * MBIT)
+        client = world.client()
+        warm_up(world, client)
+        data = Random(5).randbytes(size)
+        sink = Discarded()
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            result = world.run(client.grid.put(data))
+            put_peak = tracemalloc.get_traced_memory()[1]
+            world.clock.advance(1)
+            tracemalloc.reset_peak()
+            world.run(client.grid.get(result.cap, sink))
+            get_peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        self.assertEqual(sink.digest(), Discarded.of(data))
+        return put_peak, get_peak
+
+    def test_writes_in_flight(self) -> None:
+        """Never more than the windows, and a message each."""
+        world = self.make_world(shared_bytes_per_s=100 * MBIT)
+        client = world.client()
+        held = []
+        data = Random(6).randbytes(10 * MB)
+        world.run(
+            client.grid.put(data, progress=lambda done, all_: held.append(client.in_flight_bytes))
+        )
+        self.assertLessEqual(max(held), 10 * (window_bytes(10) + (1 << 20) + (1 << 16)))
+        self.assertEqual(client.in_flight_bytes, 0)
+
+
+class SlowServerTests(BudgetTestCase):
+    """One of ten servers is fifty times slower, in round trip and bandwidth; each has a line of its own."""
+
+    def measure(self, size: int, victim: int | None) -> tuple[float, float, PutResult]:
+        """Put and get a file; the slow server has that place in the file's ring."""
+        world = self.make_world(bytes_per_s=100 * MBIT)
+        client = world.client()
+        warm_up(world, client)
+        data = Random(7).randbytes(size)
+        if victim is not None:
+            index = encode(data, 3, 10, 1 << 20, secret=CONVERGENCE).cap.storage_index
+            slow = ring(index, client.peers)[victim].name
+            world.network.slow_down(CLIENT, slow, 50, 10_000)
+        result, put_s = world.timed(lambda: client.grid.put(data))
+        world.clock.advance(30)
+        into = BytesIO()
+        _, get_s = world.timed(lambda: client.grid.get(result.cap, into))
+        self.assertEqual(into.getvalue(), data)
+        return put_s, get_s, result
+
+    def test_a_segment(self) -> None:
+        """A get does not feel it at all, wherever it is; a put waits for the grace and not longer."""
+        for size in (200, MB):
+            usual_put_s, usual_get_s, _ = self.measure(size, None)
+            for victim in (0, 2, 3, 9):
+                put_s, get_s, result = self.measure(size, victim)
+                self.assertNear(get_s, usual_get_s, 0.0005)
+                self.assertNear(put_s, usual_put_s + GRACE_S, 0.0005)
+                self.assertEqual((len(result.dropped), result.happiness), (1, 9))
+
+    def test_a_large_file(self) -> None:
+        """Of several segments only a taste is raced: replacing a slow server costs one round trip."""
+        usual_put_s, usual_get_s, _ = self.measure(10 * MB, None)
+        for victim, trips in ((0, 1), (2, 1), (3, 0), (9, 0)):
+            put_s, get_s, _ = self.measure(10 * MB, victim)
+            self.assertNear(get_s, usual_get_s + trips * RTT_S, 0.005)
+            self.assertNear(put_s, usual_put_s + GRACE_S, 0.005)
+
+
+class WindowTests(SynchronousTestCase):
+    """Windows that measure are as good as the best that is set by hand."""
+
+    def test_windows(self) -> None:
+        """On slow and fast, short and long lines, end to end, at most 5 % slower."""
+        for rate, rtt_s, size in (
+            (1 * MBIT, 0.3, 100_000),
+            (100 * MBIT, 0.1, 10 * MB),
+            (1000 * MBIT, 0.0001, 10 * MB),
+            (10_000 * MBIT, 0.3, 10 * MB),
+        ):
+            auto_s = put_seconds(rate, rtt_s, size, None)
+            best_s = best_fixed_window(rate, rtt_s, size)
+            self.assertLess(auto_s, 1.05 * best_s, f"{rate} B/s, {rtt_s} s")
