@@ -23,6 +23,7 @@ from tests.simulation.fault_schedules import (
     DiskFull,
     Interruption,
     Lies,
+    NoRoom,
     Outcome,
     Performance,
     Rot,
@@ -163,6 +164,29 @@ class KnownTests(SynchronousTestCase):
         """All servers stop in the middle of a put and come back: it goes on and ends stored."""
         crashes = tuple(Crash(0.3 + n / 100, f"s{n}", 2.0) for n in range(10))
         schedule = plain(put=FaultPlan(crashes), bytes_per_s=30_000, window_bytes=3000, happy=10)
+        self.check(schedule, "stored", "got")
+
+    def test_a_late_share_with_little_memory(self) -> None:
+        """A share that joins in the middle is not held back because of hashes that nobody needs."""
+        schedule = plain(
+            seed=300922,
+            servers=7,
+            total=5,
+            happy=3,
+            size=48_276,
+            length=37_579,
+            bytes_per_s=1_000_000,
+            window_bytes=20_000,
+            memory_bytes=5000,
+            policy="none",
+            same_client=True,
+            trouble=(
+                NoRoom("s2"),
+                Lies("s3", ("shortens",), (4,)),
+                DiskFull("s6", 1589, 0.3),
+            ),
+            put=FaultPlan((Cut("client", "s1", 1, "s1", 19, True),)),
+        )
         self.check(schedule, "stored", "got")
 
     def test_every_answer_is_lost(self) -> None:

@@ -12,9 +12,12 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
+import tests.transfer.world
+from pipegrid.core import decoder
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
+from pipegrid.transfer import readers
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import CHUNK_BYTES, RTT, Line, Told, World, content
@@ -302,6 +305,15 @@ class SpeedTests(DownloadTestCase):
                 took = self.slow(slow_down, (victim,))
                 self.assertLessEqual(took, 1.05 * usual + RTT, f"{slow_down}, {victim}")
 
+    def test_the_race_costs_little(self) -> None:
+        """Of a large file little is asked in vain, and every server is asked for blocks once."""
+        self.make(10_000_000)
+        self.get()
+        delivered = sum(line.delivered_bytes for line in self.world.lines)
+        self.assertLess(delivered, 1.03 * len(self.data))
+        self.assertEqual([line.count("stream") for line in self.ring[:3]], [1, 1, 1])
+        self.assertEqual(self.took, RTT)
+
     def test_two_slow_servers_cost_the_hedging_time(self) -> None:
         """More than the race can spare: another share joins."""
 
@@ -387,6 +399,37 @@ class MemoryTests(DownloadTestCase):
         self.get()
         # A chunk on its way is a bounded number of bytes behind a pause.
         self.assertLess(max(held), (4 << 20) + 61 * CHUNK_BYTES)
+
+    def test_a_wrong_guess_with_little_memory(self) -> None:
+        """
+        Segments are smaller than guessed, and shares are streamed that may hardly be held.
+
+        What the guess asked for has hashes behind blocks, and bytes that nobody needs: neither may
+        hold back what comes behind them, or it would never come.
+        """
+        self.patch(readers, "STREAM_BYTES", 1500)
+        self.patch(decoder, "_APART_BYTES", 1500)
+        self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
+        for segment_bytes in (700, 3000, 10_000):
+            for memory_bytes in (1000, 5000, 20_000):
+                settings = DownloadSettings(memory_bytes=memory_bytes)
+                params = Params(3, 10, segment_bytes)
+                self.make(50_000, World(params=params, download=settings, bytes_per_s=1e5))
+                for start, length in ((0, None), (0, 37_000), (31_000, 10_000)):
+                    self.get(start, length)
+
+    def test_hashes_of_a_late_share_with_little_memory(self) -> None:
+        """A share that joins in the middle brings hashes, and blocks that have left already."""
+        self.patch(readers, "STREAM_BYTES", 1500)
+        self.patch(decoder, "_APART_BYTES", 1500)
+        self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
+        settings = DownloadSettings(memory_bytes=5000)
+        for broken in (3000, 6000, 9000, 12_000):
+            params = Params(3, 10, 3000)
+            self.make(48_000, World(params=params, download=settings, bytes_per_s=1e5))
+            self.spoil(self.ring[1], 1, self.section("data") + broken)
+            self.ring[0].stream_limit = broken
+            self.get()
 
     def test_large_blocks(self) -> None:
         """A block that is larger than the bound can be had all the same."""

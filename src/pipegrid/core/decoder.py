@@ -127,6 +127,13 @@ class Decoder:
         return 0 if share is None else share.store.held_bytes
 
     @property
+    def metadata_bytes(self) -> int:
+        """How much of a share is not blocks: that may be held whatever is held of blocks."""
+        geometry = self.geometry or self.guessed_geometry
+        whole = layout.share_length(geometry, layout.for_geometry(geometry))
+        return whole - geometry.share_data_bytes
+
+    @property
     def lacking(self) -> int:
         """How many more good shares are needed before all can be restored; 0 if none."""
         if self.done:
@@ -326,6 +333,7 @@ class Decoder:
         self.geometry = Geometry(size, k, n, parsed.segment_bytes)
         self._queue = SegmentQueue(*self._segment_range(self.geometry))
         for other in self._shares.values():
+            self._release_delivered(other)
             if other is not share and not other.bad:
                 self._read_parts(other)
 
@@ -491,9 +499,9 @@ class Decoder:
     def _release_delivered(self, share: ShareParts) -> None:
         """Drop the blocks whose plaintext has left."""
         if share.layout is not None and self.geometry is not None and self._queue is not None:
-            first, _ = self._segment_range(self.geometry)
+            # From the first block on: a wrong guess may have asked for some before the range.
             until = self._queue.next_delivery
-            share.store.release(*block_range(share.layout, self.geometry, first, until))
+            share.store.release(*block_range(share.layout, self.geometry, 0, until))
 
     # Blame.
 

@@ -151,8 +151,8 @@ class ShareReader:
             return
         held = self._decoder.held_of(self.share_number)
         geometry = self._decoder.geometry or self._decoder.guessed_geometry
-        # Less than a block would never become a segment.
-        limit = max(self._ahead_bytes, 2 * geometry.block_bytes)
+        # Less than a block would never become a segment, and hashes alone neither.
+        limit = max(self._ahead_bytes, 2 * geometry.block_bytes) + self._decoder.metadata_bytes
         for stream in list(self._streams):  # one that is resumed may end at once
             stream.balance(held, limit)
 
