@@ -228,7 +228,9 @@ def lock_slot(directory: str, create: bool) -> int | None:
 
 
 def read_all(fd: int, at: int, length: int) -> bytes:
-    """Return length bytes of a file, or as many as there are."""
+    """Return length bytes of a file, or as many as there are; none of length 0, wherever that is."""
+    if not length:
+        return b""
     data = os.pread(fd, length, at)
     while len(data) < length:  # one call gives 2 GiB at most
         more = os.pread(fd, length - len(data), at + len(data))
