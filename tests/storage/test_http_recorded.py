@@ -22,7 +22,7 @@ class Difference:
     body: Any = None
 
 
-MUTABLE = "mutable files are not served yet"
+KINDS = "there is no share of this kind, whatever there is of the other"
 DIFFERENT = {
     "create again same secret": Difference(
         "an upload is taken up again by whoever knows its secret",
@@ -53,10 +53,9 @@ DIFFERENT = {
         200,
         {"already-have": {0}, "allocated": {1, 2}},
     ),
-    "imm as mutable list": Difference(MUTABLE, 404),
-    "imm as mutable read": Difference(MUTABLE, 404),
-    "mut as immutable list": Difference("there is no mutable share to be confused by", 200, set()),
-    "mut lease": Difference(MUTABLE, 404),
+    "imm as mutable list": Difference(KINDS, 200, set()),
+    "imm as mutable read": Difference(KINDS, 404),
+    "mut as immutable list": Difference(KINDS, 200, set()),
 }
 FREE_TEXT = {400, 500}  # bodies of these are texts for people
 PAGES = {404, 405}  # so are those of the router's pages
@@ -83,8 +82,6 @@ class RecordedTests(ServerTestCase):
             reply = self._ask(exchange)
             where = f"exchange {number}: {name}"
             difference = DIFFERENT.get(name)
-            if difference is None and name.startswith("mut "):
-                difference = Difference(MUTABLE, 404)
             if difference is not None:
                 unused.discard(name)
                 self.assertEqual(reply.status, difference.status, where)

@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, execute
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
@@ -325,6 +325,12 @@ class Durability:
         else:
             self._settle([share], commit_group([share], "none", self._disk_calls()))
         return waiting
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Call a function that syncs what it writes, in a thread; here and now if nothing is synced."""
+        if self.policy == "none":
+            return execute(function, *args, **kwargs)
+        return self._workers.run(function, *args, **kwargs)
 
     def flush(self) -> Deferred[None]:
         """Close the group that gathers; fires when everything is committed or has failed."""

@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pipegrid.storage import disk, leases, sidecar
+from pipegrid.storage import disk, leases, sidecar, slotfiles
 
 _NUMBER = re.compile(r"[0-9]+\Z")
+_SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")
 _UPLOAD = re.compile(r"[a-z2-7]{26}\.[0-9]+\Z")
 
 
@@ -32,6 +33,8 @@ def remove_abandoned(incoming: str, too_old: float) -> int:
     for name in _names(incoming):
         if _UPLOAD.match(name):
             removed += _remove_leftover(f"{incoming}/{name}", too_old)
+        elif _SLOT_COPY.match(name):  # made and renamed within moments, if nobody is killed
+            _remove_leftover(f"{incoming}/{name}", too_old)
         elif name.endswith(sidecar.SUFFIX):
             _remove_orphan(f"{incoming}/{name}")
     for directory, name in _walk(incoming):  # what a Tahoe-LAFS server left
@@ -45,12 +48,17 @@ def remove_abandoned(incoming: str, too_old: float) -> int:
 
 
 def remove_expired(shares: str, now: float) -> int:
-    """Remove immutable shares whose leases have all run out; returns how many."""
+    """Remove shares of both kinds whose leases have all run out; returns how many."""
     removed = 0
     for directory, name in _walk(shares):
-        if _NUMBER.match(name) and leases.remove_if_expired(f"{directory}/{name}", now):
+        path = f"{directory}/{name}"
+        if not _NUMBER.match(name):
+            continue
+        if leases.remove_if_expired(path, now):
             disk.remove_empty(directory)
             removed += 1
+        elif slotfiles.is_mutable(path):
+            removed += slotfiles.remove_if_expired(path, now)
     return removed
 
 

@@ -30,6 +30,7 @@ _REASONS = {
     416: b"Range Not Satisfiable",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
+    503: b"Service Unavailable",
     507: b"Insufficient Storage",
 }
 
@@ -131,6 +132,7 @@ WRONG_TYPE = make(415)
 BAD_CONTENT_RANGE = make(416)
 HEAD_TOO_LARGE = make(431)
 FAILED = page(500)
+BUSY = make(503)
 NO_SPACE = make(507)
 SHARE_COMPLETE = cbor(gbs.pack_required(()), 201)
 SHARE_MISSING = make(404, content_type=gbs.SHARE_CONTENT_TYPE)

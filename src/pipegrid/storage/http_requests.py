@@ -16,7 +16,7 @@ import attrs
 
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.http_answers import Answer
-from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire import gbs, gbs_http, gbs_mutable
 from pipegrid.wire.gbs_http import Resource, Target
 
 WANTED_HEADERS = frozenset(
@@ -86,6 +86,10 @@ class Operation(Enum):
     READ = "read"
     CORRUPT = "corrupt"
     LEASE = "lease"
+    READ_TEST_WRITE = "read-test-write"
+    SLOT_LIST = "list mutable"
+    SLOT_READ = "read mutable"
+    SLOT_CORRUPT = "corrupt mutable"
 
 
 @attrs.frozen
@@ -109,6 +113,8 @@ class Rule:
 _LIST = Rule(Operation.LIST, answers_cbor=True)
 _VERSION = Rule(Operation.VERSION, answers_cbor=True)
 _READ = Rule(Operation.READ)
+_SLOT_LIST = Rule(Operation.SLOT_LIST, answers_cbor=True)
+_SLOT_READ = Rule(Operation.SLOT_READ)
 _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.VERSION: {b"GET": _VERSION, b"HEAD": _VERSION},
     Resource.ALLOCATE: {
@@ -125,6 +131,19 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.ABORT: {b"PUT": Rule(Operation.ABORT, gbs_http.UPLOAD_SECRETS)},
     Resource.CORRUPT: {b"POST": Rule(Operation.CORRUPT, body_limit_bytes=gbs.MAX_CORRUPT_BYTES)},
     Resource.LEASE: {b"PUT": Rule(Operation.LEASE, gbs_http.LEASE_SECRETS)},
+    Resource.MUTABLE_READ_TEST_WRITE: {
+        b"POST": Rule(
+            Operation.READ_TEST_WRITE,
+            gbs_http.MUTABLE_SECRETS,
+            gbs_mutable.MAX_REQUEST_BYTES,
+            answers_cbor=True,
+        )
+    },
+    Resource.MUTABLE_SHARES: {b"GET": _SLOT_LIST, b"HEAD": _SLOT_LIST},
+    Resource.MUTABLE_SHARE: {b"GET": _SLOT_READ, b"HEAD": _SLOT_READ},
+    Resource.MUTABLE_CORRUPT: {
+        b"POST": Rule(Operation.SLOT_CORRUPT, body_limit_bytes=gbs.MAX_CORRUPT_BYTES)
+    },
 }
 _NO_SUCH_METHOD = {
     resource: answers.page(405, b"Allow: %s\r\n" % b", ".join(rules))

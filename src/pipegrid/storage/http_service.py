@@ -26,6 +26,7 @@ from pipegrid.errors import (
     NoSpace,
     NoSuchShare,
     PipegridError,
+    UsageError,
     WrongSecret,
 )
 from pipegrid.storage import http_answers as answers
@@ -33,11 +34,12 @@ from pipegrid.storage.durability import Durability
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_requests import Admitted, Operation, Request, Rule, admit
 from pipegrid.storage.reader import ShareReader
+from pipegrid.storage.slotqueue import SlotQueue
 from pipegrid.storage.store import MAX_SHARE_NUMBER, ShareStore
 from pipegrid.storage.uploads import Upload
-from pipegrid.wire import gbs, gbs_http
-from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire import gbs, gbs_http, gbs_mutable
+from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, WRITE_ENABLER, Target
+from pipegrid.wire.messages import LeaseSecrets, SlotSecrets, UploadSecrets
 
 GATHER_BYTES = 128 * 1024
 """Share data is held until this much has come, or the request ends: one write instead of eight."""
@@ -46,6 +48,9 @@ INLINE_READ_BYTES = 64 * 1024
 STREAM_PIECE_BYTES = 128 * 1024
 MAX_COMMITS = 512
 """Complete shares that wait to become durable, each an open file, over all connections."""
+
+MAX_HELD_BYTES = 512 << 20
+"""Of message bodies, over all connections; only those of read-test-write can be large."""
 
 log = Logger()
 
@@ -85,13 +90,18 @@ class GbsService:
         self._durability = durability
         self._authorization = gbs_http.authorization(swissnum)
         self._waiting_for_room: list[Callable[[], None]] = []
-        self._handlers: dict[Operation, Callable[[Admitted, bytes], Answer]] = {
+        self.slots = SlotQueue(durability)
+        self._held_bytes = 0
+        self._handlers: dict[Operation, Callable[[Admitted, bytes], Answer | Deferred[Answer]]] = {
             Operation.ALLOCATE: self._allocate,
             Operation.CORRUPT: self._corrupt,
             Operation.VERSION: self._version,
             Operation.ABORT: self._abort,
             Operation.LIST: self._list,
             Operation.LEASE: self._lease,
+            Operation.READ_TEST_WRITE: self._read_test_write,
+            Operation.SLOT_LIST: self._list_slot,
+            Operation.SLOT_CORRUPT: self._corrupt,
         }
 
     # Bounding what waits for the disk.
@@ -132,9 +142,10 @@ class GbsService:
             if isinstance(begun, Answer):
                 return _Refusal(begun, self._counted_as(operation.value))
             return begun
-        if operation is Operation.READ:
+        if operation in (Operation.READ, Operation.SLOT_READ):
             wanted = request.headers.get(b"range")
-            return _Call(self, rule, lambda _: self._read(admitted.target, wanted))
+            read = self._read if operation is Operation.READ else self._read_slot
+            return _Call(self, rule, lambda _: read(admitted.target, wanted))
         handler = self._handlers[operation]
         return _Call(self, rule, lambda body: handler(admitted, body))
 
@@ -148,11 +159,14 @@ class GbsService:
     def answer_error(self, operation: Operation, error: Exception) -> Answer:
         """Return the answer for an error; what the client need not know is in the log."""
         if isinstance(error, NoSuchShare):
-            return answers.SHARE_MISSING if operation is Operation.READ else answers.NOT_FOUND
+            reads = operation in (Operation.READ, Operation.SLOT_READ)
+            return answers.SHARE_MISSING if reads else answers.NOT_FOUND
         if isinstance(error, WrongSecret):
             return answers.WRONG_SECRET
         if isinstance(error, ConflictingWrite):
             return answers.CONFLICT
+        if isinstance(error, UsageError):
+            return answers.text(400, str(error))
         if isinstance(error, NoSpace):
             log.warn("{operation}: {error}", operation=operation.value, error=str(error))
             return answers.NO_SPACE
@@ -171,7 +185,7 @@ class GbsService:
         return lambda answer: self.count(name, answer)
 
     def _version(self, _: Admitted, body: bytes) -> Answer:
-        return answers.cbor(gbs.pack_version(self.store.version(), max_mutable_share_bytes=0))
+        return answers.cbor(gbs.pack_version(self.store.version()))
 
     def _allocate(self, admitted: Admitted, body: bytes) -> Answer:
         try:
@@ -229,6 +243,9 @@ class GbsService:
     def _read(self, target: Target, wanted: bytes | None) -> Answer:
         _check_number(target)
         reader = self.store.open_share(target.storage_index, target.share_number)
+        return self._answer_read(reader, wanted)
+
+    def _answer_read(self, reader: ShareReader, wanted: bytes | None) -> Answer:
         try:
             answer = self._read_from(reader, wanted)
         except BaseException:
@@ -269,7 +286,10 @@ class GbsService:
             return answers.text(400, str(error))
         target = admitted.target
         _check_number(target)
-        self.store.advise_corrupt_share(target.storage_index, target.share_number, reason)
+        mutable = admitted.rule.operation is Operation.SLOT_CORRUPT
+        self.store.advise_corrupt_share(
+            target.storage_index, target.share_number, reason, mutable=mutable
+        )
         log.warn(
             "a client found share {number} of {index} corrupt: {reason}",
             number=target.share_number,
@@ -278,13 +298,54 @@ class GbsService:
         )
         return answers.OK
 
-    def _lease(self, admitted: Admitted, body: bytes) -> Answer:
+    def _lease(self, admitted: Admitted, body: bytes) -> Answer | Deferred[Answer]:
         secrets = admitted.secrets
-        self.store.add_lease(
-            admitted.target.storage_index,
-            LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]),
+        storage_index = admitted.target.storage_index
+        lease = LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET])
+        added = self.slots.read(storage_index, self.store.add_lease, storage_index, lease)
+        return added.addCallback(lambda _: answers.LEASE_ADDED)
+
+    # Mutable shares.
+
+    def _read_test_write(self, admitted: Admitted, body: bytes) -> Answer | Deferred[Answer]:
+        try:
+            wanted = gbs_mutable.unpack_request(body)
+        except ValueError as error:
+            return answers.text(400, str(error))
+        secrets, storage_index = admitted.secrets, admitted.target.storage_index
+        call = self.slots.write if wanted.changes else self.slots.read
+        result = call(
+            storage_index,
+            self.store.slots.testv_and_readv_and_writev,
+            storage_index,
+            SlotSecrets(
+                LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[WRITE_ENABLER]
+            ),
+            wanted.changes,
+            wanted.reads,
+            self.slots.durable,
         )
-        return answers.LEASE_ADDED
+        return result.addCallback(lambda result: answers.cbor(gbs_mutable.pack_answer(result)))
+
+    def _list_slot(self, admitted: Admitted, body: bytes) -> Deferred[Answer]:
+        storage_index = admitted.target.storage_index
+        numbers = self.slots.read(storage_index, self.store.slots.list_shares, storage_index)
+        return numbers.addCallback(lambda numbers: answers.cbor(gbs.pack_shares(numbers)))
+
+    def _read_slot(self, target: Target, wanted: bytes | None) -> Deferred[Answer]:
+        _check_number(target)
+        index, number = target.storage_index, target.share_number
+        reader = self.slots.read(index, self.store.slots.open_share, index, number)
+        return reader.addCallback(self._answer_read, wanted)
+
+    # Bounding the memory of large bodies.
+
+    def hold(self, more_bytes: int) -> bool:
+        """Take note that so much more of bodies is held in memory, or of less; whether that may be."""
+        if more_bytes > 0 and self._held_bytes + more_bytes > MAX_HELD_BYTES:
+            return False
+        self._held_bytes += more_bytes
+        return True
 
 
 class _Refusal:
@@ -308,37 +369,70 @@ class _Refusal:
 class _Call:
     """Gathers a small body, and calls."""
 
-    def __init__(self, service: GbsService, rule: Rule, handler: Callable[[bytes], Answer]) -> None:
+    def __init__(
+        self,
+        service: GbsService,
+        rule: Rule,
+        handler: Callable[[bytes], Answer | Deferred[Answer]],
+    ) -> None:
         self._service = service
         self._operation = rule.operation
         self._limit_bytes = rule.body_limit_bytes or 0
         self._handler = handler
-        self._body = b""
-        self._too_large = False
+        self._body = bytearray()
+        self._held_bytes = 0
+        self._refusal: Answer | None = None
 
     def write(self, data: bytes) -> None:
         """Hold it, up to the limit; bodies that nobody wants are not held."""
-        if not self._limit_bytes or self._too_large:
+        if not self._limit_bytes or self._refusal is not None:
             return
         if len(self._body) + len(data) > self._limit_bytes:
-            self._too_large = True
-            self._body = b""
-        else:
-            self._body += data
+            self._refusal = answers.TOO_LARGE
+        elif not self._service.hold(len(data)):
+            self._refusal = answers.BUSY
+        if self._refusal is not None:
+            self._let_go()
+            return
+        self._body += data
+        self._held_bytes += len(data)
 
-    def finish(self) -> Answer:
+    def finish(self) -> Answer | Deferred[Answer]:
         """Carry it out."""
-        if self._too_large:
-            answer = answers.TOO_LARGE
-        else:
-            try:
-                answer = self._handler(self._body)
-            except Exception as error:
-                answer = self._service.answer_error(self._operation, error)
-        return self._service.count(self._operation.value, answer)
+        if self._refusal is not None:
+            return self._count(self._refusal)
+        try:
+            answer = self._handler(bytes(self._body))
+        except Exception as error:
+            answer = self._service.answer_error(self._operation, error)
+        finally:
+            self._body.clear()
+        if isinstance(answer, Deferred):
+            # Until then the request is in memory, in another form.
+            answer.addErrback(self._failed).addCallback(self._ended)
+            return answer.result if answer.called and isinstance(answer.result, Answer) else answer
+        return self._ended(answer)
 
     def abandon(self) -> None:
         """Nothing was begun."""
+        self._let_go()
+
+    def _ended(self, answer: Answer) -> Answer:
+        self._let_go()
+        return self._count(answer)
+
+    def _failed(self, failure: Failure) -> Answer:
+        error = failure.value
+        assert isinstance(error, Exception)
+        return self._service.answer_error(self._operation, error)
+
+    def _count(self, answer: Answer) -> Answer:
+        return self._service.count(self._operation.value, answer)
+
+    def _let_go(self) -> None:
+        self._service.hold(-self._held_bytes)
+        self._held_bytes = 0
+        self._body.clear()
 
 
 class _Write:

@@ -11,14 +11,17 @@ from pipegrid.storage import containers, disk
 
 class ShareReader:
     """
-    An open complete share; use it as a context manager. Its data never changes.
+    An open complete share; use it as a context manager. Its data never changes, if it is immutable.
 
     It may be closed while another thread reads: the file is then closed when that read ends, so that
     its descriptor never means another file under the reading thread.
     """
 
-    def __init__(self, fd: int, share_bytes: int, name: str) -> None:
+    def __init__(
+        self, fd: int, share_bytes: int, name: str, data_offset: int = containers.HEADER_BYTES
+    ) -> None:
         self._fd = fd
+        self._data_offset = data_offset
         self.share_bytes = share_bytes
         self._name = name
         self._closing = False
@@ -37,7 +40,7 @@ class ShareReader:
             return b""
         try:
             with self._lock:
-                return self._read(containers.HEADER_BYTES + offset, length)
+                return self._read(self._data_offset + offset, length)
         except OSError as error:
             raise disk.disk_error(error, f"read {self._name}") from error
         finally:

@@ -131,6 +131,7 @@ class StorageNode:
         self._lock = lock_storage(self.storage)
         try:
             who = identity.load_or_create(self.settings.directory)
+            self._store.slots.node_id = who.tub_id
             service = GbsService(self._store, self._durability, who.swissnum)
             connections = min(self.settings.max_connections, raise_file_limit())
             self._server = GbsServer(service, self._reactor, connections)

@@ -58,8 +58,10 @@ from pipegrid import __version__
 from pipegrid.core import base32
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
-from pipegrid.storage import containers, disk, housekeeping, leases, sidecar, uploads
+from pipegrid.storage import containers, disk, housekeeping, leases, sidecar, slotfiles, uploads
+from pipegrid.storage.mutable_containers import NODE_ID_BYTES
 from pipegrid.storage.reader import ShareReader, open_reader
+from pipegrid.storage.slots import Slots
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
@@ -88,6 +90,10 @@ class ShareStore:
         max_uploads: unfinished uploads at a time; beyond that, allocation is refused.
         free_bytes: room on the disk of a path, or None if unknown.
         boot_id: 16 bytes that change whenever the machine starts.
+        node_id: 20 bytes, the server's tub id, for containers of mutable shares.
+
+    Attributes:
+        slots: mutable shares; all else here concerns immutable ones, except where it says so.
 
     Raises, in all methods:
         UsageError: a storage index that is not 16 bytes, or a number that is not 0 to 255.
@@ -105,6 +111,7 @@ class ShareStore:
         max_uploads: int = 4096,
         free_bytes: Callable[[str], int | None] = disk.free_bytes,
         boot_id: Callable[[], bytes] = disk.read_boot_id,
+        node_id: bytes = bytes(NODE_ID_BYTES),
     ) -> None:
         self.root = root
         self.reserved_bytes = reserved_bytes
@@ -122,6 +129,14 @@ class ShareStore:
         self._open: OrderedDict[_Key, Upload] = OrderedDict()  # the longest unused first
         self._table_lock = threading.Lock()  # for these two; nothing is waited for under it
         self._allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
+        self.slots = Slots(
+            lambda storage_index: self._directory(self._shares, storage_index),
+            self._incoming,
+            clock,
+            self._unpromised_bytes,
+            read_only,
+            node_id,
+        )
 
     def __repr__(self) -> str:
         return f"<ShareStore {str(self.root)!r}, {len(self._uploads)} unfinished uploads>"
@@ -140,8 +155,9 @@ class ShareStore:
         Raises:
             ServerRefused: the storage directory is no directory.
         """
-        if self.read_only:
-            return 0
+        return 0 if self.read_only else self._unpromised_bytes()
+
+    def _unpromised_bytes(self) -> int | None:
         try:
             free = self._free_bytes(self._shares)
         except OSError as error:
@@ -236,14 +252,16 @@ class ShareStore:
     # Reading.
 
     def list_shares(self, storage_index: bytes) -> frozenset[int]:
-        """Return the numbers of all complete shares."""
+        """Return the numbers of all complete immutable shares."""
         directory = self._directory(self._shares, storage_index)
         try:
             with os.scandir(directory) as entries:
                 return frozenset(
                     _NUMBERS[entry.name]
                     for entry in entries
-                    if entry.name in _NUMBERS and entry.is_file(follow_symlinks=False)
+                    if entry.name in _NUMBERS
+                    and entry.is_file(follow_symlinks=False)
+                    and not slotfiles.is_mutable(entry.path)
                 )
         except FileNotFoundError:
             return frozenset()
@@ -270,12 +288,12 @@ class ShareStore:
 
     def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> None:
         """
-        Add or renew a lease on every share of the index.
+        Add or renew a lease on every share of the index, of either kind.
 
         Raises:
             NoSuchShare: there are none.
         """
-        found = False
+        found = self.slots.add_lease(storage_index, secrets)
         for number in sorted(self.list_shares(storage_index)):
             path = self._final_path(storage_index, number)
             try:
@@ -292,7 +310,9 @@ class ShareStore:
                 f"there are no shares of {base32.encode(storage_index)}; upload them first"
             )
 
-    def advise_corrupt_share(self, storage_index: bytes, share_number: int, reason: str) -> None:
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
+    ) -> None:
         """
         Keep a client's complaint for the operator.
 
@@ -301,7 +321,9 @@ class ShareStore:
         Raises:
             NoSuchShare: there is no such share to complain about.
         """
-        self.open_share(storage_index, share_number).close()
+        place = self.slots if mutable else self
+        place.open_share(storage_index, share_number).close()
+        kind = "mutable" if mutable else "immutable"
         index = base32.encode(storage_index)
         when = datetime.fromtimestamp(self._clock(), timezone.utc)
         directory = str(self.root / "corruption-advisories")
@@ -313,7 +335,7 @@ class ShareStore:
                 return
             with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
                 file.write(
-                    f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: immutable\n"
+                    f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
                     f"storage index: {index}\nshare number: {share_number}\n\n{text}\n"
                 )
         except OSError as error:
@@ -337,7 +359,7 @@ class ShareStore:
 
     def collect_garbage(self) -> int:
         """
-        Remove immutable shares whose leases have all run out; returns how many.
+        Remove shares of either kind whose leases have all run out; returns how many.
 
         Nothing calls this unless the operator wants it. It may take long; call it in a thread.
         """

@@ -86,3 +86,43 @@ class WriteResult:
 
     complete: bool
     required: tuple[tuple[int, int], ...] = ()
+
+
+@attrs.frozen
+class SlotSecrets:
+    """All secrets of one change to a slot of mutable shares; the write enabler is 32 bytes by custom."""
+
+    lease: LeaseSecrets
+    write_enabler: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class ShareChange:
+    """
+    What read-test-write is to test and to change in one mutable share.
+
+    Attributes:
+        tests: ``(offset, size, specimen)``: the bytes ``[offset, offset + size)``, cut at the share's end,
+            must equal the specimen. A share that is not there reads as empty.
+        writes: ``(offset, data)``, applied in this order.
+        new_length: 0 deletes the share; less than its length after the writes cuts it; more, or None, does
+            nothing.
+    """
+
+    tests: tuple[tuple[int, int, bytes], ...] = ()
+    writes: tuple[tuple[int, bytes], ...] = ()
+    new_length: int | None = None
+
+
+@attrs.frozen
+class SlotResult:
+    """
+    The answer to read-test-write.
+
+    Attributes:
+        success: whether all tests passed, and everything was written.
+        data: for every share that was there before, what the read vector asked for, as it was before.
+    """
+
+    success: bool
+    data: dict[int, tuple[bytes, ...]]
