@@ -4,7 +4,7 @@ an answer.
 
 A receiver is fed the body as it comes and asked for the answer at its end. Share data goes from the parser
 into the incoming file at once, gathered only until a write is worth its system call; other bodies
-are small, and bounded.
+are gathered whole, and bounded.
 
 Disk work at the speed of the page cache runs here and now: a thread costs more than it (there and back: 35
 microseconds and more; writing 16 KiB: 10). What waits for the disk itself, making shares durable, is
@@ -79,6 +79,7 @@ class GbsService:
         requests: answers given, by (operation, status); for metrics.
         received_bytes, sent_bytes: of share data.
         commits: shares that wait to become durable.
+        slots: where calls that concern mutable shares wait for each other; other protocols share it.
     """
 
     def __init__(self, store: ShareStore, durability: Durability, swissnum: str) -> None:
