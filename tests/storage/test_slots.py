@@ -530,7 +530,7 @@ class StoreTests(SlotTestCase):
         self.assertEqual(store.list_shares(SI), {0})
         self.assertEqual(slots_.list_shares(SI), {1})
         self.assertRaises(NoSuchShare, slots_.open_share, SI, 0)
-        self.assertRaises(ServerRefused, store.open_share, SI, 1)
+        self.assertRaises(NoSuchShare, store.open_share, SI, 1)
         self.assertRaises(ServerRefused, self.write, 0, (0, b"x"))
         self.assertEqual(store.allocate(SI, {1}, 10, SECRETS).allocated, frozenset())
         self.assertEqual(self.get(0), b"immutable")

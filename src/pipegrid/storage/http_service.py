@@ -33,13 +33,14 @@ from pipegrid.storage import http_answers as answers
 from pipegrid.storage.durability import Durability
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_requests import Admitted, Operation, Request, Rule, admit
+from pipegrid.storage.http_slots import SlotHandlers
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.slotqueue import SlotQueue
 from pipegrid.storage.store import MAX_SHARE_NUMBER, ShareStore
 from pipegrid.storage.uploads import Upload
-from pipegrid.wire import gbs, gbs_http, gbs_mutable
-from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, WRITE_ENABLER, Target
-from pipegrid.wire.messages import LeaseSecrets, SlotSecrets, UploadSecrets
+from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target
+from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
 GATHER_BYTES = 128 * 1024
 """Share data is held until this much has come, or the request ends: one write instead of eight."""
@@ -92,6 +93,7 @@ class GbsService:
         self._authorization = gbs_http.authorization(swissnum)
         self._waiting_for_room: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
+        slot_handlers = SlotHandlers(store.slots, self.slots)
         self._held_bytes = 0
         self._handlers: dict[Operation, Callable[[Admitted, bytes], Answer | Deferred[Answer]]] = {
             Operation.ALLOCATE: self._allocate,
@@ -100,8 +102,8 @@ class GbsService:
             Operation.ABORT: self._abort,
             Operation.LIST: self._list,
             Operation.LEASE: self._lease,
-            Operation.READ_TEST_WRITE: self._read_test_write,
-            Operation.SLOT_LIST: self._list_slot,
+            Operation.READ_TEST_WRITE: slot_handlers.read_test_write,
+            Operation.SLOT_LIST: slot_handlers.list_shares,
             Operation.SLOT_CORRUPT: self._corrupt,
         }
 
@@ -246,6 +248,12 @@ class GbsService:
         reader = self.store.open_share(target.storage_index, target.share_number)
         return self._answer_read(reader, wanted)
 
+    def _read_slot(self, target: Target, wanted: bytes | None) -> Deferred[Answer]:
+        _check_number(target)
+        index, number = target.storage_index, target.share_number
+        reader = self.slots.read(index, self.store.slots.open_share, index, number)
+        return reader.addCallback(self._answer_read, wanted)
+
     def _answer_read(self, reader: ShareReader, wanted: bytes | None) -> Answer:
         try:
             answer = self._read_from(reader, wanted)
@@ -305,39 +313,6 @@ class GbsService:
         lease = LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET])
         added = self.slots.read(storage_index, self.store.add_lease, storage_index, lease)
         return added.addCallback(lambda _: answers.LEASE_ADDED)
-
-    # Mutable shares.
-
-    def _read_test_write(self, admitted: Admitted, body: bytes) -> Answer | Deferred[Answer]:
-        try:
-            wanted = gbs_mutable.unpack_request(body)
-        except ValueError as error:
-            return answers.text(400, str(error))
-        secrets, storage_index = admitted.secrets, admitted.target.storage_index
-        call = self.slots.write if wanted.changes else self.slots.read
-        result = call(
-            storage_index,
-            self.store.slots.testv_and_readv_and_writev,
-            storage_index,
-            SlotSecrets(
-                LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[WRITE_ENABLER]
-            ),
-            wanted.changes,
-            wanted.reads,
-            self.slots.durable,
-        )
-        return result.addCallback(lambda result: answers.cbor(gbs_mutable.pack_answer(result)))
-
-    def _list_slot(self, admitted: Admitted, body: bytes) -> Deferred[Answer]:
-        storage_index = admitted.target.storage_index
-        numbers = self.slots.read(storage_index, self.store.slots.list_shares, storage_index)
-        return numbers.addCallback(lambda numbers: answers.cbor(gbs.pack_shares(numbers)))
-
-    def _read_slot(self, target: Target, wanted: bytes | None) -> Deferred[Answer]:
-        _check_number(target)
-        index, number = target.storage_index, target.share_number
-        reader = self.slots.read(index, self.store.slots.open_share, index, number)
-        return reader.addCallback(self._answer_read, wanted)
 
     # Bounding the memory of large bodies.
 

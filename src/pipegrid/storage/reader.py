@@ -6,7 +6,7 @@ import os
 import threading
 
 from pipegrid.errors import ServerRefused
-from pipegrid.storage import containers, disk
+from pipegrid.storage import containers, disk, mutable_containers
 
 
 class ShareReader:
@@ -72,10 +72,10 @@ class ShareReader:
 
 def open_reader(path: str) -> ShareReader | None:
     """
-    Open a share file, or return None if there is none.
+    Open an immutable share, or return None if there is none: no file, or a mutable one.
 
     Raises:
-        ServerRefused: there is one, but it is not immutable, or damaged, or the disk failed.
+        ServerRefused: there is one, but it is damaged, or the disk failed.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -84,7 +84,11 @@ def open_reader(path: str) -> ShareReader | None:
     except OSError as error:
         raise disk.disk_error(error, f"open the share {path!r}") from error
     try:
-        header = containers.parse_header(os.pread(fd, containers.HEADER_BYTES, 0))
+        start = os.pread(fd, mutable_containers.MAGIC_BYTES, 0)
+        if mutable_containers.is_mutable(start):
+            os.close(fd)
+            return None
+        header = containers.parse_header(start)
         length = containers.share_bytes(header, os.fstat(fd).st_size)
     except OSError as error:
         os.close(fd)

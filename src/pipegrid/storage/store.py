@@ -274,7 +274,7 @@ class ShareStore:
 
         Raises:
             NoSuchShare: there is none.
-            ServerRefused: there is one, but it is not immutable, or damaged.
+            ServerRefused: there is one, but it is damaged.
         """
         reader = open_reader(self._final_path(*_check_key(storage_index, share_number)))
         if reader is None:
