@@ -16,8 +16,8 @@ from pipegrid.errors import ServerUnreachable
 from pipegrid.http11.endpoints import _PinnedConnectionCreator
 from pipegrid.simulation.driver import leaks
 from pipegrid.storage import identity
+from pipegrid.storage.front import FrontFactory
 from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.server import FrontFactory
 from pipegrid.storage.server import GbsServer as GbsFactory
 from pipegrid.transport.gbs import GbsServer
 from pipegrid.transport.interface import StorageServer

@@ -105,8 +105,9 @@ def command(
     """
     Store other people's shares, for PipeGrid and Tahoe-LAFS clients, until told to end.
 
-    Prints the server's NURL, which is its address and the secret that opens it. -d is the node's
-    directory, where its key is kept, or made; a Tahoe-LAFS node's will do.
+    Prints the server's NURL and fURL: each is its address and the secret that opens it, for clients that
+    speak HTTPS, and for those that speak Foolscap. -d is the node's directory, where its key is kept, or
+    made; a Tahoe-LAFS node's will do.
     """
     settings = {
         "port": port,
@@ -123,7 +124,10 @@ def command(
 
 def announce(console: Console, node: StorageNode) -> None:
     """Print where the server is."""
-    console.result(node.nurl, {"nurl": node.nurl, "storage": str(node.storage)})
+    console.result(
+        f"{node.nurl}\n{node.furl}",
+        {"nurl": node.nurl, "furl": node.furl, "storage": str(node.storage)},
+    )
 
 
 def logging_to(console: Console, log_file: str | None) -> Any:

@@ -26,6 +26,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.wire import nurl
+from pipegrid.wire.furl import Furl
 from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Identity:
     def nurl(self, host: str, port: int) -> Nurl:
         """Return the address to give to clients."""
         return Nurl(self.spki_hash, host, port, self.swissnum)
+
+    def furl(self, *hints: str) -> Furl:
+        """Return the address to give to clients that speak Foolscap."""
+        return Furl(self.tub_id, hints, self.swissnum)
 
     def contexts(self) -> CertificateOptions:
         """Return what Twisted wants for serving TLS 1.2 and 1.3 with this certificate."""

@@ -3,7 +3,7 @@ The storage server as a service of ``twist``:
 
     twist pipegrid --directory DIR [--port PORT] [--durability batch] ...
 
-The options are those of ``pipegrid serve``. The NURL is in the log.
+The options are those of ``pipegrid serve``. The NURL and the fURL are in the log.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StorageService(Service):
         return self.node.stop()
 
     def _started(self, node: StorageNode) -> None:
-        log.info("listening at {nurl}", nurl=node.nurl)
+        log.info("listening at {nurl} and {furl}", nurl=node.nurl, furl=node.furl)
 
     def _failed(self, failure: Any) -> None:
         log.critical("{error}", error=str(failure.value))

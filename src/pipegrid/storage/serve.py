@@ -31,10 +31,12 @@ from pipegrid.errors import UsageError
 from pipegrid.flow.workers import Workers
 from pipegrid.storage import identity
 from pipegrid.storage.durability import Durability, Policy
+from pipegrid.storage.foolscap_port import FoolscapPort
+from pipegrid.storage.front import FrontFactory
 from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.identity import Identity
-from pipegrid.storage.server import MAX_CONNECTIONS, FrontFactory, GbsServer
+from pipegrid.storage.server import MAX_CONNECTIONS, GbsServer
 from pipegrid.storage.store import ShareStore
+from pipegrid.wire.furl import tcp_hint
 
 DEFAULT_PORT = "tcp:8098"
 DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
@@ -81,12 +83,14 @@ class StorageNode:
 
     Attributes:
         nurl: where clients find it.
+        furl: where clients find it that speak Foolscap.
         metrics_port: of the page for Prometheus, or None.
     """
 
     def __init__(self, reactor: Any, settings: ServeSettings) -> None:
         self.settings = settings
         self.nurl = ""
+        self.furl = ""
         self.metrics_port: int | None = None
         self.storage = settings.storage or settings.directory / "storage"
         self._reactor = reactor
@@ -100,6 +104,8 @@ class StorageNode:
         )
         self._durability = Durability(self._workers, reactor, settings.durability)
         self._server: GbsServer | None = None
+        self._foolscap: FoolscapPort | None = None
+        self._front: FrontFactory | None = None
         self._ports: list[Any] = []
         self._timers: list[LoopingCall] = []
         self._lock: int | None = None
@@ -135,9 +141,12 @@ class StorageNode:
             service = GbsService(self._store, self._durability, who.swissnum)
             connections = min(self.settings.max_connections, raise_file_limit())
             self._server = GbsServer(service, self._reactor, connections)
-            front = FrontFactory(self._server, who.contexts(), self._reactor)
-            port = await self._listen(endpoint_text(self.settings.port), front)
-            self.nurl = self._make_nurl(who, port)
+            self._foolscap = FoolscapPort(service, who)
+            self._front = FrontFactory(self._server, who.contexts(), self._reactor, self._foolscap)
+            port = await self._listen(endpoint_text(self.settings.port), self._front)
+            host, number = where(self.settings.location, port.getHost())
+            self.nurl = str(who.nurl(host, number))
+            self.furl = self._foolscap.located(tcp_hint(host, number))
             if self.settings.metrics is not None:
                 from pipegrid.storage.metrics import metrics_site
 
@@ -170,10 +179,6 @@ class StorageNode:
         self._ports.append(port)
         return port
 
-    def _make_nurl(self, who: Identity, port: Any) -> str:
-        host, number = where(self.settings.location, port.getHost())
-        return str(who.nurl(host, number))
-
     def _every(self, interval_s: float, what: str, work: Callable[[], int]) -> None:
         def again() -> Deferred[None]:
             return self._collector.run(work).addCallbacks(done, failed)
@@ -200,6 +205,10 @@ class StorageNode:
         if self._server is not None:
             await self._server.stop()
         await self._durability.flush()
+        if self._foolscap is not None:
+            await self._foolscap.stop()
+        if self._front is not None:
+            await self._front.stop()
         await self._collector.stop()
         await self._workers.stop()
         self._store.close()
@@ -242,7 +251,7 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
 
     Args:
         reactor: not running yet; its handlers of SIGINT and SIGTERM stop the node in good order.
-        say: is given the NURL when the server listens, or one sentence why it does not.
+        say: is given the NURL, then the fURL, when the server listens, or one sentence why it does not.
     """
     node = StorageNode(reactor, settings)
     failures: list[BaseException] = []
@@ -250,6 +259,7 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
     def started(node: StorageNode) -> None:
         reactor.addSystemEventTrigger("before", "shutdown", node.stop)
         say(node.nurl)
+        say(node.furl)
 
     def failed(failure: Any) -> None:
         failures.append(failure.value)

@@ -1,24 +1,21 @@
 """
 The GBS server's connections together: how many there may be, their common clock, and their end.
 
-A TCP connection first meets ``FrontFactory``, the place where one day the first bytes will tell Foolscap from
-TLS; now it starts TLS at once.
+They come from ``front``, which has told TLS from Foolscap by the first bytes of each.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from pipegrid.storage.http_connection import GbsConnection
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
-
     from pipegrid.storage.http_service import GbsService
 
 MAX_CONNECTIONS = 1000
@@ -155,25 +152,3 @@ class GbsServer(Factory):
             stopping, self._stopping = self._stopping, []
             for stopped in stopping:
                 stopped.callback(None)
-
-
-class FrontFactory(Factory):
-    """What a port listens with: TLS around a server's connections."""
-
-    noisy = False
-
-    def __init__(
-        self, server: GbsServer, contexts: IOpenSSLServerConnectionCreator, clock: Any
-    ) -> None:
-        from twisted.protocols.tls import TLSMemoryBIOFactory
-
-        self._server = server
-        self._tls = TLSMemoryBIOFactory(contexts, False, server, clock)
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        """Return a TLS connection around a GBS connection, unless there are too many."""
-        inner = self._server.buildProtocol(addr)
-        if inner is None:
-            return None
-        protocol: Protocol = self._tls.protocol(self._tls, inner)
-        return protocol

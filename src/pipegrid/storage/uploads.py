@@ -152,6 +152,17 @@ class Upload:
                 self._fill(fd, begin, views, wanted)
             self.last_write = self._clock()
 
+    def fill_rest(self) -> None:
+        """
+        Take what never came for zeros, which the hole in the file is made of: the share is complete.
+
+        Raises:
+            NoSuchShare: the upload was finished, aborted or given up meanwhile.
+        """
+        with self._lock:
+            self._require_open()
+            self._received.add(0, self.share_bytes)
+
     def checkpoint(self) -> None:
         """
         Note what has arrived, so that it need not be sent again if this process dies.

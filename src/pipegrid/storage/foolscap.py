@@ -1,0 +1,386 @@
+"""
+What the Foolscap server does with its share store: every remote call becomes a call of the store.
+
+**Uploads.** An upload belongs to the connection that began it: its secret is made here and told to nobody,
+and when the connection is lost whatever was not closed is forgotten. ``close`` makes a share visible, and
+is answered when it is durable; bytes never written are zeros then. A share of which a write failed
+cannot be closed: clients send ``close`` right behind their writes, without waiting to hear how those went.
+
+**Errors.** What a client may know is in the text; paths and causes are in the log.
+
+**Mutable slots** are a matter of their own: see ``Slots``.
+
+Source: the format reference, storage protocols, sections 2.3 and 8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from foolscap.referenceable import Referenceable
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSpace,
+    NoSuchShare,
+    PipegridError,
+    ServerRefused,
+    UsageError,
+)
+from pipegrid.storage.http_service import GbsService
+from pipegrid.storage.store import MAX_SHARE_NUMBER, ShareStore
+from pipegrid.storage.uploads import Upload
+from pipegrid.wire.foolscap import (
+    MAX_MUTABLE_SHARE_BYTES,
+    RIBucketReader,
+    RIBucketWriter,
+    RIStorageServer,
+    pack_version,
+)
+from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+
+T = TypeVar("T")
+
+UPLOAD_SECRET_BYTES = 32
+
+log = Logger()
+
+
+class Slots(Protocol):
+    """Mutable shares, as Foolscap speaks of them. Both methods may answer later."""
+
+    def readv(
+        self, storage_index: bytes, share_numbers: list[int], read_vector: list[tuple[int, int]]
+    ) -> Any:
+        """Return, or fire with, ``{share number: [bytes]}``; no numbers mean all."""
+
+    def testv_and_readv_and_writev(
+        self,
+        storage_index: bytes,
+        secrets: tuple[bytes, bytes, bytes],
+        test_and_write_vectors: dict[int, tuple[list[Any], list[Any], int | None]],
+        read_vector: list[tuple[int, int]],
+    ) -> Any:
+        """
+        Return, or fire with, whether all tests passed, and ``{share number: [bytes]}``.
+
+        Args:
+            secrets: write enabler, lease renewal, lease cancellation.
+        """
+
+
+@implementer(RIStorageServer)  # type: ignore[misc]
+class FoolscapStorage(Referenceable):
+    """
+    What a server's fURL leads to.
+
+    Args:
+        service: whose store and durability these are, and the bound on what waits for the disk.
+        slots: what keeps mutable shares, if anything does.
+    """
+
+    def __init__(self, service: GbsService, slots: Slots | None = None) -> None:
+        self._service = service
+        self._store = service.store
+        self._slots = slots
+        self._batches: set[_Batch] = set()
+
+    def stop(self) -> None:
+        """Forget all unfinished uploads, as their clients will when the connections are gone."""
+        for batch in list(self._batches):
+            batch.lost()
+
+    # Remote calls.
+
+    def remote_get_version(self) -> dict[bytes, Any]:
+        """Say what the server can do."""
+        largest = 0 if self._slots is None else MAX_MUTABLE_SHARE_BYTES
+        return _answer("version", lambda: pack_version(self._store.version(), largest))
+
+    def remote_allocate_buckets(
+        self,
+        storage_index: bytes,
+        renew_secret: bytes,
+        cancel_secret: bytes,
+        sharenums: set[int],
+        allocated_size: int,
+        canary: Any,
+    ) -> tuple[set[int], dict[int, BucketWriter]]:
+        """Make room for shares, for as long as the client's ``canary`` can be reached."""
+
+        def allocate() -> tuple[set[int], dict[int, BucketWriter]]:
+            secret = os.urandom(UPLOAD_SECRET_BYTES)
+            # Numbers that no share can have are refused as those are for which there is no room.
+            numbers = {number for number in sharenums if 0 <= number <= MAX_SHARE_NUMBER}
+            secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
+            answer = self._store.allocate(storage_index, numbers, allocated_size, secrets)
+            uploads = {
+                number: self._store.upload(storage_index, number, secret)
+                for number in answer.allocated
+            }
+            return set(answer.already_have), _Batch(self._service, self._batches, uploads).begin(
+                canary
+            )
+
+        return _answer("allocate", allocate)
+
+    def remote_add_lease(
+        self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
+    ) -> None:
+        """Add or renew a lease on every share of the index, of which there may be none."""
+
+        def add() -> None:
+            with suppress(NoSuchShare):
+                self._store.add_lease(storage_index, LeaseSecrets(renew_secret, cancel_secret))
+
+        _answer("lease", add)
+
+    def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
+        """Give a reader for each complete share."""
+        return _answer(
+            "list",
+            lambda: {
+                number: BucketReader(self._service, storage_index, number)
+                for number in self._store.list_shares(storage_index)
+            },
+        )
+
+    def remote_slot_readv(
+        self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
+    ) -> Any:
+        """Read from mutable shares, of which there may be none."""
+        slots = self._slots
+        if slots is None:
+            return {}
+        return _answer_later("readv", lambda: slots.readv(storage_index, shares, readv))
+
+    def remote_slot_testv_and_readv_and_writev(
+        self,
+        storage_index: bytes,
+        secrets: tuple[bytes, bytes, bytes],
+        tw_vectors: dict[int, tuple[list[Any], list[Any], int | None]],
+        r_vector: list[tuple[int, int]],
+    ) -> Any:
+        """Read, test and write mutable shares in one step."""
+        slots = self._slots
+        if slots is None:
+            raise ServerRefused("this server keeps no mutable files; use another server")
+        return _answer_later(
+            "read-test-write",
+            lambda: slots.testv_and_readv_and_writev(storage_index, secrets, tw_vectors, r_vector),
+        )
+
+    def remote_advise_corrupt_share(
+        self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
+    ) -> None:
+        """Keep a complaint for the operator, if there is such a share."""
+        _advise(self._store, storage_index, shnum, reason)
+
+
+class _Batch:
+    """The uploads of one allocation, and their common end if the connection is lost."""
+
+    def __init__(
+        self, service: GbsService, batches: set[_Batch], uploads: dict[int, Upload]
+    ) -> None:
+        self.service = service
+        self._batches = batches
+        self._uploads = uploads
+        self._open: set[BucketWriter] = set()
+        self._canary: Any = None
+        self._marker: Any = None
+
+    def begin(self, canary: Any) -> dict[int, BucketWriter]:
+        """Return the writers, which live as long as the canary can be reached."""
+        writers = {number: BucketWriter(self, upload) for number, upload in self._uploads.items()}
+        self._open.update(writers.values())
+        if writers:
+            self._batches.add(self)
+            self._canary = canary
+            self._marker = canary.notifyOnDisconnect(self.lost)
+        return writers
+
+    def ended(self, writer: BucketWriter) -> None:
+        """One writer has come to its end; with the last one nothing is left to watch."""
+        self._open.discard(writer)
+        if not self._open and self in self._batches:
+            self._batches.discard(self)
+            self._canary.dontNotifyOnDisconnect(self._marker)
+
+    def lost(self) -> None:
+        """Forget what was not closed."""
+        for writer in list(self._open):
+            writer.forget()
+
+
+@implementer(RIBucketWriter)  # type: ignore[misc]
+class BucketWriter(Referenceable):
+    """One share that is being written."""
+
+    def __init__(self, batch: _Batch, upload: Upload) -> None:
+        self._batch = batch
+        self._service = batch.service
+        self._upload = upload
+        self._ended = False
+        self._broken = False
+        self._conflicted = False
+
+    def __repr__(self) -> str:
+        return f"<BucketWriter of {self._upload!r}>"
+
+    def remote_write(self, offset: int, data: bytes) -> None:
+        """Write bytes; other bytes than those that are there are refused, and the upload goes on."""
+
+        def write() -> None:
+            self._require_open()
+            if offset + len(data) > self._upload.share_bytes:
+                raise UsageError("these bytes lie outside of the share; write within it")
+            try:
+                self._upload.write(offset, [data])
+            except ConflictingWrite:
+                self._conflicted = True
+                raise
+            except PipegridError:
+                self._broken = True
+                raise
+            self._service.received_bytes += len(data)
+
+        _answer("write", write)
+
+    def remote_close(self) -> Any:
+        """Make the share visible; answered when it is durable."""
+
+        def close() -> Any:
+            self._require_open()
+            upload = self._upload
+            if self._broken or (self._conflicted and not upload.complete):
+                self.forget()
+                raise UsageError("a write to this share failed; begin its upload anew")
+            if not upload.share_bytes:
+                raise UsageError("a share without bytes cannot be kept; abort it")
+            upload.fill_rest()
+            self._end()
+            if self._service.has_room:
+                return self._service.commit(upload)
+            room: Deferred[None] = Deferred()
+            self._service.call_when_room(lambda: room.callback(None))
+            return room.addCallback(lambda _: self._service.commit(upload))
+
+        return _answer_later("close", close)
+
+    def remote_abort(self) -> None:
+        """Forget the upload."""
+
+        def abort() -> None:
+            self._require_open()
+            self.forget()
+
+        _answer("abort", abort)
+
+    def forget(self) -> None:
+        """Remove what was written."""
+        self._end()
+        self._upload.discard()
+
+    def _require_open(self) -> None:
+        if self._ended or self._upload.gone:
+            raise NoSuchShare("this upload was closed, aborted or given up; list the shares")
+
+    def _end(self) -> None:
+        self._ended = True
+        self._batch.ended(self)
+
+
+@implementer(RIBucketReader)  # type: ignore[misc]
+class BucketReader(Referenceable):
+    """
+    One complete share. No file is kept open for it: clients hold on to many readers, and to open a
+    file costs little beside a remote call.
+    """
+
+    def __init__(self, service: GbsService, storage_index: bytes, share_number: int) -> None:
+        self._service = service
+        self._storage_index = storage_index
+        self._share_number = share_number
+
+    def remote_read(self, offset: int, length: int) -> bytes:
+        """Read; fewer bytes, or none, past the end."""
+
+        def read() -> bytes:
+            store = self._service.store
+            with store.open_share(self._storage_index, self._share_number) as reader:
+                data = reader.read(offset, length)
+            self._service.sent_bytes += len(data)
+            return data
+
+        return _answer("read", read)
+
+    def remote_advise_corrupt_share(self, reason: bytes) -> None:
+        """Keep a complaint for the operator."""
+        _advise(self._service.store, self._storage_index, self._share_number, reason)
+
+
+def _advise(store: ShareStore, storage_index: bytes, number: int, reason: bytes) -> None:
+    def advise() -> None:
+        if not 0 <= number <= MAX_SHARE_NUMBER:
+            return
+        try:
+            store.advise_corrupt_share(storage_index, number, reason.decode("utf-8", "replace"))
+        except NoSuchShare:
+            return
+        log.warn(
+            "a client found share {number} of {index} corrupt: {reason}",
+            number=number,
+            index=storage_index.hex(),
+            reason=reason[:200].decode("utf-8", "replace"),
+        )
+
+    _answer("complaint", advise)
+
+
+_TELLABLE: dict[type[PipegridError], str] = {
+    NoSuchShare: "there is no such share, or no such unfinished upload",
+    ConflictingWrite: "other bytes were written there before",
+    NoSpace: "there is no more room",
+}
+
+
+def _answer(operation: str, call: Callable[[], T]) -> T:
+    """Return what a call returns; what it raises becomes an error fit for a client."""
+    try:
+        return call()
+    except Exception as error:
+        raise _fit_for_clients(operation, error) from None
+
+
+def _answer_later(operation: str, call: Callable[[], Any]) -> Deferred[Any]:
+    def failed(failure: Failure) -> Failure:
+        error = failure.value
+        assert isinstance(error, Exception)
+        return Failure(_fit_for_clients(operation, error))
+
+    return maybeDeferred(call).addErrback(failed)
+
+
+def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
+    text = _TELLABLE.get(type(error)) if isinstance(error, PipegridError) else None
+    if text is not None:
+        if isinstance(error, NoSpace):
+            log.warn("{operation}: {error}", operation=operation, error=str(error))
+        kind: Any = type(error)
+        told: PipegridError = kind(text)
+        return told
+    if isinstance(error, UsageError):
+        return error
+    if isinstance(error, PipegridError):
+        log.error("{operation}: {error}", operation=operation, error=str(error))
+    else:
+        log.failure("{operation} failed", Failure(error), operation=operation)
+    return ServerRefused(f"{operation} failed; the server's operator can see why")

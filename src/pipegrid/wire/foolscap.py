@@ -1,0 +1,181 @@
+"""
+What is said over Foolscap: the remote interfaces of a storage server, of its writers and its readers.
+
+Foolscap knows an interface by its name, the same on both ends, and holds every argument and every answer to
+what is declared here: shapes that do not fit never reach our code. Importing this module imports Foolscap,
+which takes its time; import it where Foolscap is really spoken.
+
+``write``s carry as many bytes as the client likes, and so do a slot's: the protocol has no limit.
+
+Source: the format reference, storage protocols, sections 2.2 and 2.3; the names of writers and readers are
+those that a server of Tahoe-LAFS 1.20.0 gives them.
+"""
+
+# No postponed annotations, and arguments without "self": Foolscap reads these signatures.
+
+from typing import Any
+
+from foolscap.constraint import Any as AnyValue
+from foolscap.constraint import ByteStringConstraint, IntegerConstraint
+from foolscap.referenceable import Referenceable
+from foolscap.remoteinterface import RemoteInterface
+from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
+
+from pipegrid.wire.messages import ServerVersion
+
+MAX_SHARES = 256
+MAX_VECTORS = 1 << 20
+MAX_REASON_BYTES = 32 * 1024
+MAX_READ_BYTES = (1 << 31) - 1
+MAX_MUTABLE_SHARE_BYTES = 69_105 * 10**12
+
+PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
+_IMMUTABLE_SIZE = b"maximum-immutable-share-size"
+_MUTABLE_SIZE = b"maximum-mutable-share-size"
+_SPACE = b"available-space"
+_APPLICATION = b"application-version"
+_UNKNOWN_SPACE = (1 << 64) - 1
+_OLD_MAX_SHARE_BYTES = (1 << 32) - 1
+"""What servers take that are too old to say it."""
+
+Hash = ByteStringConstraint(minLength=32, maxLength=32)
+StorageIndex = ByteStringConstraint(maxLength=16)
+ShareNumber = IntegerConstraint(maxBytes=8)
+Offset = IntegerConstraint(maxBytes=8)
+ReadSize = IntegerConstraint(maxBytes=-1)  # Foolscap's way to say: signed, 32 bits
+ShareData = ByteStringConstraint(maxLength=None)
+Reason = ByteStringConstraint(maxLength=MAX_REASON_BYTES)
+ReadVector = ListOf(TupleOf(Offset, ReadSize), maxLength=MAX_VECTORS)
+TestVector = ListOf(
+    TupleOf(Offset, ReadSize, ByteStringConstraint(maxLength=16), ShareData), maxLength=MAX_VECTORS
+)
+WriteVector = ListOf(TupleOf(Offset, ShareData), maxLength=MAX_VECTORS)
+TestAndWriteVectors = DictOf(
+    ShareNumber, TupleOf(TestVector, WriteVector, ChoiceOf(None, Offset)), maxKeys=MAX_SHARES
+)
+ReadData = DictOf(ShareNumber, ListOf(ShareData, maxLength=MAX_VECTORS), maxKeys=MAX_SHARES)
+
+
+class RIBucketWriter(RemoteInterface):
+    """One share that is being written. Bytes never written are zeros."""
+
+    def write(offset=Offset, data=ShareData):  # type: ignore
+        """Write bytes at an offset of the share."""
+        return
+
+    def close():  # type: ignore
+        """Make the share complete and visible."""
+        return
+
+    def abort():  # type: ignore
+        """Forget it."""
+        return
+
+
+class RIBucketReader(RemoteInterface):
+    """One complete share."""
+
+    def read(offset=Offset, length=ReadSize):  # type: ignore
+        """Read bytes; fewer, or none, past the end."""
+        return ShareData
+
+    def advise_corrupt_share(reason=Reason):  # type: ignore
+        """Tell the operator that the share looked corrupt."""
+        return
+
+
+class RIStorageServer(RemoteInterface):
+    """A storage server."""
+
+    __remote_name__ = "RIStorageServer.tahoe.allmydata.com"
+
+    def get_version():  # type: ignore
+        """Say what the server can do."""
+        return DictOf(ByteStringConstraint(maxLength=1000), AnyValue())
+
+    def allocate_buckets(  # type: ignore
+        storage_index=StorageIndex,
+        renew_secret=Hash,
+        cancel_secret=Hash,
+        sharenums=SetOf(ShareNumber, maxLength=MAX_SHARES),  # noqa: B008
+        allocated_size=Offset,
+        canary=Referenceable,
+    ):
+        """Answer with the shares that are there, and a writer for each that may be written."""
+        return TupleOf(
+            SetOf(ShareNumber, maxLength=MAX_SHARES),
+            DictOf(ShareNumber, RIBucketWriter, maxKeys=MAX_SHARES),
+        )
+
+    def add_lease(storage_index=StorageIndex, renew_secret=Hash, cancel_secret=Hash):  # type: ignore
+        """Add or renew a lease on all shares of an index, of which there may be none."""
+        return
+
+    def get_buckets(storage_index=StorageIndex):  # type: ignore
+        """Answer with a reader for each complete share."""
+        return DictOf(ShareNumber, RIBucketReader, maxKeys=MAX_SHARES)
+
+    def slot_readv(  # type: ignore
+        storage_index=StorageIndex,
+        shares=ListOf(ShareNumber, maxLength=MAX_SHARES),  # noqa: B008
+        readv=ReadVector,
+    ):
+        """Read from mutable shares; no numbers mean all."""
+        return ReadData
+
+    def slot_testv_and_readv_and_writev(  # type: ignore
+        storage_index=StorageIndex,
+        secrets=TupleOf(Hash, Hash, Hash),  # noqa: B008
+        tw_vectors=TestAndWriteVectors,
+        r_vector=ReadVector,
+    ):
+        """Read, test and write mutable shares in one step."""
+        return TupleOf(bool, ReadData)
+
+    def advise_corrupt_share(  # type: ignore
+        share_type=ByteStringConstraint(maxLength=16),  # noqa: B008
+        storage_index=StorageIndex,
+        shnum=ShareNumber,
+        reason=Reason,
+    ):
+        """Tell the operator that a share looked corrupt."""
+        return
+
+
+def pack_version(version: ServerVersion, max_mutable_share_bytes: int) -> dict[bytes, Any]:
+    """Return the answer to ``get_version``."""
+    room = version.available_bytes
+    return {
+        PROTOCOL: {
+            _IMMUTABLE_SIZE: version.max_share_bytes,
+            _MUTABLE_SIZE: max_mutable_share_bytes,
+            _SPACE: _UNKNOWN_SPACE if room is None else min(room, _UNKNOWN_SPACE),
+            b"tolerates-immutable-read-overrun": True,
+            b"delete-mutable-shares-with-zero-length-writev": True,
+            b"fills-holes-with-zero-bytes": True,
+            b"prevents-read-past-end-of-share-data": True,
+        },
+        _APPLICATION: version.application.encode("utf-8"),
+    }
+
+
+def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
+    """
+    Return what the answer to ``get_version`` says. What is missing is as in servers too old to say it.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    inner = answer.get(PROTOCOL, {})
+    application = answer.get(_APPLICATION, b"unknown")
+    if type(inner) is not dict or type(application) is not bytes:
+        raise ValueError("the version is no map of the storage protocol")
+    largest = inner.get(_IMMUTABLE_SIZE, _OLD_MAX_SHARE_BYTES)
+    space = inner.get(_SPACE, _UNKNOWN_SPACE)
+    if type(largest) is not int or type(space) is not int or largest < 0 or space < 0:
+        raise ValueError("a size in the version is no number")
+    return ServerVersion(
+        largest,
+        None if space >= _UNKNOWN_SPACE else space,
+        application.decode("utf-8", "replace"),
+    )
