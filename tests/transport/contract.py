@@ -91,6 +91,12 @@ class StorageServerContract(Mixin):
     PAUSED_BYTES = 1 << 20
     """What may still come after a pause."""
 
+    RESUMES = True
+    """
+    Whether an unfinished upload outlives its connection. Where the protocol cannot do that, it has to end:
+    nothing of it is left to write to, or in the way of the next one.
+    """
+
     FULL_SERVER = True
     """Whether ``make_server(capacity_bytes=...)`` works."""
 
@@ -258,6 +264,14 @@ class StorageServerContract(Mixin):
         self.resolve(self.server.write(SI, 0, 0, [b"abc"], SECRETS.upload))
         self.resolve(self.server.disconnect())
         self.server = self.make_server()
+        if not self.RESUMES:
+            self.fails(NoSuchShare, self.server.write(SI, 0, 3, [b"def"], SECRETS.upload))
+            answer = self.server.allocate(SI, {0, 1}, 6, SECRETS)
+            self.assertEqual(self.resolve(answer), Allocation(frozenset(), frozenset({0, 1})))
+            result = self.resolve(self.server.write(SI, 0, 0, [b"uvwxyz"], SECRETS.upload))
+            self.assertTrue(result.complete)
+            self.assertEqual(self.get(0), b"uvwxyz")
+            return
         answer = self.server.allocate(SI, {0, 1}, 6, SECRETS)
         write = self.server.write(SI, 0, 3, [b"def"], SECRETS.upload)
         self.assertEqual(self.resolve(answer).already_have, frozenset())

@@ -45,7 +45,7 @@ class Operation:
         self.result: Deferred[Any] = Deferred()
 
     def conflicts(self, other: Operation) -> bool:
-        """Whether the order of the two can make a difference."""
+        """Whether the order of the two can make a difference; the other one came first."""
         numbers = (self.share_number, other.share_number)
         together = None in numbers or numbers[0] == numbers[1]
         return together and (self.changes or other.changes)
@@ -76,7 +76,10 @@ class Ordering:
         Args:
             call: given its operation; returns, or fires with, the result.
         """
-        operation = Operation(share_number, changes, call)
+        return self.carry_out(storage_index, Operation(share_number, changes, call))
+
+    def carry_out(self, storage_index: bytes, operation: Operation) -> Deferred[Any]:
+        """The same, for an operation with an idea of its own of what it conflicts with."""
         operation.result = Deferred(lambda _: self._give_up(storage_index, operation))
         pending = self._pending.setdefault(storage_index, {})
         for earlier in pending:
@@ -86,8 +89,7 @@ class Ordering:
         pending[operation] = None
         if not operation.waits_for:
             self._start([(storage_index, operation)])
-        result: Deferred[T] = operation.result
-        return result
+        return operation.result
 
     def give_up_all(self) -> Deferred[None]:
         """Cancel everything; fires when what had begun has ended."""
