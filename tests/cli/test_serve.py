@@ -50,6 +50,8 @@ class ServeTests(TestCase):
         result = json.loads(self.out.getvalue())
         address = nurl.parse(result["nurl"])
         self.assertEqual((address.host, address.port), ("example.org", 80))
+        furl = result["furl"]
+        self.assertTrue(furl.endswith(f"@tcp:example.org:80/{address.swissnum}"), furl)
         self.assertEqual(result["storage"], f"{self.directory}/storage")
         serving.cancel()
         self.assertEqual(await serving, 0)

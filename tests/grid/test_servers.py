@@ -69,6 +69,18 @@ class ParseTests(SynchronousTestCase):
         self.assertEqual(server.identity.permutation_seed, b"k" * 32)
         self.assertEqual(len(server.identity.lease_seed), 20)
 
+    def test_a_server_without_https(self) -> None:
+        """Foolscap is spoken with a server that has a fURL and no NURL."""
+        entry = {"ann": {"anonymous-storage-FURL": FURL}}
+        found = parse({SERVER_ID: entry})
+        self.assertEqual(found.warnings, ())
+        (server,) = found.servers
+        self.assertIsNone(server.nurl)
+        self.assertEqual(str(server.furl), FURL)
+        (peer,) = open_static(reactor, found.servers, 10)
+        self.assertEqual(peer.protocol, "foolscap")
+        self.assertIn(peer.address, FURL)
+
     def test_tor_is_the_last_choice(self) -> None:
         """Of several addresses a direct one is taken."""
         tor = NURL.replace("pb:", "pb+tor:").replace("127.0.0.1", "abc.onion")
@@ -85,7 +97,8 @@ class ParseTests(SynchronousTestCase):
             {},
             {"ann": []},
             {"ann": {}},
-            {"ann": {"anonymous-storage-FURL": FURL}},
+            {"ann": {"anonymous-storage-FURL": NURL}},
+            {"ann": {"anonymous-storage-FURL": f"pb://{FURL[5:37]}@tor:abc.onion:1/x"}},
             {"ann": {"anonymous-storage-NURLs": NURL}},
             {"ann": {"anonymous-storage-NURLs": [7]}},
             {"ann": {"anonymous-storage-NURLs": ["pb://nonsense"]}},

@@ -43,9 +43,9 @@ from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.simulation.tcp import TcpOptions
 from pipegrid.storage import identity as identities
 from pipegrid.storage.durability import Committable, Disk, Durability, Policy
+from pipegrid.storage.front import FrontFactory
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.reader import ShareReader, open_reader
-from pipegrid.storage.server import FrontFactory
 from pipegrid.storage.server import GbsServer as GbsFactory
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import Upload

@@ -5,7 +5,7 @@ Servers that a client's directory names: ``private/servers.yaml``, in Tahoe-LAFS
       v0-...:                                  # the server's id; any text
         ann:
           nickname: some name                  # optional
-          anonymous-storage-NURLs: [ "pb://...#v=1" ]
+          anonymous-storage-NURLs: [ "pb://...#v=1" ]     # HTTPS; without, Foolscap is spoken
           anonymous-storage-FURL: pb://...     # of Tahoe's servers: leases depend on it
           permutation-seed-base32: ...         # optional
 
@@ -17,7 +17,6 @@ Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,15 @@ from typing import Any
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.core import base32
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.ring import permutation_seed
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
 from pipegrid.transfer.peers import Peer
-from pipegrid.wire import nurl
+from pipegrid.transport.interface import StorageServer
+from pipegrid.wire import furl, nurl
+from pipegrid.wire.furl import Furl
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 
@@ -49,16 +49,20 @@ _LEAST_WINDOW_BYTES = 256 << 10
 _MAX_FILE_BYTES = 16 << 20
 _MAX_ID_CHARACTERS = 256
 
-# Readers of fURLs use 32 characters of the tub id, whatever follows.
-_FURL_TUB_ID = re.compile(r"pb://([a-z2-7]{32})[a-z2-7]*@")
-
 
 @attrs.frozen
 class StaticServer:
-    """A server of which the address is known."""
+    """
+    A server of which the address is known.
+
+    Attributes:
+        nurl: where it speaks HTTPS; None: it does not.
+        furl: where it speaks Foolscap; used where there is no NURL.
+    """
 
     identity: ServerIdentity
-    nurl: Nurl
+    nurl: Nurl | None
+    furl: Furl | None = None
 
 
 @attrs.frozen
@@ -128,19 +132,34 @@ def open_static(reactor: IReactorTime, servers: Sequence[StaticServer], shares: 
     """
     if not servers:
         return []
-    # HTTP and TLS take long to import, and an embedded grid needs neither.
-    from pipegrid.transport.gbs import GbsServer, endpoints_for
-
     maximum = window_bytes(min(len(servers), shares))
     peers = []
     for each in servers:
-        nickname, address = each.identity.nickname, f"{each.nurl.host}:{each.nurl.port}"
-        server = GbsServer(
-            each.identity, each.nurl, endpoints_for(reactor, each.nurl, nickname), reactor
-        )
         pipeline = Pipeline(AutoWindow(maximum_bytes=maximum), reactor)
-        peers.append(Peer(server, pipeline, "https", address))
+        if each.nurl is not None:
+            server = _open_gbs(reactor, each.identity, each.nurl)
+            peers.append(Peer(server, pipeline, "https", f"{each.nurl.host}:{each.nurl.port}"))
+        else:
+            assert each.furl is not None, "a server has an address"
+            server = _open_foolscap(reactor, each.identity, each.furl)
+            peers.append(Peer(server, pipeline, "foolscap", each.furl.address))
     return peers
+
+
+# HTTP, TLS and Foolscap take long to import, and an embedded grid needs none of them.
+
+
+def _open_gbs(reactor: IReactorTime, identity: ServerIdentity, address: Nurl) -> StorageServer:
+    from pipegrid.transport.gbs import GbsServer, endpoints_for
+
+    return GbsServer(identity, address, endpoints_for(reactor, address, identity.nickname), reactor)
+
+
+def _open_foolscap(reactor: IReactorTime, identity: ServerIdentity, address: Furl) -> StorageServer:
+    from pipegrid.transport.foolscap import FoolscapServer
+    from pipegrid.transport.foolscaptub import TubConnector
+
+    return FoolscapServer(identity, TubConnector(address), reactor)
 
 
 def window_bytes(servers: int) -> int:
@@ -161,23 +180,27 @@ def _server(server_id: Any, entry: Any) -> StaticServer:
     announcement = _member(entry, "ann", None)
     if not isinstance(announcement, dict):
         raise ValueError("it has no map under 'ann'")
+    foolscap = _furl(announcement)
     address = _nurl(announcement)
+    if address is None and foolscap is None:
+        raise ValueError("it has neither anonymous-storage-NURLs nor an anonymous-storage-FURL")
     return StaticServer(
         ServerIdentity(
             server_id,
             _text(announcement, "nickname") or server_id,
             permutation_seed(server_id, _text(announcement, "permutation-seed-base32")),
-            _lease_seed(announcement, address),
+            _lease_seed(foolscap, address),
         ),
         address,
+        foolscap,
     )
 
 
-def _nurl(announcement: dict[Any, Any]) -> Nurl:
+def _nurl(announcement: dict[Any, Any]) -> Nurl | None:
     """Return the first NURL that can be used; they all lead to the same server."""
     texts = announcement.get("anonymous-storage-NURLs")
     if not texts:
-        raise ValueError("it has no anonymous-storage-NURLs, and Foolscap is not spoken yet")
+        return None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError("its anonymous-storage-NURLs are no list of texts")
     found = [nurl.parse(text) for text in texts]
@@ -187,20 +210,34 @@ def _nurl(announcement: dict[Any, Any]) -> Nurl:
     return direct[0]
 
 
-def _lease_seed(announcement: dict[Any, Any], address: Nurl) -> bytes:
+def _furl(announcement: dict[Any, Any]) -> Furl | None:
+    text = _text(announcement, "anonymous-storage-FURL")
+    if text is None:
+        return None
+    try:
+        found = furl.parse(text)
+    except UsageError as error:
+        raise ValueError(f"its anonymous-storage-FURL is no fURL: {error}") from error
+    if not announcement.get("anonymous-storage-NURLs") and not any(
+        hint.startswith("tcp:") for hint in found.hints
+    ):
+        raise ValueError(
+            "its anonymous-storage-FURL leads to no TCP port, which is all that works yet"
+        )
+    return found
+
+
+def _lease_seed(foolscap: Furl | None, address: Nurl | None) -> bytes:
     """
     Return the 20 bytes that make this server's secrets differ from others'.
 
     They are the tub id of its fURL, over HTTPS as well. For a server that has none, any that stay the
     same will do, for leases: they follow from its key.
     """
-    furl = _text(announcement, "anonymous-storage-FURL")
-    if furl is None:
-        return tagged_hash(b"pipegrid_gbs_lease_seed_v1", address.spki_hash)[:20]
-    match = _FURL_TUB_ID.match(furl)
-    if match is None:
-        raise ValueError("its anonymous-storage-FURL is no fURL")
-    return base32.decode(match[1])
+    if foolscap is not None:
+        return foolscap.tub_id
+    assert address is not None
+    return tagged_hash(b"pipegrid_gbs_lease_seed_v1", address.spki_hash)[:20]
 
 
 def _text(announcement: dict[Any, Any], key: str) -> str | None:

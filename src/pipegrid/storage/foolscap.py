@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from foolscap.referenceable import Referenceable
+from foolscap.api import Referenceable
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -33,6 +33,7 @@ from pipegrid.errors import (
     PipegridError,
     ServerRefused,
     UsageError,
+    WrongSecret,
 )
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.store import MAX_SHARE_NUMBER, ShareStore
@@ -77,7 +78,7 @@ class Slots(Protocol):
 
 
 @implementer(RIStorageServer)  # type: ignore[misc]
-class FoolscapStorage(Referenceable):
+class FoolscapStorage(Referenceable):  # type: ignore[misc]
     """
     What a server's fURL leads to.
 
@@ -221,7 +222,7 @@ class _Batch:
 
 
 @implementer(RIBucketWriter)  # type: ignore[misc]
-class BucketWriter(Referenceable):
+class BucketWriter(Referenceable):  # type: ignore[misc]
     """One share that is being written."""
 
     def __init__(self, batch: _Batch, upload: Upload) -> None:
@@ -299,7 +300,7 @@ class BucketWriter(Referenceable):
 
 
 @implementer(RIBucketReader)  # type: ignore[misc]
-class BucketReader(Referenceable):
+class BucketReader(Referenceable):  # type: ignore[misc]
     """
     One complete share. No file is kept open for it: clients hold on to many readers, and to open a
     file costs little beside a remote call.
@@ -377,8 +378,8 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
         kind: Any = type(error)
         told: PipegridError = kind(text)
         return told
-    if isinstance(error, UsageError):
-        return error
+    if isinstance(error, (UsageError, WrongSecret)):
+        return error  # what they say is about the request
     if isinstance(error, PipegridError):
         log.error("{operation}: {error}", operation=operation, error=str(error))
     else:

@@ -48,10 +48,11 @@ class FoolscapPort:
         self._factory: Any = None
         self._stopped = False
 
-    def located(self, hint: str) -> str:
+    def located(self, host: str, port: int) -> str:
         """Take note of where clients find the port, and return the fURL to give to them."""
-        self._hint = hint
-        return str(self._who.furl(hint))
+        furl = self._who.furl(host, port)
+        self._hint = furl.hints[0]
+        return str(furl)
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return what negotiates with a client, or None at the end."""
@@ -71,7 +72,7 @@ class FoolscapPort:
         return stopped
 
     def _open(self) -> None:
-        from foolscap.pb import Tub
+        from foolscap.api import Tub
 
         from pipegrid.storage.foolscap import FoolscapStorage
 

@@ -61,9 +61,10 @@ class Identity:
         """Return the address to give to clients."""
         return Nurl(self.spki_hash, host, port, self.swissnum)
 
-    def furl(self, *hints: str) -> Furl:
+    def furl(self, host: str, port: int) -> Furl:
         """Return the address to give to clients that speak Foolscap."""
-        return Furl(self.tub_id, hints, self.swissnum)
+        name = f"[{host}]" if ":" in host else host
+        return Furl(self.tub_id, (f"tcp:{name}:{port}",), self.swissnum)
 
     def contexts(self) -> CertificateOptions:
         """Return what Twisted wants for serving TLS 1.2 and 1.3 with this certificate."""

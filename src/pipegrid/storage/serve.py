@@ -36,7 +36,6 @@ from pipegrid.storage.front import FrontFactory
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import MAX_CONNECTIONS, GbsServer
 from pipegrid.storage.store import ShareStore
-from pipegrid.wire.furl import tcp_hint
 
 DEFAULT_PORT = "tcp:8098"
 DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
@@ -146,7 +145,7 @@ class StorageNode:
             port = await self._listen(endpoint_text(self.settings.port), self._front)
             host, number = where(self.settings.location, port.getHost())
             self.nurl = str(who.nurl(host, number))
-            self.furl = self._foolscap.located(tcp_hint(host, number))
+            self.furl = self._foolscap.located(host, number)
             if self.settings.metrics is not None:
                 from pipegrid.storage.metrics import metrics_site
 

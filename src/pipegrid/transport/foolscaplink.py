@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from foolscap.api import DeadReferenceError, Referenceable, Violation
 from foolscap.call import CopiedFailure
-from foolscap.ipb import DeadReferenceError
-from foolscap.referenceable import Referenceable
-from foolscap.tokens import Violation
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -149,6 +147,12 @@ class FoolscapLink:
             )
         if failure.check(CancelledError):
             return ServerUnreachable(f"{server} was disconnected here", server)
+        if "unknown TubID" in str(failure.value):
+            return ServerUnreachable(
+                f"what answers in the place of {server} is another server, with another key; find"
+                " out where it is now, and copy its fURL anew",
+                server,
+            )
         why = excerpt(str(failure.value)) or type(failure.value).__name__
         return ServerUnreachable(
             f"cannot connect to {server} over Foolscap: {why}; is it running, and is this its fURL?",

@@ -7,14 +7,18 @@ other out of one server, each has its own; making one costs a millisecond, with 
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from foolscap.pb import Tub
+from foolscap.api import Tub
 from twisted.internet.defer import Deferred, fail, succeed
 
 from pipegrid.errors import UsageError
 from pipegrid.wire.furl import Furl
+
+# Also without "tcp:", as it was of old.
+_TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
 KEEPALIVE_S = 60
 """After so much silence the server is asked whether it is still there; after twice as much it is not."""
@@ -29,11 +33,12 @@ class TubConnector:
     """
 
     def __init__(self, furl: Furl) -> None:
-        if not furl.tcp_hints:
+        hints = tuple(hint for hint in furl.hints if _TCP.match(hint))
+        if not hints:
             raise UsageError(
                 "the fURL names no TCP port to connect to, which is all that works yet"
             )
-        self._furl = str(Furl(furl.tub_id, furl.tcp_hints, furl.swissnum))
+        self._furl = str(Furl(furl.tub_id, hints, furl.swissnum))
         self._tub: Any = None
         self._closed = False
 

@@ -1,3 +1,6 @@
+# mypy: ignore-errors
+# ruff: noqa: B008
+# Foolscap's way to declare: no self, and what an argument may be as its default.
 """
 What is said over Foolscap: the remote interfaces of a storage server, of its writers and its readers.
 
@@ -10,8 +13,6 @@ which takes its time; import it where Foolscap is really spoken.
 Source: the format reference, storage protocols, sections 2.2 and 2.3; the names of writers and readers are
 those that a server of Tahoe-LAFS 1.20.0 gives them.
 """
-
-# No postponed annotations, and arguments without "self": Foolscap reads these signatures.
 
 from typing import Any
 
@@ -59,15 +60,15 @@ ReadData = DictOf(ShareNumber, ListOf(ShareData, maxLength=MAX_VECTORS), maxKeys
 class RIBucketWriter(RemoteInterface):
     """One share that is being written. Bytes never written are zeros."""
 
-    def write(offset=Offset, data=ShareData):  # type: ignore
+    def write(offset=Offset, data=ShareData):
         """Write bytes at an offset of the share."""
         return
 
-    def close():  # type: ignore
+    def close():
         """Make the share complete and visible."""
         return
 
-    def abort():  # type: ignore
+    def abort():
         """Forget it."""
         return
 
@@ -75,11 +76,11 @@ class RIBucketWriter(RemoteInterface):
 class RIBucketReader(RemoteInterface):
     """One complete share."""
 
-    def read(offset=Offset, length=ReadSize):  # type: ignore
+    def read(offset=Offset, length=ReadSize):
         """Read bytes; fewer, or none, past the end."""
         return ShareData
 
-    def advise_corrupt_share(reason=Reason):  # type: ignore
+    def advise_corrupt_share(reason=Reason):
         """Tell the operator that the share looked corrupt."""
         return
 
@@ -89,15 +90,15 @@ class RIStorageServer(RemoteInterface):
 
     __remote_name__ = "RIStorageServer.tahoe.allmydata.com"
 
-    def get_version():  # type: ignore
+    def get_version():
         """Say what the server can do."""
         return DictOf(ByteStringConstraint(maxLength=1000), AnyValue())
 
-    def allocate_buckets(  # type: ignore
+    def allocate_buckets(
         storage_index=StorageIndex,
         renew_secret=Hash,
         cancel_secret=Hash,
-        sharenums=SetOf(ShareNumber, maxLength=MAX_SHARES),  # noqa: B008
+        sharenums=SetOf(ShareNumber, maxLength=MAX_SHARES),
         allocated_size=Offset,
         canary=Referenceable,
     ):
@@ -107,33 +108,33 @@ class RIStorageServer(RemoteInterface):
             DictOf(ShareNumber, RIBucketWriter, maxKeys=MAX_SHARES),
         )
 
-    def add_lease(storage_index=StorageIndex, renew_secret=Hash, cancel_secret=Hash):  # type: ignore
+    def add_lease(storage_index=StorageIndex, renew_secret=Hash, cancel_secret=Hash):
         """Add or renew a lease on all shares of an index, of which there may be none."""
         return
 
-    def get_buckets(storage_index=StorageIndex):  # type: ignore
+    def get_buckets(storage_index=StorageIndex):
         """Answer with a reader for each complete share."""
         return DictOf(ShareNumber, RIBucketReader, maxKeys=MAX_SHARES)
 
-    def slot_readv(  # type: ignore
+    def slot_readv(
         storage_index=StorageIndex,
-        shares=ListOf(ShareNumber, maxLength=MAX_SHARES),  # noqa: B008
+        shares=ListOf(ShareNumber, maxLength=MAX_SHARES),
         readv=ReadVector,
     ):
         """Read from mutable shares; no numbers mean all."""
         return ReadData
 
-    def slot_testv_and_readv_and_writev(  # type: ignore
+    def slot_testv_and_readv_and_writev(
         storage_index=StorageIndex,
-        secrets=TupleOf(Hash, Hash, Hash),  # noqa: B008
+        secrets=TupleOf(Hash, Hash, Hash),
         tw_vectors=TestAndWriteVectors,
         r_vector=ReadVector,
     ):
         """Read, test and write mutable shares in one step."""
         return TupleOf(bool, ReadData)
 
-    def advise_corrupt_share(  # type: ignore
-        share_type=ByteStringConstraint(maxLength=16),  # noqa: B008
+    def advise_corrupt_share(
+        share_type=ByteStringConstraint(maxLength=16),
         storage_index=StorageIndex,
         shnum=ShareNumber,
         reason=Reason,

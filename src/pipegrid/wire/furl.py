@@ -1,9 +1,12 @@
 """
-fURLs: where a server is that speaks Foolscap, how to know it, and the secret that opens it.
+fURLs: where a Foolscap object is, how to know its owner, and the secret that opens it.
 
-    pb://<tub id>@<hint>,<hint>.../<swissnum>          a hint: tcp:<host>:<port>, tor:..., or <host>:<port>
+    pb://<tub id>@tcp:<host>:<port>,<another hint>/<swissnum>
 
-Source: the format reference, storage protocols, section 2.1.
+The introducer has one; so has every storage server of Tahoe-LAFS, over HTTPS as well: secrets are derived
+from its tub id.
+
+Source: the format reference, storage protocols, sections 2.1 and 6.
 """
 
 from __future__ import annotations
@@ -14,27 +17,21 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.wire import nurl
 
-_MAX_TEXT = 4096
-# Readers of fURLs use 32 characters of the tub id, whatever follows.
-_FURL = re.compile(
-    r"pb://(?P<tub_id>[a-z2-7]{32})[a-z2-7]*@(?P<hints>[^/#?\s]*)/(?P<swissnum>[^/#?\s]+)\Z"
-)
-_TCP = re.compile(
-    r"(?:tcp:)?(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})\Z"
-)
+_MAX_TEXT = 2048
+# Readers use 32 characters of the tub id, whatever follows.
+_FURL = re.compile(r"pb://([a-z2-7]{32})[a-z2-7]*@([^/\s]*)/([^/#?\s]+)\Z")
 
 
 @attrs.frozen
 class Furl:
     """
-    The address of one server's Foolscap.
+    The address of one Foolscap object.
 
     Attributes:
-        tub_id: 20 bytes, SHA-1 of the certificate (DER).
-        hints: how to reach it, each in its own way.
-        swissnum: whoever knows it may use the server.
+        tub_id: 20 bytes, SHA-1 of the owner's certificate (DER).
+        hints: where it may be, such as ``tcp:example.org:1234``; alternatives.
+        swissnum: whoever knows it may use the object.
     """
 
     tub_id: bytes
@@ -45,15 +42,14 @@ class Furl:
         return f"pb://{base32.encode(self.tub_id)}@{','.join(self.hints)}/{self.swissnum}"
 
     @property
-    def tcp_hints(self) -> tuple[str, ...]:
-        """Those that lead over TCP, in full."""
-        found = (_TCP.match(hint) for hint in self.hints)
-        return tuple(tcp_hint(m["host"] or m["ipv6"], int(m["port"])) for m in found if m)
+    def address(self) -> str:
+        """Where it is, for people, without the secret."""
+        return self.hints[0].removeprefix("tcp:") if self.hints else "nowhere"
 
 
-def tcp_hint(host: str, port: int) -> str:
-    """Return the hint for a TCP port; IPv6 is put into brackets."""
-    return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
+def is_furl(text: str) -> bool:
+    """Return whether a text is a fURL (a NURL is none)."""
+    return len(text) <= _MAX_TEXT and _FURL.match(text) is not None
 
 
 def parse(text: str) -> Furl:
@@ -63,13 +59,14 @@ def parse(text: str) -> Furl:
     Raises:
         UsageError: it is none. The text does not repeat the secret.
     """
-    match = _FURL.match(text.strip()) if len(text) <= _MAX_TEXT else None
-    if match is None or not nurl.is_swissnum(match["swissnum"]):
-        nurl_like = text.rstrip().endswith("#v=1")
-        what = "this is a NURL, for HTTPS; a fURL" if nurl_like else "a storage server's fURL"
-        raise UsageError(
-            f"{what} looks like pb://TUBID@tcp:HOST:PORT/SWISSNUM, with 32 characters of tub id; "
-            "copy all of it from the server's output"
-        )
-    hints = tuple(hint for hint in match["hints"].split(",") if hint)
-    return Furl(base32.decode(match["tub_id"]), hints, match["swissnum"])
+    if "#v=" in text:
+        raise UsageError("that is a storage server's NURL (its end is #v=1), and no fURL")
+    match = _FURL.match(text) if len(text) <= _MAX_TEXT else None
+    if match is None:
+        raise UsageError("a fURL looks like pb://TUBID@tcp:HOST:PORT/SWISSNUM; copy all of it")
+    try:
+        tub_id = base32.decode(match[1])
+    except ValueError:
+        raise UsageError("the fURL's tub id is not base32; copy it anew") from None
+    hints = tuple(hint for hint in match[2].split(",") if hint)
+    return Furl(tub_id, hints, match[3])

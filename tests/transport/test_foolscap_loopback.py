@@ -1,0 +1,121 @@
+"""Foolscap over real connections: one port, one identity and one share store for both protocols."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+
+from pipegrid.errors import NoSuchShare, ServerRefused, ServerUnreachable, UsageError
+from pipegrid.storage import serve
+from pipegrid.storage.serve import ServeSettings
+from pipegrid.transport.foolscap import FoolscapServer
+from pipegrid.transport.foolscaptub import TubConnector
+from pipegrid.transport.gbs import GbsServer, endpoints_for
+from pipegrid.transport.interface import StorageServer
+from pipegrid.wire import furl, nurl
+from tests.transport.contract import IDENTITY, SECRETS, SI, Consumer
+
+
+class LoopbackTests(TestCase):
+    """A node that listens."""
+
+    timeout = 30
+
+    async def start(self) -> serve.StorageNode:
+        """Start a node that does not outlive the test."""
+        settings = ServeSettings(directory=self.directory, port="tcp:0:interface=127.0.0.1")
+        node = await serve.start(reactor, settings)
+        self.addCleanup(node.stop)
+        return node
+
+    def connect(self, address: furl.Furl) -> FoolscapServer:
+        """Return a client that does not outlive the test."""
+        server = FoolscapServer(IDENTITY, TubConnector(address), reactor)
+        self.addCleanup(server.disconnect)
+        return server
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+
+    def test_one_server(self) -> Deferred[None]:
+        """What is put over Foolscap is found over HTTPS, and the reverse; both know the same secret."""
+        return Deferred.fromCoroutine(self._test_one_server())
+
+    async def _test_one_server(self) -> None:
+        node = await self.start()
+        foolscap = self.connect(furl.parse(node.furl))
+        address = nurl.parse(node.nurl)
+        self.assertEqual(address.swissnum, furl.parse(node.furl).swissnum)
+        endpoints = endpoints_for(reactor, address, "s")
+        https = GbsServer(IDENTITY, address, endpoints, reactor)
+        self.addCleanup(https.disconnect)
+        data = os.urandom(700_000)
+        ways: list[tuple[StorageServer, StorageServer]] = [(foolscap, https), (https, foolscap)]
+        for number, (one, other) in enumerate(ways):
+            await one.allocate(SI, {number}, len(data), SECRETS)
+            writes = [
+                one.write(SI, number, at, [data[at : at + 100_000]], SECRETS.upload)
+                for at in range(0, len(data), 100_000)
+            ]
+            results = [await each for each in writes]
+            self.assertTrue(results[-1].complete)
+            consumer = Consumer()
+            await other.stream(SI, number, 0, len(data), consumer)
+            self.assertEqual(consumer.data, data)
+        self.assertEqual(await https.list_shares(SI), await foolscap.list_shares(SI))
+        await foolscap.add_lease(SI, SECRETS.lease)
+        await foolscap.advise_corrupt_share(SI, 1, "it smells")
+        self.assertEqual(len(list((node.storage / "corruption-advisories").iterdir())), 1)
+        self.assertEqual((await foolscap.version()), (await https.version()))
+
+    def test_wrong_addresses(self) -> Deferred[None]:
+        """Another secret, another key, nobody there: each a sentence that says so."""
+        return Deferred.fromCoroutine(self._test_wrong_addresses())
+
+    async def _test_wrong_addresses(self) -> None:
+        node = await self.start()
+        right = furl.parse(node.furl)
+        for address, error, words in (
+            (furl.Furl(right.tub_id, right.hints, "wrong"), ServerRefused, "secret"),
+            (furl.Furl(b"x" * 20, right.hints, right.swissnum), ServerUnreachable, "another key"),
+            (
+                furl.Furl(right.tub_id, ("tcp:127.0.0.1:1",), "x"),
+                ServerUnreachable,
+                "cannot connect",
+            ),
+        ):
+            with self.assertRaises(error) as caught:
+                await self.connect(address).version()
+            self.assertIn(words, str(caught.exception))
+        with self.assertRaises(UsageError):
+            TubConnector(furl.Furl(right.tub_id, ("tor:abc.onion:1",), "x"))
+
+    def test_restart(self) -> Deferred[None]:
+        """A server that stops forgets what was not closed; the same client goes on with the next one."""
+        return Deferred.fromCoroutine(self._test_restart())
+
+    async def _test_restart(self) -> None:
+        node = await self.start()
+        address = furl.parse(node.furl)
+        server = self.connect(address)
+        await server.allocate(SI, {0, 1}, 6, SECRETS)
+        await server.write(SI, 0, 0, [b"whole!"], SECRETS.upload)
+        await server.write(SI, 1, 0, [b"ha"], SECRETS.upload)
+        await node.stop()
+        self.assertEqual(list((node.storage / "shares/incoming").iterdir()), [])
+        with self.assertRaises(ServerUnreachable):
+            await server.version()
+        port = address.hints[0].rpartition(":")[2]
+        again = await serve.start(
+            reactor,
+            ServeSettings(directory=self.directory, port=f"tcp:{port}:interface=127.0.0.1"),
+        )
+        self.addCleanup(again.stop)
+        self.assertEqual(again.furl, node.furl)
+        self.assertEqual(await server.read(SI, 0, 0, 10), b"whole!")
+        with self.assertRaises(NoSuchShare):
+            await server.write(SI, 1, 2, [b"lf"], SECRETS.upload)
