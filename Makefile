@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types trial soak fuzz format clean
+TAHOE_VENV := .venv-tahoe
+
+.PHONY: demo test lint types trial interop soak fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -35,6 +37,16 @@ fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
 
+# Against Tahoe-LAFS's own processes, in an environment of their own.
+interop: $(INSTALLED) $(TAHOE_VENV)/.installed
+	TAHOE=$(CURDIR)/$(TAHOE_VENV)/bin/tahoe timeout 600 \
+		$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop tests.interop.foolscap_grid
+
+$(TAHOE_VENV)/.installed:
+	$(PYTHON) -m venv $(TAHOE_VENV)
+	$(TAHOE_VENV)/bin/pip install --quiet --disable-pip-version-check tahoe-lafs==1.20.0
+	touch $(TAHOE_VENV)/.installed
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -45,4 +57,4 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results
+	rm -rf $(VENV) $(TAHOE_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results

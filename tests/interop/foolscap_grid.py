@@ -43,8 +43,9 @@ class MixedGridTests(SynchronousTestCase):
         self.gateway = start_gateway(root / "gateway", furls, SHARES)
         self.addCleanup(self.gateway.stop)
         self.client = root / "client"
-        pipegrid("-d", str(self.client), "init")
         write_servers(self.client, furls)
+        needed, happy, total = map(str, SHARES)
+        pipegrid("-d", str(self.client), "init", "-k", needed, "--happy", happy, "-n", total)
 
     def test_together(self) -> None:
         """They notice no difference. One test, since five processes take their time to start."""
@@ -55,9 +56,7 @@ class MixedGridTests(SynchronousTestCase):
 
     def pipegrid_put(self, data: bytes) -> str:
         """Store a file with PipeGrid; returns its cap."""
-        needed, happy, total = SHARES
-        options = ["-k", str(needed), "--happy", str(happy), "-n", str(total)]
-        return pipegrid("-d", str(self.client), "put", *options, "-", data=data).decode().strip()
+        return pipegrid("-d", str(self.client), "put", "-", data=data).decode().strip()
 
     def check_status(self) -> None:
         """PipeGrid reaches all servers over Foolscap, and knows what software they are."""
