@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
+import attrs
 from foolscap.tokens import NegotiationError
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
@@ -242,6 +244,25 @@ class FailureTests(SynchronousTestCase):
         self.failureResultOf(waiting)
         self.failureResultOf(self.server.version(), ServerUnreachable)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_references_end_quietly(self) -> None:
+        """References that are being given back when their connection ends leave no errors in the log."""
+        self.world.settings = attrs.evolve(self.world.settings, max_indexes=1)
+        server = self.world.connect()
+        for index in (SI, OTHER_SI):
+            server.allocate(index, {0}, 6, SECRETS)
+            server.write(index, 0, 0, [b"abcdef"], SECRETS.upload)
+        server.list_shares(SI)
+        self.world.settle()
+        pushing_out = server.list_shares(OTHER_SI)
+        while not pushing_out.called:
+            self.world.clock.advance(0.01)
+        self.world.clock.pump([0.0] * 5)  # now the first reference is on its way back
+        gone = server.disconnect()
+        self.world.settle()
+        self.successResultOf(gone)
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_uploads_of_others_are_left_alone(self) -> None:
         """A connection that ends takes only its own uploads with it."""

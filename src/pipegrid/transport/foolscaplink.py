@@ -83,6 +83,7 @@ class FoolscapLink:
         self._heard_s = 0.0
         self._timer: IDelayedCall | None = None
         self._closed = False
+        self._reason: ServerError | None = None  # for which we ended the last connection, if we did
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "up" if self._storage is not None else "down"
@@ -127,6 +128,7 @@ class FoolscapLink:
     def _connected(self, storage: Any) -> None:
         self._connecting = None
         self._storage = storage
+        self._reason = None
         storage.notifyOnDisconnect(self._lost, storage)
         waiting, self._waiting = self._waiting, []
         for each in waiting:
@@ -168,9 +170,11 @@ class FoolscapLink:
         """End this connection: all that is unanswered fails with the error."""
         storage = self._storage
         if storage is not None:
+            self._reason = error
             self._lost(storage)
-            # A tub has no way to let go of one connection; its broker has.
-            storage.tracker.broker.shutdown(Failure(error))
+            # A tub has no way to let go of one connection; its broker has. The reason that it is given also
+            # goes to calls of Foolscap's own, which know no other kind.
+            storage.tracker.broker.shutdown(Failure(ConnectionDone()))
 
     # Patience.
 
@@ -227,7 +231,7 @@ class FoolscapLink:
                 f"{server} and we do not agree about {method}: {excerpt(str(error))}", server, True
             )
         if failure.check(DeadReferenceError, ConnectionDone, ConnectionLost):
-            return ServerUnreachable(
+            return self._reason or ServerUnreachable(
                 f"the connection to {server} was lost; try again", server, may_have_happened=True
             )
         return ServerUnreachable(
