@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from foolscap.api import Referenceable
@@ -50,6 +51,8 @@ from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 T = TypeVar("T")
 
 UPLOAD_SECRET_BYTES = 32
+MAX_READ_BYTES = 256 << 20
+"""Of one answer, which is in memory as a whole; clients ask for a block at a time."""
 
 log = Logger()
 
@@ -268,11 +271,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
                 raise UsageError("a share without bytes cannot be kept; abort it")
             upload.fill_rest()
             self._end()
-            if self._service.has_room:
-                return self._service.commit(upload)
-            room: Deferred[None] = Deferred()
-            self._service.call_when_room(lambda: room.callback(None))
-            return room.addCallback(lambda _: self._service.commit(upload))
+            return Deferred.fromCoroutine(_commit(self._service, upload))
 
         return _answer_later("close", close)
 
@@ -315,6 +314,8 @@ class BucketReader(Referenceable):  # type: ignore[misc]
         """Read; fewer bytes, or none, past the end."""
 
         def read() -> bytes:
+            if length > MAX_READ_BYTES:
+                raise UsageError(f"{length} bytes are too many for one answer; read in parts")
             store = self._service.store
             with store.open_share(self._storage_index, self._share_number) as reader:
                 data = reader.read(offset, length)
@@ -326,6 +327,14 @@ class BucketReader(Referenceable):  # type: ignore[misc]
     def remote_advise_corrupt_share(self, reason: bytes) -> None:
         """Keep a complaint for the operator."""
         _advise(self._service.store, self._storage_index, self._share_number, reason)
+
+
+async def _commit(service: GbsService, upload: Upload) -> None:
+    while not service.has_room:
+        room: Deferred[None] = Deferred()
+        service.call_when_room(partial(room.callback, None))
+        await room
+    await service.commit(upload)
 
 
 def _advise(store: ShareStore, storage_index: bytes, number: int, reason: bytes) -> None:
