@@ -53,6 +53,8 @@ class MixedGridTests(SynchronousTestCase):
         self.check_every_server_has_its_share()
         self.check_what_pipegrid_puts()
         self.check_what_tahoe_puts()
+        self.check_mutable_files()
+        self.check_directories()
 
     def pipegrid_put(self, data: bytes) -> str:
         """Store a file with PipeGrid; returns its cap."""
@@ -91,6 +93,26 @@ class MixedGridTests(SynchronousTestCase):
         results = self.gateway.check(cap)["results"]
         self.assertEqual(results["count-good-share-hosts"], 4)
         self.assertEqual(results["count-corrupt-shares"], 0)
+
+    def check_mutable_files(self) -> None:
+        """Tahoe-LAFS makes, changes and verifies mutable files of both formats on all servers."""
+        for mutable_format in ("SDMF", "MDMF"):
+            cap = self.gateway.put(b"first" * 1000, f"?format={mutable_format}")
+            for data in (b"second" * 100_000, b"", b"third"):
+                self.gateway.request("PUT", f"uri/{cap}", data)
+                self.assertEqual(self.gateway.get(cap), data, mutable_format)
+            results = self.gateway.check(cap)["results"]
+            self.assertTrue(results["healthy"], f"{mutable_format}: {results}")
+            self.assertEqual(results["count-good-share-hosts"], SHARES[2])
+
+    def check_directories(self) -> None:
+        """Files are linked into a directory of Tahoe-LAFS's, and found there."""
+        directory = self.gateway.request("POST", "uri?t=mkdir", b"").decode().strip()
+        for number in range(3):
+            self.gateway.request("PUT", f"uri/{directory}/file{number}", b"%d" % number * 1000)
+        self.assertEqual(self.gateway.get(f"{directory}/file2"), b"2" * 1000)
+        listing = json.loads(self.gateway.request("GET", f"uri/{directory}?t=json"))
+        self.assertEqual(set(listing[1]["children"]), {"file0", "file1", "file2"})
 
     def assertHealthy(self, results: dict[str, Any], size: int) -> None:
         """Every share is where it should be, and good."""

@@ -166,9 +166,9 @@ class Gateway(Process):
             server["connection_status"].startswith("Connected") for server in page["servers"]
         )
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes, query: str = "") -> str:
         """Store a file; returns its cap."""
-        return self.request("PUT", "uri", data).decode().strip()
+        return self.request("PUT", f"uri{query}", data).decode().strip()
 
     def get(self, cap: str) -> bytes:
         """Return a file."""

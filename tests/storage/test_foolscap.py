@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from pipegrid.core import base32
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage.durability import Durability
 from pipegrid.storage.foolscap import MAX_READ_BYTES, BucketWriter, FoolscapStorage
 from pipegrid.storage.http_service import MAX_COMMITS, GbsService
-from pipegrid.wire.foolscap import MAX_MUTABLE_SHARE_BYTES, PROTOCOL, unpack_version
+from pipegrid.wire.foolscap import PROTOCOL, unpack_version
+from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from tests.storage.support import SI, InlineWorkers, StoreTestCase
 
 RENEW, CANCEL = b"r" * 32, b"c" * 32
@@ -40,26 +42,6 @@ class Canary:
             call()
 
 
-class RecordedSlots:
-    """Keeps what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.error: Exception | None = None
-
-    def readv(self, *arguments: Any) -> Any:
-        """Answer later."""
-        self.asked.append(arguments)
-        return succeed({1: [b"data"]})
-
-    def testv_and_readv_and_writev(self, *arguments: Any) -> Any:
-        """Answer, or fail."""
-        self.asked.append(arguments)
-        if self.error is not None:
-            raise self.error
-        return True, {}
-
-
 class FoolscapStorageTests(StoreTestCase):
     """What each call does to the store."""
 
@@ -68,7 +50,6 @@ class FoolscapStorageTests(StoreTestCase):
         self.clock = Clock()
         durability = Durability(InlineWorkers(), self.clock, "none")
         self.service = GbsService(self.store, durability, "swissnum")
-        self.slots = RecordedSlots()
         self.storage = FoolscapStorage(self.service)
         self.canary = Canary()
 
@@ -84,11 +65,9 @@ class FoolscapStorageTests(StoreTestCase):
         return self.storage.remote_get_buckets(SI)[number].remote_read(0, 1000)
 
     def test_the_version(self) -> None:
-        """It says what clients look for; mutable files are welcome if there is a place for them."""
+        """It says what clients look for; mutable files are welcome."""
         answer = self.storage.remote_get_version()
         self.assertEqual(unpack_version(answer), self.store.version())
-        self.assertEqual(answer[PROTOCOL][b"maximum-mutable-share-size"], 0)
-        answer = FoolscapStorage(self.service, self.slots).remote_get_version()
         size = answer[PROTOCOL][b"maximum-mutable-share-size"]
         self.assertEqual(size, MAX_MUTABLE_SHARE_BYTES)
 
@@ -173,11 +152,11 @@ class FoolscapStorageTests(StoreTestCase):
 
     def test_leases_and_complaints(self) -> None:
         """Both are for shares that are there, and nothing happens where there are none."""
-        self.storage.remote_add_lease(SI, RENEW, CANCEL)
+        self.successResultOf(self.storage.remote_add_lease(SI, RENEW, CANCEL))
         self.storage.remote_advise_corrupt_share(b"immutable", SI, 0, b"bad")
         self.storage.remote_advise_corrupt_share(b"immutable", SI, 300, b"bad")
         self.put(0, b"abcdef")
-        self.storage.remote_add_lease(SI, b"R" * 32, CANCEL)
+        self.successResultOf(self.storage.remote_add_lease(SI, b"R" * 32, CANCEL))
         self.assertEqual(self.final(0).stat().st_size, 12 + 6 + 2 * 72)
         self.storage.remote_get_buckets(SI)[0].remote_advise_corrupt_share(b"bad \xff")
         self.assertEqual(len(list((self.root / "corruption-advisories").iterdir())), 1)
@@ -194,19 +173,35 @@ class FoolscapStorageTests(StoreTestCase):
             self.storage.remote_get_buckets(b"short")
 
     def test_slots(self) -> None:
-        """Calls about mutable slots go to whatever keeps them, and its answers and refusals come back."""
-        self.assertEqual(self.storage.remote_slot_readv(SI, [], [(0, 1)]), {})
-        with self.assertRaises(ServerRefused):
-            self.storage.remote_slot_testv_and_readv_and_writev(SI, (b"", b"", b""), {}, [])
-        storage = FoolscapStorage(self.service, self.slots)
-        found = self.successResultOf(storage.remote_slot_readv(SI, [1], [(0, 4)]))
-        self.assertEqual(found, {1: [b"data"]})
+        """A mutable share is made, tested, read and deleted; its complaints say what it is."""
+        self.store.slots.node_id = b"n" * 20
+        call = self.storage.remote_slot_testv_and_readv_and_writev
         secrets = (b"w" * 32, RENEW, CANCEL)
-        vectors: dict[int, Any] = {1: ([], [(0, b"x")], None)}
-        call = storage.remote_slot_testv_and_readv_and_writev
-        self.assertEqual(self.successResultOf(call(SI, secrets, vectors, [])), (True, {}))
-        self.assertEqual(self.slots.asked, [(SI, [1], [(0, 4)]), (SI, secrets, vectors, [])])
-        text = "The write enabler was recorded by nodeid 'abc'."
-        self.slots.error = WrongSecret(text)
-        failure = self.failureResultOf(call(SI, secrets, vectors, []), WrongSecret)
-        self.assertIn(text, str(failure.value))
+        absent = [(0, 1, b"eq", b"")]
+        made = call(SI, secrets, {1: (absent, [(0, b"mutable")], None)}, [])
+        self.assertEqual(self.successResultOf(made), (True, {}))
+        again = call(SI, secrets, {1: (absent, [(0, b"x")], None)}, [(0, 3), (3, 100)])
+        self.assertEqual(self.successResultOf(again), (False, {1: [b"mut", b"able"]}))
+        for numbers, found in (([], {1: [b"ta"]}), ([1], {1: [b"ta"]}), ([2], {})):
+            reading = self.storage.remote_slot_readv(SI, numbers, [(2, 2)])
+            self.assertEqual(self.successResultOf(reading), found)
+        self.assertEqual(self.storage.remote_get_buckets(SI), {})
+        self.storage.remote_advise_corrupt_share(b"mutable", SI, 1, b"bad")
+        self.assertEqual(len(list((self.root / "corruption-advisories").iterdir())), 1)
+        self.assertEqual(self.successResultOf(call(SI, secrets, {}, [(0, 1)])), (True, {1: [b"m"]}))
+        deleted = call(SI, secrets, {1: ([], [], 0)}, [])
+        self.assertEqual(self.successResultOf(deleted), (True, {1: []}))
+        self.assertEqual(self.successResultOf(self.storage.remote_slot_readv(SI, [], [])), {})
+
+    def test_refused_slots(self) -> None:
+        """A wrong write enabler is answered in the words that clients look for; odd tests are refused."""
+        self.store.slots.node_id = b"n" * 20
+        call = self.storage.remote_slot_testv_and_readv_and_writev
+        self.successResultOf(call(SI, (b"w" * 32, RENEW, CANCEL), {1: ([], [(0, b"x")], None)}, []))
+        wrong = call(SI, (b"W" * 32, RENEW, CANCEL), {1: ([], [(0, b"y")], None)}, [])
+        text = str(self.failureResultOf(wrong, WrongSecret).value)
+        nodeid = base32.encode(b"n" * 20)
+        self.assertIn(f"The write enabler was recorded by nodeid '{nodeid}'.", text)
+        self.assertNotIn(str(self.root), text)
+        odd: Any = {1: ([(0, 1, b"lt", b"x")], [], None)}
+        self.failureResultOf(call(SI, (b"w" * 32, RENEW, CANCEL), odd, []), UsageError)

@@ -8,7 +8,7 @@ cannot be closed: clients send ``close`` right behind their writes, without wait
 
 **Errors.** What a client may know is in the text; paths and causes are in the log.
 
-**Mutable slots** are a matter of their own: see ``Slots``.
+**Mutable slots** are read and changed through the queue that HTTPS's face uses, too.
 
 Source: the format reference, storage protocols, sections 2.3 and 8.
 """
@@ -16,10 +16,10 @@ Source: the format reference, storage protocols, sections 2.3 and 8.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from foolscap.api import Referenceable
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -40,44 +40,23 @@ from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.store import MAX_SHARE_NUMBER, ShareStore
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire.foolscap import (
-    MAX_MUTABLE_SHARE_BYTES,
     RIBucketReader,
     RIBucketWriter,
     RIStorageServer,
     pack_version,
 )
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 
 T = TypeVar("T")
+
+Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], int | None]
+"""Tests (offset, length, operator, specimen), writes (offset, data) and the new length of one share."""
 
 UPLOAD_SECRET_BYTES = 32
 MAX_READ_BYTES = 256 << 20
 """Of one answer, which is in memory as a whole; clients ask for a block at a time."""
 
 log = Logger()
-
-
-class Slots(Protocol):
-    """Mutable shares, as Foolscap speaks of them. Both methods may answer later."""
-
-    def readv(
-        self, storage_index: bytes, share_numbers: list[int], read_vector: list[tuple[int, int]]
-    ) -> Any:
-        """Return, or fire with, ``{share number: [bytes]}``; no numbers mean all."""
-
-    def testv_and_readv_and_writev(
-        self,
-        storage_index: bytes,
-        secrets: tuple[bytes, bytes, bytes],
-        test_and_write_vectors: dict[int, tuple[list[Any], list[Any], int | None]],
-        read_vector: list[tuple[int, int]],
-    ) -> Any:
-        """
-        Return, or fire with, whether all tests passed, and ``{share number: [bytes]}``.
-
-        Args:
-            secrets: write enabler, lease renewal, lease cancellation.
-        """
 
 
 @implementer(RIStorageServer)  # type: ignore[misc]
@@ -87,13 +66,11 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     Args:
         service: whose store and durability these are, and the bound on what waits for the disk.
-        slots: what keeps mutable shares, if anything does.
     """
 
-    def __init__(self, service: GbsService, slots: Slots | None = None) -> None:
+    def __init__(self, service: GbsService) -> None:
         self._service = service
         self._store = service.store
-        self._slots = slots
         self._batches: set[_Batch] = set()
 
     def stop(self) -> None:
@@ -105,8 +82,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     def remote_get_version(self) -> dict[bytes, Any]:
         """Say what the server can do."""
-        largest = 0 if self._slots is None else MAX_MUTABLE_SHARE_BYTES
-        return _answer("version", lambda: pack_version(self._store.version(), largest))
+        return _answer("version", lambda: pack_version(self._store.version()))
 
     def remote_allocate_buckets(
         self,
@@ -137,14 +113,14 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     def remote_add_lease(
         self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
-    ) -> None:
+    ) -> Deferred[None]:
         """Add or renew a lease on every share of the index, of which there may be none."""
 
         def add() -> None:
             with suppress(NoSuchShare):
                 self._store.add_lease(storage_index, LeaseSecrets(renew_secret, cancel_secret))
 
-        _answer("lease", add)
+        return _answer_later("lease", lambda: self._service.slots.read(storage_index, add))
 
     def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
         """Give a reader for each complete share."""
@@ -158,34 +134,46 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     def remote_slot_readv(
         self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
-    ) -> Any:
+    ) -> Deferred[dict[int, list[bytes]]]:
         """Read from mutable shares, of which there may be none."""
-        slots = self._slots
-        if slots is None:
-            return {}
-        return _answer_later("readv", lambda: slots.readv(storage_index, shares, readv))
+        slots = self._service.slots
+        return _answer_later(
+            "readv",
+            lambda: slots.read(
+                storage_index, self._store.slots.readv, storage_index, shares, readv
+            ).addCallback(_as_lists),
+        )
 
     def remote_slot_testv_and_readv_and_writev(
         self,
         storage_index: bytes,
         secrets: tuple[bytes, bytes, bytes],
-        tw_vectors: dict[int, tuple[list[Any], list[Any], int | None]],
+        tw_vectors: dict[int, Vectors],
         r_vector: list[tuple[int, int]],
-    ) -> Any:
+    ) -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
         """Read, test and write mutable shares in one step."""
-        slots = self._slots
-        if slots is None:
-            raise ServerRefused("this server keeps no mutable files; use another server")
-        return _answer_later(
-            "read-test-write",
-            lambda: slots.testv_and_readv_and_writev(storage_index, secrets, tw_vectors, r_vector),
-        )
+
+        def call() -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
+            write_enabler, renew, cancel = secrets
+            slots = self._service.slots
+            run = slots.write if tw_vectors else slots.read
+            return run(
+                storage_index,
+                self._store.slots.testv_and_readv_and_writev,
+                storage_index,
+                SlotSecrets(LeaseSecrets(renew, cancel), write_enabler),
+                {number: _change(vectors) for number, vectors in tw_vectors.items()},
+                r_vector,
+                slots.durable,
+            ).addCallback(lambda result: (result.success, _as_lists(result.data)))
+
+        return _answer_later("read-test-write", call)
 
     def remote_advise_corrupt_share(
         self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
     ) -> None:
         """Keep a complaint for the operator, if there is such a share."""
-        _advise(self._store, storage_index, shnum, reason)
+        _advise(self._store, storage_index, shnum, reason, share_type == b"mutable")
 
 
 class _Batch:
@@ -337,12 +325,30 @@ async def _commit(service: GbsService, upload: Upload) -> None:
     await service.commit(upload)
 
 
-def _advise(store: ShareStore, storage_index: bytes, number: int, reason: bytes) -> None:
+def _change(vectors: Vectors) -> ShareChange:
+    tests, writes, new_length = vectors
+    if any(operator != b"eq" for _, _, operator, _ in tests):
+        raise UsageError("the only test of a share's bytes is 'eq'; send no other")
+    return ShareChange(
+        tuple((offset, size, specimen) for offset, size, _, specimen in tests),
+        tuple(writes),
+        new_length,
+    )
+
+
+def _as_lists(data: Mapping[int, tuple[bytes, ...]]) -> dict[int, list[bytes]]:
+    return {number: list(pieces) for number, pieces in data.items()}
+
+
+def _advise(
+    store: ShareStore, storage_index: bytes, number: int, reason: bytes, mutable: bool = False
+) -> None:
     def advise() -> None:
         if not 0 <= number <= MAX_SHARE_NUMBER:
             return
         try:
-            store.advise_corrupt_share(storage_index, number, reason.decode("utf-8", "replace"))
+            text = reason.decode("utf-8", "replace")
+            store.advise_corrupt_share(storage_index, number, text, mutable)
         except NoSuchShare:
             return
         log.warn(

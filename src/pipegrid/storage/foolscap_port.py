@@ -6,7 +6,6 @@ Foolscap, and the tub, are loaded when the first client asks for them: most neve
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -17,7 +16,7 @@ from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.identity import Identity
 
 if TYPE_CHECKING:
-    from pipegrid.storage.foolscap import FoolscapStorage, Slots
+    from pipegrid.storage.foolscap import FoolscapStorage
 
 KEEPALIVE_S = 120
 """After so much silence a client is asked whether it is still there; after twice as much it is not."""
@@ -30,18 +29,11 @@ class FoolscapPort:
     Args:
         service: the storage.
         who: whose certificate and secret it has.
-        make_slots: gives what keeps mutable shares.
     """
 
-    def __init__(
-        self,
-        service: GbsService,
-        who: Identity,
-        make_slots: Callable[[], Slots | None] = lambda: None,
-    ) -> None:
+    def __init__(self, service: GbsService, who: Identity) -> None:
         self._service = service
         self._who = who
-        self._make_slots = make_slots
         self._hint = "tcp:localhost:1"  # nobody has to connect to us by what the tub thinks
         self._storage: FoolscapStorage | None = None
         self._tub: Any = None
@@ -82,7 +74,7 @@ class FoolscapPort:
         tub.setOption("keepaliveTimeout", KEEPALIVE_S)
         tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
         tub.setLocation(self._hint)
-        self._storage = FoolscapStorage(self._service, self._make_slots())
+        self._storage = FoolscapStorage(self._service)
         tub.registerReference(self._storage, name=self._who.swissnum)
         accepted_elsewhere = _AcceptedElsewhere()
         tub.listenOn(accepted_elsewhere)

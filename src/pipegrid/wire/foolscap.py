@@ -22,13 +22,13 @@ from foolscap.referenceable import Referenceable
 from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
+from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.messages import ServerVersion
 
 MAX_SHARES = 256
 MAX_VECTORS = 1 << 20
 MAX_REASON_BYTES = 32 * 1024
 MAX_READ_BYTES = (1 << 31) - 1
-MAX_MUTABLE_SHARE_BYTES = 69_105 * 10**12
 
 PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
 _IMMUTABLE_SIZE = b"maximum-immutable-share-size"
@@ -143,13 +143,13 @@ class RIStorageServer(RemoteInterface):
         return
 
 
-def pack_version(version: ServerVersion, max_mutable_share_bytes: int) -> dict[bytes, Any]:
+def pack_version(version: ServerVersion) -> dict[bytes, Any]:
     """Return the answer to ``get_version``."""
     room = version.available_bytes
     return {
         PROTOCOL: {
             _IMMUTABLE_SIZE: version.max_share_bytes,
-            _MUTABLE_SIZE: max_mutable_share_bytes,
+            _MUTABLE_SIZE: MAX_MUTABLE_SHARE_BYTES,
             _SPACE: _UNKNOWN_SPACE if room is None else min(room, _UNKNOWN_SPACE),
             b"tolerates-immutable-read-overrun": True,
             b"delete-mutable-shares-with-zero-length-writev": True,
