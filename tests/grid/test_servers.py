@@ -98,6 +98,7 @@ class ParseTests(SynchronousTestCase):
             {"ann": []},
             {"ann": {}},
             {"ann": {"anonymous-storage-FURL": NURL}},
+            {"ann": {"anonymous-storage-NURLs": [FURL]}},
             {"ann": {"anonymous-storage-FURL": f"pb://{FURL[5:37]}@tor:abc.onion:1/x"}},
             {"ann": {"anonymous-storage-NURLs": NURL}},
             {"ann": {"anonymous-storage-NURLs": [7]}},

@@ -24,14 +24,12 @@ from typing import Any
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.core.hashes import tagged_hash
-from pipegrid.core.ring import permutation_seed
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire import furl, nurl
+from pipegrid.wire.announcements import KnownServer, describe
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
@@ -47,22 +45,6 @@ and the message that may go beyond it. At 100 ms that carries 320 MB/s, at 300 m
 _MESSAGE_BYTES = 1 << 20  # what lanes gather before they write
 _LEAST_WINDOW_BYTES = 256 << 10
 _MAX_FILE_BYTES = 16 << 20
-_MAX_ID_CHARACTERS = 256
-
-
-@attrs.frozen
-class StaticServer:
-    """
-    A server of which the address is known.
-
-    Attributes:
-        nurl: where it speaks HTTPS; None: it does not.
-        furl: where it speaks Foolscap; used where there is no NURL.
-    """
-
-    identity: ServerIdentity
-    nurl: Nurl | None
-    furl: Furl | None = None
 
 
 @attrs.frozen
@@ -75,7 +57,7 @@ class StaticServers:
         warnings: a sentence for each entry that was skipped.
     """
 
-    servers: tuple[StaticServer, ...] = ()
+    servers: tuple[KnownServer, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -87,16 +69,8 @@ def load_static_servers(directory: Path) -> StaticServers:
         UsageError: the file cannot be read, or is not what it should be as a whole.
     """
     path = directory / SERVERS_NAME
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        return StaticServers()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise UsageError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; is it the right file?")
-    return parse_static_servers(data, str(path))
+    data = read_bounded(path)
+    return StaticServers() if data is None else parse_static_servers(data, str(path))
 
 
 def parse_static_servers(data: bytes, name: str) -> StaticServers:
@@ -106,44 +80,35 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     Args:
         name: of the file, for errors.
     """
-    import yaml
-
-    try:
-        document = yaml.safe_load(data)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        first_line = (str(error).splitlines() or ["no YAML"])[0]
-        raise UsageError(f"cannot understand {name}: {first_line}; mend it by hand") from error
+    document = parse_yaml(data, name)
     storage = {} if document is None else _member(document, "storage", {})
     if not isinstance(storage, dict):
         raise UsageError(f"{name} has no map of servers under 'storage'; mend it by hand")
     found = [_server_or_warning(server_id, entry, name) for server_id, entry in storage.items()]
     return StaticServers(
-        tuple(each for each in found if isinstance(each, StaticServer)),
+        tuple(each for each in found if isinstance(each, KnownServer)),
         tuple(each for each in found if isinstance(each, str)),
     )
 
 
-def open_static(reactor: IReactorTime, servers: Sequence[StaticServer], shares: int) -> list[Peer]:
+def open_server(reactor: IReactorTime, known: KnownServer, window_bytes: int) -> Peer:
     """
-    Return a peer for each server; nothing is connected yet.
+    Return a peer for a server; nothing is connected yet.
 
     Args:
-        shares: how many servers a file is usually spread over; they share the memory for windows.
+        window_bytes: how much may be unacknowledged.
+
+    Raises:
+        ValueError: no protocol that it speaks is spoken here; the text says why.
     """
-    if not servers:
-        return []
-    maximum = window_bytes(min(len(servers), shares))
-    peers = []
-    for each in servers:
-        pipeline = Pipeline(AutoWindow(maximum_bytes=maximum), reactor)
-        if each.nurl is not None:
-            server = _open_gbs(reactor, each.identity, each.nurl)
-            peers.append(Peer(server, pipeline, "https", f"{each.nurl.host}:{each.nurl.port}"))
-        else:
-            assert each.furl is not None, "a server has an address"
-            server = _open_foolscap(reactor, each.identity, each.furl)
-            peers.append(Peer(server, pipeline, "foolscap", each.furl.address))
-    return peers
+    pipeline = Pipeline(AutoWindow(maximum_bytes=window_bytes), reactor)
+    if known.nurl is not None:
+        server = _open_gbs(reactor, known.identity, known.nurl)
+        return Peer(server, pipeline, "https", f"{known.nurl.host}:{known.nurl.port}")
+    if known.furl is None:
+        raise ValueError("nobody knows where it is")
+    server = _open_foolscap(reactor, known.identity, known.furl)
+    return Peer(server, pipeline, "foolscap", known.furl.address)
 
 
 # HTTP, TLS and Foolscap take long to import, and an embedded grid needs none of them.
@@ -159,7 +124,21 @@ def _open_foolscap(reactor: IReactorTime, identity: ServerIdentity, address: Fur
     from pipegrid.transport.foolscap import FoolscapServer
     from pipegrid.transport.foolscaptub import TubConnector
 
-    return FoolscapServer(identity, TubConnector(address), reactor)
+    try:
+        return FoolscapServer(identity, TubConnector(address), reactor)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
+def open_static(reactor: IReactorTime, servers: Sequence[KnownServer], shares: int) -> list[Peer]:
+    """
+    Return a peer for each server; nothing is connected yet.
+
+    Args:
+        shares: how many servers a file is usually spread over; they share the memory for windows.
+    """
+    maximum = window_bytes(max(1, min(len(servers), shares)))
+    return [open_server(reactor, each, maximum) for each in servers]
 
 
 def window_bytes(servers: int) -> int:
@@ -167,84 +146,49 @@ def window_bytes(servers: int) -> int:
     return max(_LEAST_WINDOW_BYTES, WINDOW_MEMORY_BYTES // servers - _MESSAGE_BYTES)
 
 
-def _server_or_warning(server_id: Any, entry: Any, name: str) -> StaticServer | str:
+def parse_yaml(data: bytes, name: str) -> Any:
+    """
+    Return what a YAML file of the user's says.
+
+    Raises:
+        UsageError: it is no YAML.
+    """
+    import yaml
+
     try:
-        return _server(server_id, entry)
-    except (UsageError, ValueError) as error:
+        return yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        first_line = (str(error).splitlines() or ["no YAML"])[0]
+        raise UsageError(f"cannot understand {name}: {first_line}; mend it by hand") from error
+
+
+def read_bounded(path: Path) -> bytes | None:
+    """
+    Return a configuration file's bytes, or None if there is none.
+
+    Raises:
+        UsageError: it cannot be read, or is absurdly large.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; is it the right file?")
+    return data
+
+
+def _server_or_warning(server_id: Any, entry: Any, name: str) -> KnownServer | str:
+    try:
+        fields = _member(entry, "ann", None)
+        if not isinstance(fields, dict):
+            raise ValueError("it has no map under 'ann'")
+        return describe(server_id, fields)
+    except ValueError as error:
         return f"{name}: server {str(server_id)[:60]!r} is skipped: {error}"
-
-
-def _server(server_id: Any, entry: Any) -> StaticServer:
-    if not isinstance(server_id, str) or not 1 <= len(server_id) <= _MAX_ID_CHARACTERS:
-        raise ValueError(f"its id is no text of 1 to {_MAX_ID_CHARACTERS} characters")
-    announcement = _member(entry, "ann", None)
-    if not isinstance(announcement, dict):
-        raise ValueError("it has no map under 'ann'")
-    foolscap = _furl(announcement)
-    address = _nurl(announcement)
-    if address is None and foolscap is None:
-        raise ValueError("it has neither anonymous-storage-NURLs nor an anonymous-storage-FURL")
-    return StaticServer(
-        ServerIdentity(
-            server_id,
-            _text(announcement, "nickname") or server_id,
-            permutation_seed(server_id, _text(announcement, "permutation-seed-base32")),
-            _lease_seed(foolscap, address),
-        ),
-        address,
-        foolscap,
-    )
-
-
-def _nurl(announcement: dict[Any, Any]) -> Nurl | None:
-    """Return the first NURL that can be used; they all lead to the same server."""
-    texts = announcement.get("anonymous-storage-NURLs")
-    if not texts:
-        return None
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("its anonymous-storage-NURLs are no list of texts")
-    found = [nurl.parse(text) for text in texts]
-    direct = [each for each in found if not each.tor]
-    if not direct:
-        raise ValueError("it is reached through Tor only, which is not supported yet")
-    return direct[0]
-
-
-def _furl(announcement: dict[Any, Any]) -> Furl | None:
-    text = _text(announcement, "anonymous-storage-FURL")
-    if text is None:
-        return None
-    try:
-        found = furl.parse(text)
-    except UsageError as error:
-        raise ValueError(f"its anonymous-storage-FURL is no fURL: {error}") from error
-    if not announcement.get("anonymous-storage-NURLs") and not any(
-        hint.startswith("tcp:") for hint in found.hints
-    ):
-        raise ValueError(
-            "its anonymous-storage-FURL leads to no TCP port, which is all that works yet"
-        )
-    return found
-
-
-def _lease_seed(foolscap: Furl | None, address: Nurl | None) -> bytes:
-    """
-    Return the 20 bytes that make this server's secrets differ from others'.
-
-    They are the tub id of its fURL, over HTTPS as well. For a server that has none, any that stay the
-    same will do, for leases: they follow from its key.
-    """
-    if foolscap is not None:
-        return foolscap.tub_id
-    assert address is not None
-    return tagged_hash(b"pipegrid_gbs_lease_seed_v1", address.spki_hash)[:20]
-
-
-def _text(announcement: dict[Any, Any], key: str) -> str | None:
-    value = announcement.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"its {key} is no text")
-    return value
 
 
 def _member(value: Any, key: str, default: Any) -> Any:

@@ -21,6 +21,7 @@ from pipegrid.errors import UsageError
 _MAX_TEXT = 2048
 # Readers use 32 characters of the tub id, whatever follows.
 _FURL = re.compile(r"pb://([a-z2-7]{32})[a-z2-7]*@([^/\s]*)/([^/#?\s]+)\Z")
+_TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
 
 @attrs.frozen
@@ -45,6 +46,11 @@ class Furl:
     def address(self) -> str:
         """Where it is, for people, without the secret."""
         return self.hints[0].removeprefix("tcp:") if self.hints else "nowhere"
+
+    @property
+    def leads_to_tcp(self) -> bool:
+        """Whether one of the hints is an address that plain TCP can reach; of old they had no prefix."""
+        return any(_TCP.match(hint) for hint in self.hints)
 
 
 def is_furl(text: str) -> bool:

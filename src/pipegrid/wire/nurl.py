@@ -18,6 +18,7 @@ import re
 import attrs
 
 from pipegrid.errors import UsageError
+from pipegrid.wire.furl import is_furl
 
 SPKI_HASH_BYTES = 32
 _MAX_TEXT = 2048
@@ -27,6 +28,7 @@ _NURL = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})"
     r"/(?P<swissnum>[^/#?]+)#v=1\Z"
 )
+_OTHER_VERSION = re.compile(r"#v=(?!1\Z)[0-9]+\Z")
 
 
 @attrs.frozen
@@ -67,6 +69,12 @@ def parse(text: str) -> Nurl:
         UsageError: it is none. The text does not repeat the secret.
     """
     match = _NURL.match(text) if len(text) <= _MAX_TEXT else None
+    if match is None and is_furl(text):
+        raise UsageError(
+            "that is a fURL, which leads to Foolscap; the NURL of the same server has #v=1 at its end"
+        )
+    if match is None and _OTHER_VERSION.search(text):
+        raise UsageError("the NURL is of a version that is not known here; the known one is #v=1")
     if match is None:
         raise UsageError(
             "a storage server's NURL looks like pb://SPKI@HOST:PORT/SWISSNUM#v=1, with 43 characters "

@@ -1,0 +1,343 @@
+"""
+Announcements: what a storage server tells everybody through an introducer, signed with its key.
+
+Signed, they are a triple of byte strings:
+
+    message    UTF-8 JSON, an object
+    signature  "v0-" and base32 of the Ed25519 signature over the message as it stands
+    key        "v0-" and base32 of the public key; the server's id
+
+Anybody can announce anything, so all that comes from outside is checked here, its size included, and
+what is wrong is a ``ValueError`` whose text goes on where "it is skipped: " ends. What a later version
+may add is passed over: unknown fields, other services, addresses of other versions beside a known one.
+
+Source: the format reference, storage protocols, sections 4.2, 5.1 and 6.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from pipegrid.core import base32
+from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.ring import permutation_seed
+from pipegrid.errors import UsageError
+from pipegrid.wire import furl, nurl
+from pipegrid.wire.furl import Furl
+from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.nurl import Nurl
+
+SERVICE = "storage"
+FURL = "anonymous-storage-FURL"
+NURLS = "anonymous-storage-NURLs"
+SEED = "permutation-seed-base32"
+
+MAX_MESSAGE_BYTES = 32 << 10
+"""Real ones have about 1 KB; a server with certificates of several grid managers, a few."""
+MAX_SERVERS = 4096
+MAX_ID_CHARACTERS = 256
+_MAX_NICKNAME_CHARACTERS = 100
+_MAX_ADDRESSES = 16
+
+_VERSION = "v0-"
+_SEED_BYTES = 32
+_KEY_CHARACTERS = 52
+_SIGNATURE_CHARACTERS = 103
+
+Signed = tuple[bytes, bytes, bytes]
+"""Message, signature, key."""
+
+
+@attrs.frozen
+class SigningKey:
+    """The secret half of an Ed25519 key, as in ``private/node.privkey``."""
+
+    seed: bytes = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        return f"priv-{_VERSION}{base32.encode(self.seed)}"
+
+    @property
+    def server_id(self) -> str:
+        """The id of the server that signs with it."""
+        return _VERSION + base32.encode(self.public_bytes)
+
+    @property
+    def public_text(self) -> str:
+        """The other half, as in ``node.pubkey``."""
+        return f"pub-{self.server_id}"
+
+    @property
+    def public_bytes(self) -> bytes:
+        """The other half, 32 bytes."""
+        return bytes(self._key().public_key().public_bytes_raw())
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature, 64 bytes."""
+        return bytes(self._key().sign(message))
+
+    def _key(self) -> Any:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self.seed)
+
+
+def make_signing_key() -> SigningKey:
+    """Return a new key."""
+    return SigningKey(os.urandom(_SEED_BYTES))
+
+
+def parse_signing_key(text: str) -> SigningKey:
+    """
+    Return the key that a text spells.
+
+    Raises:
+        ValueError: it spells none.
+    """
+    prefix = f"priv-{_VERSION}"
+    if not text.startswith(prefix):
+        raise ValueError(f"a signing key begins with {prefix}")
+    seed = base32.decode(text.removeprefix(prefix))
+    if len(seed) != _SEED_BYTES:
+        raise ValueError(f"a signing key has {_SEED_BYTES} bytes, not {len(seed)}")
+    return SigningKey(seed)
+
+
+@attrs.frozen
+class Announcement:
+    """
+    What a server, or a file in its stead, says.
+
+    Attributes:
+        server_id: ``v0-`` and its key, where it was signed; any text in a file.
+        fields: the JSON object.
+    """
+
+    server_id: str
+    fields: Mapping[str, Any]
+
+    @property
+    def seqnum(self) -> int | None:
+        """Grows with each change; None if it is not told."""
+        seqnum = self.fields.get("seqnum")
+        return seqnum if isinstance(seqnum, int) and not isinstance(seqnum, bool) else None
+
+
+def sign(fields: Mapping[str, Any], key: SigningKey) -> Signed:
+    """Return the announcement to publish."""
+    message = json.dumps(fields).encode("ascii")
+    signature = _VERSION + base32.encode(key.sign(message))
+    return message, signature.encode("ascii"), key.server_id.encode("ascii")
+
+
+def verify(signed: object) -> Announcement:
+    """
+    Return what an announcement says, whatever came out of the network.
+
+    Raises:
+        ValueError: it is malformed, too large, or not signed by its key.
+    """
+    if not (isinstance(signed, tuple) and len(signed) == 3):
+        raise ValueError("it is no triple of message, signature and key")
+    message, signature, key = signed
+    if not all(isinstance(each, bytes) for each in signed):
+        raise ValueError("message, signature and key are not all bytes")
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"it has {len(message)} bytes, and {MAX_MESSAGE_BYTES} are allowed")
+    _check_signature(
+        message,
+        _binary(signature, _SIGNATURE_CHARACTERS, "signature"),
+        _binary(key, _KEY_CHARACTERS, "key"),
+    )
+    try:
+        fields = json.loads(message.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError("its message is no JSON") from None
+    if not isinstance(fields, dict):
+        raise ValueError("its message is no JSON object")
+    return Announcement(key.decode("ascii"), fields)
+
+
+def signer(signed: object) -> str:
+    """Return whose announcement it claims to be, for a sentence about it."""
+    key = signed[2] if isinstance(signed, tuple) and len(signed) == 3 else None
+    return repr(key[:60].decode("latin-1")) if isinstance(key, bytes) else "without a key"
+
+
+def _binary(text: bytes, characters: int, what: str) -> bytes:
+    """Return the bytes that ``v0-`` and base32 spell."""
+    prefix = _VERSION.encode("ascii")
+    if not text.startswith(prefix):
+        raise ValueError(f"its {what} is of a version that is not known here; the known one is v0")
+    if len(text) != len(prefix) + characters:
+        raise ValueError(f"its {what} does not have {characters} characters after v0-")
+    try:
+        return base32.decode(text.removeprefix(prefix).decode("ascii"))
+    except ValueError:
+        raise ValueError(f"its {what} is not base32") from None
+
+
+def _check_signature(message: bytes, signature: bytes, key: bytes) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        raise ValueError("its signature is not that of its key; somebody changed it") from None
+
+
+class AnnouncementBook:
+    """
+    The newest announcement of every server, from any number of introducers.
+
+    An announcement equal to the known one changes nothing; where the known one has a ``seqnum``, only a
+    greater one is news. What was remembered from an earlier run gives way to whatever is heard now.
+
+    Args:
+        limit: how many servers are kept.
+    """
+
+    def __init__(self, limit: int = MAX_SERVERS) -> None:
+        self.limit = limit
+        self._known: dict[str, Announcement] = {}
+        self._remembered: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def announcements(self) -> list[Announcement]:
+        """All that is known, in the order of arrival."""
+        return list(self._known.values())
+
+    def remember(self, announcement: Announcement) -> bool:
+        """Take what an earlier run heard; returns whether it is news."""
+        if announcement.server_id in self._known or len(self._known) >= self.limit:
+            return False
+        self._known[announcement.server_id] = announcement
+        self._remembered.add(announcement.server_id)
+        return True
+
+    def hear(self, announcement: Announcement) -> bool:
+        """
+        Take what an introducer says; returns whether it is news about a storage server.
+
+        Raises:
+            ValueError: there are too many servers already.
+        """
+        if announcement.fields.get("service-name") != SERVICE:
+            return False
+        server_id = announcement.server_id
+        known = self._known.get(server_id)
+        if known is None and len(self._known) >= self.limit:
+            raise ValueError(f"{self.limit} servers are known already, and no more are kept")
+        only_remembered = server_id in self._remembered
+        self._remembered.discard(server_id)
+        if known is not None:
+            if known.fields == announcement.fields:
+                return False
+            if not only_remembered and not _is_newer(announcement, known):
+                return False
+        self._known[server_id] = announcement
+        return True
+
+
+def _is_newer(announcement: Announcement, known: Announcement) -> bool:
+    if known.seqnum is None:
+        return True
+    return announcement.seqnum is not None and announcement.seqnum > known.seqnum
+
+
+@attrs.frozen
+class KnownServer:
+    """
+    A server of which the address is known; at least one of its addresses is there.
+
+    Attributes:
+        nurl: where it speaks HTTPS, or None.
+        furl: where it speaks Foolscap, or None.
+    """
+
+    identity: ServerIdentity
+    nurl: Nurl | None
+    furl: Furl | None = None
+
+
+def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
+    """
+    Return what an announcement, or an entry of a file, says about a server.
+
+    Raises:
+        ValueError: it cannot be used; the text says why.
+    """
+    if not isinstance(server_id, str) or not 1 <= len(server_id) <= MAX_ID_CHARACTERS:
+        raise ValueError(f"its id is no text of 1 to {MAX_ID_CHARACTERS} characters")
+    address = _nurl(fields)
+    foolscap = _furl(fields)
+    if address is None and foolscap is None:
+        raise ValueError(f"it has neither {NURLS} nor {FURL}, so nobody knows where it is")
+    if address is None and foolscap is not None and not foolscap.leads_to_tcp:
+        raise ValueError(f"its {FURL} leads to no TCP port, which is all that works yet")
+    if foolscap is not None:
+        lease_seed = foolscap.tub_id
+    else:
+        # Secrets follow from the tub id, over HTTPS as well. For a server that has none, any 20 bytes
+        # that stay the same will do, for leases: they follow from its key.
+        assert address is not None
+        lease_seed = tagged_hash(b"pipegrid_gbs_lease_seed_v1", address.spki_hash)[:20]
+    try:
+        seed = permutation_seed(server_id, _text(fields, SEED))
+    except ValueError as error:
+        raise ValueError(f"its {SEED} makes no sense: {error}") from None
+    nickname = printable(_text(fields, "nickname") or "") or printable(server_id)
+    return KnownServer(ServerIdentity(server_id, nickname, seed, lease_seed), address, foolscap)
+
+
+def printable(text: str) -> str:
+    """Return a name as it can be shown: it is a stranger's, and goes to terminals and logs."""
+    text = text[:_MAX_NICKNAME_CHARACTERS].strip()
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _nurl(fields: Mapping[Any, Any]) -> Nurl | None:
+    """Return the first NURL that can be used; they all lead to the same server."""
+    texts = fields.get(NURLS)
+    if not texts:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"its {NURLS} are no list of texts")
+    found, wrong = [], []
+    for text in texts[:_MAX_ADDRESSES]:
+        try:
+            found.append(nurl.parse(text))
+        except UsageError as error:  # noqa: PERF203  perhaps of a later version: another may be known
+            wrong.append(f"one of its {NURLS} cannot be used: {error}")
+    direct = [each for each in found if not each.tor]
+    if direct:
+        return direct[0]
+    if fields.get(FURL) is not None and not found and not any(map(furl.is_furl, texts)):
+        return None  # all of a later version, and Foolscap leads there as well
+    raise ValueError(wrong[0] if wrong else "it is reached through Tor only, not supported yet")
+
+
+def _furl(fields: Mapping[Any, Any]) -> Furl | None:
+    text = _text(fields, FURL)
+    if text is None:
+        return None
+    try:
+        return furl.parse(text)
+    except UsageError as error:
+        raise ValueError(f"its {FURL} cannot be used: {error}") from None
+
+
+def _text(fields: Mapping[Any, Any], key: str) -> str | None:
+    value = fields.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"its {key} is no text")
+    return value
