@@ -45,6 +45,7 @@ class FakeGrid:
     corrupt: list[CorruptionError] = attrs.field(factory=list)
     created: str | None = None
     warnings: tuple[str, ...] = ()
+    introducers: list[Any] = attrs.field(factory=list)
     config: FakeConfig = attrs.field(factory=FakeConfig)
     check_result: CheckResult | None = None
     servers: list[ServerStatus] = attrs.field(factory=list)
@@ -53,10 +54,13 @@ class FakeGrid:
     cancelled: list[str] = attrs.field(factory=list)
     closed: bool = False
     tracer: Any = None
+    wait_for: int = 0
 
-    def open(self, reactor: Any, directory: Any, *, tracer: Any = None) -> Deferred[Any]:
+    def open(
+        self, reactor: Any, directory: Any, *, tracer: Any = None, wait_for: int = 0
+    ) -> Deferred[Any]:
         """Stand in for ``Grid.open``."""
-        self.tracer = tracer
+        self.tracer, self.wait_for = tracer, wait_for
         return succeed(self)
 
     def close(self) -> Deferred[None]:

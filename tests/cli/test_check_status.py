@@ -8,7 +8,8 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap, DirectoryCap
-from pipegrid.errors import CorruptionError
+from pipegrid.errors import CorruptionError, UsageError
+from pipegrid.grid.introducer import IntroducerStatus
 from pipegrid.transfer.results import CheckResult, ServerStatus
 from tests.cli.support import FakeConfig, FakeGrid, Run
 
@@ -109,8 +110,47 @@ class StatusTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(run.finished), 0)
         self.assertEqual(
             run.stdout.splitlines(),
-            ["alice  12.3 ms  5 GB free  pg/1", "bob  unreachable: refused"],
+            [
+                "alice  v0-a  local  servers/a  12.3 ms  5 GB free  pg/1",
+                "bob  v0-b  https  b:1  unreachable: refused",
+            ],
         )
+
+    def test_introducers(self) -> None:
+        """One line, or object, for each: connected, or why not; a long id is cut for people."""
+        server = attrs.evolve(self.UP, server_id="v0-" + "a" * 52)
+        introducers = [
+            IntroducerStatus("one", "a:1", True, None, 12),
+            IntroducerStatus("two", "b:2", False, "nobody listens there", 0),
+        ]
+        for arguments in ((), ("--json",)):
+            grid = FakeGrid(servers=[server], config=FakeConfig(happy=1), introducers=introducers)
+            run = Run("status", "--wait-for", "3", *arguments, grid=grid)
+            self.assertEqual(self.successResultOf(run.finished), 0)
+            self.assertEqual(grid.wait_for, 3)
+            if arguments:
+                self.assertEqual(run.objects[1]["introducer"], attrs.asdict(introducers[0]))
+                self.assertEqual(run.objects[0]["server_id"], server.server_id)
+                continue
+            lines = run.stdout.splitlines()
+            self.assertIn("  v0-aaaaaaaa…  ", lines[0])
+            self.assertEqual(
+                lines[1:],
+                [
+                    "introducer one  a:1  connected, 12 servers announced",
+                    "introducer two  b:2  not connected: nobody listens there",
+                ],
+            )
+
+    def test_warnings_that_come_up_meanwhile(self) -> None:
+        """What is found wrong while the command works is told once, at its end, even if it fails."""
+        grid = FakeGrid(servers=[self.UP], config=FakeConfig(happy=1), warnings=("a",), hold=True)
+        run = Run("status", grid=grid)
+        self.assertEqual(run.stderr, "pipegrid: a\n")
+        grid.warnings = ("a", "b")
+        grid.held["status"].errback(UsageError("broken"))
+        self.assertEqual(self.successResultOf(run.finished), 2)
+        self.assertEqual(run.stderr, "pipegrid: a\npipegrid: b\npipegrid: broken\n")
 
     def test_too_few_servers_is_3(self) -> None:
         """A script can ask whether uploads would work."""

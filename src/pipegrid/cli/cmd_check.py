@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options
+from pipegrid.cli.options import common_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import corruption_fields, located, plural
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.command(name="check")
 @click.argument("cap")
 @click.option("--verify", is_flag=True, help="Fetch all shares and verify every byte of them.")
+@wait_option
 @common_options
 def command(cap: str, verify: bool) -> GridJob:
     """

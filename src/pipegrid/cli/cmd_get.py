@@ -9,7 +9,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options
+from pipegrid.cli.options import EMPTY_NAME, common_options, wait_option
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     metavar="A-B",
     help="Only bytes A to B, both included, from 0; 'A-' is all from A on, '-N' the last N.",
 )
+@wait_option
 @common_options
 def command(cap: str, output: str | None, force: bool, byte_range: str | None) -> GridJob:
     """

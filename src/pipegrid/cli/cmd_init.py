@@ -9,6 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import choose_params, common_options, encoding_options
+from pipegrid.errors import UsageError
 
 
 @click.command(name="init")
@@ -19,11 +20,23 @@ from pipegrid.cli.options import choose_params, common_options, encoding_options
 )
 @click.option(
     "--servers",
-    type=click.IntRange(1, 256),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="How many storage directories the local grid has.",
+    metavar="N|FILE",
+    help="How many storage directories the local grid has, 10 by default; or a file to take as "
+    "private/servers.yaml.",
+)
+@click.option(
+    "--introducer",
+    "introducer_furls",
+    multiple=True,
+    metavar="FURL",
+    help="An introducer of a grid, which names the servers; can be given several times.",
+)
+@click.option(
+    "--tahoe",
+    "node",
+    type=click.Path(file_okay=False),
+    metavar="NODEDIR",
+    help="A Tahoe-LAFS node's directory to take everything from; it is only read.",
 )
 @encoding_options
 @click.option(
@@ -34,42 +47,114 @@ from pipegrid.cli.options import choose_params, common_options, encoding_options
 def command(
     invocation: Invocation,
     local: bool,
-    servers: int,
+    servers: str | None,
+    introducer_furls: tuple[str, ...],
+    node: str | None,
     required_shares: int | None,
     total_shares: int | None,
     segment_bytes: int | None,
     happy: int | None,
 ) -> OfflineJob:
     """
-    Make the client's directory, with a grid of its own on this machine.
+    Make the client's directory, with a grid of its own on this machine, or for one that is there.
 
-    If the directory has a private/servers.yaml, its servers are the grid instead.
+    If the directory has a private/servers.yaml or private/introducers.yaml, these tell which servers are the
+    grid instead.
 
     The options become the defaults of later uploads.
     """
 
     def work(console: Console) -> int:
         from pipegrid.core.params import Params
-        from pipegrid.grid.config import create_client, create_local, default_directory
-        from pipegrid.grid.servers import load_static_servers
+        from pipegrid.grid import config as grid_config
 
-        params = choose_params(Params(), required_shares, total_shares, segment_bytes)
-        directory = invocation.directory or default_directory()
-        named = 0 if local else len(load_static_servers(Path(directory)).servers)
-        if named:
-            config = create_client(directory, params=params, happy=happy)
+        if local + (node is not None) + bool(introducer_furls) > 1:
+            raise UsageError("choose one of --local, --introducer and --tahoe")
+        count, servers_file = _count_or_file(servers)
+        if servers_file is not None and (local or node is not None):
+            raise UsageError(
+                "--local and --tahoe tell the servers, and so does --servers FILE; choose"
+            )
+        chosen = (required_shares, total_shares, segment_bytes)
+        params = choose_params(Params(), *chosen)
+        directory = Path(invocation.directory or grid_config.default_directory())
+        if node is not None:
+            if any(each is not None for each in chosen):
+                params_or_theirs = choose_params(grid_config.load(node).params, *chosen)
+            else:
+                params_or_theirs = None
+            config = grid_config.create_like_tahoe(
+                directory, node, params=params_or_theirs, happy=happy
+            )
+        elif servers_file is not None or introducer_furls:
+            files = _files(servers_file, introducer_furls)
+            config = grid_config.create_client(directory, params=params, happy=happy, files=files)
+        elif not local and _names_servers(directory):
+            config = grid_config.create_client(directory, params=params, happy=happy)
         else:
-            config = create_local(directory, servers=servers, params=params, happy=happy)
+            config = grid_config.create_local(directory, servers=count, params=params, happy=happy)
+        for warning in config.warnings:
+            console.say(f"pipegrid: {warning}")
+        named = len(config.static.servers)
         console.result(
             str(config.directory),
             {
                 "directory": str(config.directory),
-                "servers": named or servers,
-                "required_shares": params.required_shares,
-                "total_shares": params.total_shares,
+                "servers": named if config.local is None else config.local.servers,
+                "introducers": len(config.introducers.addresses),
+                "required_shares": config.params.required_shares,
+                "total_shares": config.params.total_shares,
                 "happy": config.happy,
             },
         )
         return 0
 
     return OfflineJob(work)
+
+
+def _count_or_file(servers: str | None) -> tuple[int, str | None]:
+    """Return how many storage directories to make, and the file that names servers if it is one."""
+    if servers is None:
+        return 10, None
+    if not (servers.isascii() and servers.isdigit()):
+        return 10, servers
+    if len(servers) > 4 or not 1 <= int(servers) <= 256:
+        raise UsageError(f"a local grid has 1 to 256 servers, not {servers}")
+    return int(servers), None
+
+
+def _names_servers(directory: Path) -> bool:
+    from pipegrid.grid.introducers import load_introducers
+    from pipegrid.grid.servers import load_static_servers
+
+    return bool(load_static_servers(directory).servers or load_introducers(directory).addresses)
+
+
+def _files(servers_file: str | None, introducer_furls: tuple[str, ...]) -> dict[str, str]:
+    """Return the files of the new directory, checked before anything is made."""
+    from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
+    from pipegrid.grid.servers import SERVERS_NAME, parse_static_servers, read_bounded
+    from pipegrid.wire import furl
+
+    files = {}
+    if servers_file is not None:
+        data = read_bounded(Path(servers_file))
+        if data is None:
+            raise UsageError(
+                f"{servers_file} does not exist; give a file in the format of servers.yaml"
+            )
+        found = parse_static_servers(data, servers_file)
+        if not found.servers:
+            because = "".join(f" ({warning})" for warning in found.warnings[:1])
+            raise UsageError(f"{servers_file} names no servers that can be used{because}")
+        files[SERVERS_NAME] = data.decode("utf-8")
+    if introducer_furls:
+        addresses = []
+        for number, text in enumerate(introducer_furls, 1):
+            name = "default" if len(introducer_furls) == 1 else f"introducer-{number}"
+            try:
+                addresses.append(IntroducerAddress(name, furl.parse(text.strip())))
+            except UsageError as error:
+                raise UsageError(f"--introducer: {error}") from None
+        files[INTRODUCERS_NAME] = Introducers(tuple(addresses)).as_text()
+    return files

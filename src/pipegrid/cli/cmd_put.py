@@ -15,6 +15,7 @@ from pipegrid.cli.options import (
     common_options,
     encoding_options,
     key_options,
+    wait_option,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     help="On how many servers the shares must be, for the file to count as stored.",
 )
 @key_options
+@wait_option
 @common_options
 def command(
     files: tuple[str, ...],

@@ -8,20 +8,25 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options
+from pipegrid.cli.options import common_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import amount
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
+    from pipegrid.grid.introducer import IntroducerStatus
     from pipegrid.transfer.results import ServerStatus
 
 
 @click.command(name="status")
+@wait_option
 @common_options
 def command() -> GridJob:
     """
     Ask every server whether it is there, how far away, and how much room it has.
+
+    A line for each: nickname, id, protocol, address, then round trip, room and version, or why it
+    cannot be reached; then one for each introducer.
 
     The exit status is 3 if fewer servers answer than an upload needs.
     """
@@ -32,6 +37,8 @@ def command() -> GridJob:
         servers = await grid.status()
         for server in servers:
             console.result(_line(server), attrs.asdict(server))
+        for introducer in grid.introducers:
+            console.result(_introducer_line(introducer), {"introducer": attrs.asdict(introducer)})
         reachable = sum(server.reachable for server in servers)
         console.say(
             f"pipegrid: {reachable} of {len(servers)} servers reachable, an upload needs "
@@ -43,8 +50,21 @@ def command() -> GridJob:
 
 
 def _line(server: ServerStatus) -> str:
+    who = f"{server.nickname}  {_short(server.server_id)}  {server.protocol}  {server.address}"
     if not server.reachable:
-        return f"{server.nickname}  unreachable: {server.reason}"
+        return f"{who}  unreachable: {server.reason}"
     rtt = "" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f} ms  "
     version = server.version or "unknown version"
-    return f"{server.nickname}  {rtt}{amount(server.available_bytes)} free  {version}"
+    return f"{who}  {rtt}{amount(server.available_bytes)} free  {version}"
+
+
+def _short(server_id: str) -> str:
+    """Return as much of an id as people need to tell servers apart; ``--json`` has all of it."""
+    return server_id if len(server_id) <= 16 else f"{server_id[:11]}…"
+
+
+def _introducer_line(introducer: IntroducerStatus) -> str:
+    who = f"introducer {introducer.name}  {introducer.address}"
+    if introducer.connected:
+        return f"{who}  connected, {introducer.servers} servers announced"
+    return f"{who}  not connected: {introducer.reason}"

@@ -31,12 +31,14 @@ class Invocation:
     Attributes:
         directory: of the client's configuration; None: the user's own.
         trace: where to write a trace of all that happened, or None.
+        wait_for: how many servers must answer before work begins; 0: as many as it needs are known.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.directory: str | None = None
         self.trace: str | None = None
+        self.wait_for = 0
 
 
 class OfflineJob:
@@ -68,7 +70,9 @@ class GridJob:
         console = invocation.console
         try:
             with tracing(invocation.trace, reactor) as tracer:
-                options = {} if tracer is None else {"tracer": tracer}
+                options: dict[str, Any] = {} if tracer is None else {"tracer": tracer}
+                if invocation.wait_for:
+                    options["wait_for"] = invocation.wait_for
                 grid = await open_grid(reactor, invocation.directory, **options)
                 return await self._run_on(grid, console)
         except (CancelledError, Interrupted):
@@ -80,9 +84,12 @@ class GridJob:
         try:
             if grid.created:
                 console.say(f"pipegrid: {grid.created}")
-            for warning in grid.warnings:
-                console.say(f"pipegrid: {warning}")
-            status = await self.work(grid, console)
+            warn(grid, console, ())
+            told = grid.warnings
+            try:
+                status = await self.work(grid, console)
+            finally:
+                warn(grid, console, told)  # of what came up meanwhile
         except BaseException:
             with suppress(Exception):  # the first error is the one to tell
                 await grid.close()
@@ -92,6 +99,13 @@ class GridJob:
 
 
 Job = OfflineJob | GridJob
+
+
+def warn(grid: Grid, console: Console, told: tuple[str, ...]) -> None:
+    """Say what is wrong with the grid, beyond what was told."""
+    for warning in grid.warnings:
+        if warning not in told:
+            console.say(f"pipegrid: {warning}")
 
 
 def failure(error: Exception, console: Console) -> int:

@@ -73,6 +73,10 @@ def _note_trace(invocation: Invocation, path: str) -> None:
     invocation.trace = path
 
 
+def _note_wait_for(invocation: Invocation, servers: int) -> None:
+    invocation.wait_for = servers
+
+
 def _note_json(invocation: Invocation, _: bool) -> None:
     invocation.console.json = True
 
@@ -137,6 +141,18 @@ def common_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def wait_option(function: F) -> F:
+    """Add the option that says how many servers must be up."""
+    return click.option(
+        "--wait-for",
+        type=click.IntRange(1, 4096),
+        metavar="N",
+        expose_value=False,
+        callback=_noting(_note_wait_for),
+        help="Begin when N servers have answered.  [default: when enough are known]",
+    )(function)
 
 
 def encoding_options(function: F) -> F:

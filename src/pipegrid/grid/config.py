@@ -4,30 +4,47 @@ A client's directory: its settings, secrets and servers.
 The layout is that of a Tahoe-LAFS node directory, so that there is one format to know; settings
 of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning is the same:
 
-    pipegrid.cfg          [client] shares.needed, shares.total, shares.happy, segment_size
-                          [local] directory, servers, durability
-    private/convergence   the convergence secret, base32
-    private/secret        the lease secret, base32
-    private/servers.yaml  servers (see ``servers``)
+    pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
+                              peers.preferred
+                              [local] directory, servers, durability; [node] nickname
+    private/convergence       the convergence secret, base32
+    private/secret            the lease secret, base32
+    private/servers.yaml      servers (see ``servers``)
+    private/introducers.yaml  introducers (see ``introducers``)
+
+Where there is a ``tahoe.cfg`` instead, the directory is a Tahoe-LAFS node's. It is used as it stands, and
+**nothing is ever written in it**: what is to be remembered goes into the user's own cache directory.
 """
 
 from __future__ import annotations
 
 import configparser
+import hashlib
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
-from pipegrid.grid.servers import StaticServers, load_static_servers
+from pipegrid.grid.introducers import (
+    INTRODUCERS_NAME,
+    IntroducerAddress,
+    Introducers,
+    load_introducers,
+)
+from pipegrid.grid.servers import SERVERS_NAME, StaticServers, load_static_servers
 from pipegrid.storage.durability import Policy
 
+T = TypeVar("T")
+
 CONFIG_NAME = "pipegrid.cfg"
+TAHOE_CONFIG_NAME = "tahoe.cfg"
 DEFAULT_SERVERS = 10
 DEFAULT_HAPPY = 7
 MAX_LOCAL_SERVERS = 1000
@@ -64,6 +81,10 @@ class GridConfig:
         lease_secret: 32 bytes from which all lease and upload secrets derive.
         local: the embedded grid, or None.
         static: servers that ``private/servers.yaml`` names, and what is wrong with it.
+        introducers: those that ``private/introducers.yaml`` names, and what is wrong with it.
+        preferred: ids of servers that come first on every file's ring.
+        nickname: what the directory's owner is called, as introducers are told; perhaps empty.
+        caches: directories with what introducers said, the first of which may be written.
     """
 
     directory: Path
@@ -73,6 +94,15 @@ class GridConfig:
     lease_secret: bytes = attrs.field(repr=False)
     local: LocalGrid | None
     static: StaticServers = attrs.field(factory=StaticServers)
+    introducers: Introducers = attrs.field(factory=Introducers)
+    preferred: frozenset[str] = frozenset()
+    nickname: str = ""
+    caches: tuple[Path, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the directory, without being in the way of all the rest."""
+        return self.static.warnings + self.introducers.warnings
 
 
 def default_directory() -> Path:
@@ -86,7 +116,7 @@ def default_directory() -> Path:
 
 def is_configured(directory: Path) -> bool:
     """Return whether the directory holds a client's configuration."""
-    return (directory / CONFIG_NAME).is_file()
+    return (directory / CONFIG_NAME).is_file() or (directory / TAHOE_CONFIG_NAME).is_file()
 
 
 def create_local(
@@ -131,20 +161,71 @@ def create_local(
 
 
 def create_client(
-    directory: Path | str, *, params: Params | None = None, happy: int | None = None
+    directory: Path | str,
+    *,
+    params: Params | None = None,
+    happy: int | None = None,
+    files: Mapping[str, str] | None = None,
+    preferred: frozenset[str] = frozenset(),
 ) -> GridConfig:
     """
     Make ``directory`` a client's directory without servers of its own, and return what it says.
 
-    Its servers are those of ``private/servers.yaml``. Otherwise as ``create_local``.
+    Its servers are those of ``private/servers.yaml`` and of introducers. Otherwise as ``create_local``.
+
+    Args:
+        files: names in the directory, with contents, such as ``private/servers.yaml``.
+        preferred: ids of servers that come first.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
     check_happy(happy, params)
-    return _create(Path(directory), params, happy, [])
+    more = [f"peers.preferred = {', '.join(sorted(preferred))}"] if preferred else []
+    return _create(Path(directory), params, happy, more, files)
 
 
-def _create(directory: Path, params: Params, happy: int, more_lines: list[str]) -> GridConfig:
+def create_like_tahoe(
+    directory: Path | str,
+    node: Path | str,
+    *,
+    params: Params | None = None,
+    happy: int | None = None,
+) -> GridConfig:
+    """
+    Make ``directory`` a client's that stores files as a Tahoe-LAFS node does, and return what it says.
+
+    Numbers, secrets, introducers, servers and preferences are copied; the node's directory is only read.
+    """
+    node = Path(node)
+    if not (node / TAHOE_CONFIG_NAME).is_file():
+        raise UsageError(
+            f"{node} is no Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
+        )
+    theirs = load(node)
+    files = {
+        "private/convergence": base32.encode(theirs.convergence) + "\n",
+        "private/secret": base32.encode(theirs.lease_secret) + "\n",
+    }
+    if theirs.introducers.addresses:
+        files[INTRODUCERS_NAME] = theirs.introducers.as_text()
+    if (node / SERVERS_NAME).is_file():
+        files[SERVERS_NAME] = (node / SERVERS_NAME).read_text("utf-8")
+    return create_client(
+        directory,
+        params=params or theirs.params,
+        happy=theirs.happy if happy is None and params is None else happy,
+        files=files,
+        preferred=theirs.preferred,
+    )
+
+
+def _create(
+    directory: Path,
+    params: Params,
+    happy: int,
+    more_lines: list[str],
+    files: Mapping[str, str] | None = None,
+) -> GridConfig:
     if is_configured(directory):
         raise UsageError(
             f"{directory} is configured already; use it as it is, or choose another directory"
@@ -162,6 +243,12 @@ def _create(directory: Path, params: Params, happy: int, more_lines: list[str]) 
     try:
         private = directory / "private"
         private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in (files or {}).items():
+            if (directory / name).exists():
+                raise UsageError(
+                    f"{directory / name} is there already; remove it, or choose another directory"
+                )
+            _write(directory / name, text, 0o600)
         for name in ("convergence", "secret"):
             if not (private / name).exists():
                 _write(private / name, base32.encode(os.urandom(_SECRET_BYTES)) + "\n", 0o600)
@@ -196,10 +283,51 @@ def load(directory: Path | str) -> GridConfig:
         UsageError: it is not one, or says something impossible; the text names file and setting.
     """
     directory = Path(directory)
+    path, parser = _read_config(directory)
+    is_tahoe = path.name == TAHOE_CONFIG_NAME
+    params, happy = _encoding(parser, path)
+    private = directory / "private"
+    return GridConfig(
+        directory=directory,
+        params=params,
+        happy=happy,
+        convergence=_secret(private / "convergence", None, is_tahoe),
+        lease_secret=_secret(private / "secret", _SECRET_BYTES, is_tahoe),
+        local=None if is_tahoe else _local(parser, path, directory),
+        # One file that nobody can read must not take away the servers that the other names.
+        static=_or_warning(lambda: load_static_servers(directory), StaticServers),
+        introducers=_or_warning(
+            lambda: load_introducers(directory, _old_introducer(parser)), Introducers
+        ),
+        preferred=_preferred(parser),
+        nickname=_nickname(parser),
+        caches=(_cache_directory(directory), private) if is_tahoe else (private,),
+    )
+
+
+def announcing_settings(directory: Path) -> tuple[tuple[IntroducerAddress, ...], str]:
+    """
+    Return the introducers that a server's directory names, and its nickname; whatever is there of them.
+
+    Raises:
+        UsageError: a file cannot be understood.
+    """
+    if not is_configured(directory):
+        return load_introducers(directory).addresses, ""
+    _, parser = _read_config(directory)
+    introducers = load_introducers(directory, _old_introducer(parser))
+    return introducers.addresses, _nickname(parser)
+
+
+def _read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     path = directory / CONFIG_NAME
-    parser = configparser.ConfigParser(interpolation=None)
+    is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
+    if is_tahoe:
+        path = directory / TAHOE_CONFIG_NAME
+    # Tahoe-LAFS lets an option be given twice, and Windows editors begin files with a mark.
+    parser = configparser.ConfigParser(interpolation=None, strict=not is_tahoe)
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             parser.read_file(file)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
@@ -211,17 +339,35 @@ def load(directory: Path | str) -> GridConfig:
     except (configparser.Error, UnicodeDecodeError) as error:
         first_line = str(error).splitlines()[0]
         raise UsageError(f"cannot understand {path}: {first_line}; mend it by hand") from error
+    return path, parser
 
-    params, happy = _encoding(parser, path)
-    return GridConfig(
-        directory=directory,
-        params=params,
-        happy=happy,
-        convergence=_secret(directory / "private" / "convergence", None),
-        lease_secret=_secret(directory / "private" / "secret", _SECRET_BYTES),
-        local=_local(parser, path, directory),
-        static=load_static_servers(directory),
-    )
+
+def _nickname(parser: configparser.ConfigParser) -> str:
+    return parser.get("node", "nickname", fallback="").strip()
+
+
+def _or_warning(load: Callable[[], T], empty: Callable[..., T]) -> T:
+    try:
+        return load()
+    except UsageError as error:
+        return empty(warnings=(str(error),))
+
+
+def _old_introducer(parser: configparser.ConfigParser) -> str | None:
+    text = parser.get("client", "introducer.furl", fallback="").strip()
+    return text if text not in ("", "None") else None
+
+
+def _preferred(parser: configparser.ConfigParser) -> frozenset[str]:
+    texts = parser.get("client", "peers.preferred", fallback="").split(",")
+    return frozenset(text.strip() for text in texts if text.strip())
+
+
+def _cache_directory(directory: Path) -> Path:
+    """Return where to remember what must not be written in ``directory``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    digest = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
+    return (Path(base) if base else Path.home() / ".cache") / "pipegrid" / digest
 
 
 def _encoding(parser: configparser.ConfigParser, path: Path) -> tuple[Params, int]:
@@ -280,13 +426,16 @@ def _number(
     return int(text)
 
 
-def _secret(path: Path, length: int | None) -> bytes:
+def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:
     try:
         secret = base32.decode(path.read_text("ascii").strip())
     except FileNotFoundError:
-        raise UsageError(
-            f"{path} is missing; restore it, or make a new grid directory with 'pipegrid init'"
-        ) from None
+        remedy = (
+            "start that Tahoe-LAFS node once, which makes it"
+            if is_tahoe
+            else "restore it, or make a new grid directory with 'pipegrid init'"
+        )
+        raise UsageError(f"{path} is missing; {remedy}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Coroutine
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
@@ -21,15 +21,18 @@ from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.filecaps import checkable, readable
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
-from pipegrid.errors import ServerError, UsageError
+from pipegrid.errors import NotEnoughSharesError, ServerError, UsageError
 from pipegrid.flow.budget import Budget
 from pipegrid.flow.together import together
 from pipegrid.flow.trace import Tracing
 from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
+from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.local import open_local
-from pipegrid.grid.servers import SERVERS_NAME, open_static
+from pipegrid.grid.members import Members, Warnings
+from pipegrid.grid.readiness import STATUS_SILENCE_S, Readiness
+from pipegrid.grid.servers import SERVERS_NAME, open_server, window_bytes
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download
@@ -41,6 +44,11 @@ from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
 from pipegrid.transfer.source import SourceLike
 from pipegrid.transfer.watch import Watch
+from pipegrid.wire.announcements import KnownServer
+
+if TYPE_CHECKING:
+    from pipegrid.grid.discovery import Discovery
+    from pipegrid.grid.introducer import IntroducerStatus
 
 T = TypeVar("T")
 
@@ -49,9 +57,6 @@ UPLOAD_MEMORY_BYTES = 32 << 20
 What all uploads together may hold while they code, beyond the windows: large files go one behind
 the other, small ones side by side. With the windows it keeps a client under 64 MiB.
 """
-
-_STATUS_SILENCE_S = 10.0
-"""A person waits for the answer: a server that takes longer is as good as gone."""
 
 
 class Grid:
@@ -63,7 +68,6 @@ class Grid:
     Attributes:
         config: what the directory says.
         created: what to tell the user if opening has just made an embedded grid, or None.
-        warnings: what to tell the user about servers that the directory names and that were skipped.
     """
 
     def __init__(
@@ -77,10 +81,17 @@ class Grid:
         upload_settings: UploadSettings | None = None,
         download_settings: DownloadSettings | None = None,
         on_close: Callable[[], Deferred[None]] | None = None,
+        members: Members | None = None,
+        discovery: Discovery | None = None,
+        warnings: Warnings | None = None,
+        wait_for: int = 0,
     ) -> None:
         self.config = config
         self.created = created
-        self.warnings = config.static.warnings
+        self._warnings = warnings or Warnings(config.warnings)
+        self._members = members
+        self._discovery = discovery
+        self._readiness = Readiness(peers, discovery, reactor, wait_for)
         self._reactor = reactor
         self._peers = peers
         self._workers = workers
@@ -104,20 +115,23 @@ class Grid:
         directory: str | os.PathLike[str] | None = None,
         *,
         tracer: Tracing | None = None,
+        wait_for: int = 0,
     ) -> Deferred[Grid]:
         """
-        Open the grid that a directory configures.
+        Open the grid that a directory configures; nothing is waited for.
 
         Args:
             reactor: the running reactor.
             directory: a client's directory; None for the user's own, where an embedded grid of
                 ten storage directories is made if nothing is configured.
             tracer: gets a span for each request and each job of the CPU; closing it is up to you.
+            wait_for: how many servers must answer before the first operation begins; by default
+                it begins when as many are known as it needs.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
-        return Deferred.fromCoroutine(cls._open(reactor, directory, tracer))
+        return Deferred.fromCoroutine(cls._open(reactor, directory, tracer, wait_for))
 
     @classmethod
     async def _open(
@@ -125,6 +139,7 @@ class Grid:
         reactor: IReactorTime,
         directory: str | os.PathLike[str] | None,
         tracer: Tracing | None,
+        wait_for: int,
     ) -> Grid:
         created = None
         path = configuration.default_directory() if directory is None else Path(directory)
@@ -135,26 +150,85 @@ class Grid:
                 f"storage directories was made in {path}; it is as safe as that disk"
             )
         config = configuration.load(path)
-        static = config.static.servers
-        if config.local is None and not static:
+        static, introducers = config.static.servers, config.introducers.addresses
+        if config.local is None and not static and not introducers:
             raise UsageError(
-                f"{path} names no servers that can be used; list some in {SERVERS_NAME}, or add a"
-                f" [local] section to {configuration.CONFIG_NAME}"
-                + "".join(f" ({warning})" for warning in config.static.warnings[:1])
+                f"{path} names no servers that can be used; list some in {SERVERS_NAME}, or introducers"
+                f" in {INTRODUCERS_NAME}, or add a [local] section to {configuration.CONFIG_NAME}"
+                + "".join(f" ({warning})" for warning in config.warnings[:1])
             )
         assert IReactorFromThreads.providedBy(reactor), "Grid.open needs a real reactor"
-        peers = open_static(reactor, static, config.params.total_shares)
-        on_close = None
+        real_reactor: Any = reactor
+        total_shares = config.params.total_shares
+        maximum = window_bytes(total_shares if introducers else min(len(static) or 1, total_shares))
+
+        def open_traced(known: KnownServer) -> Peer:
+            peer = open_server(real_reactor, known, maximum)
+            if tracer is not None:
+                peer.server = TracedServer(peer.server, tracer)
+            return peer
+
+        warnings = Warnings(config.warnings)
+        members = Members([], open_traced, config.preferred, warnings)
+        for server in static:
+            members.add_static(server)
+        local = None
         if config.local is not None:
-            local = open_local(reactor, config.local)
-            peers += local.peers
-            on_close = local.close
+            local = open_local(real_reactor, config.local)
+            for peer in local.peers:
+                if tracer is not None:
+                    peer.server = TracedServer(peer.server, tracer)
+                members.peers.append(peer)
+        if not members.peers and not introducers:
+            raise UsageError(
+                f"{path} names no servers that can be used; "
+                + "".join(f" ({warning})" for warning in warnings()[:1]).strip()
+            )
+        discovery, tub = None, None
+        if introducers:
+            # Foolscap takes long to import.
+            from pipegrid.grid.discovery import Discovery
+            from pipegrid.wire.introducing import make_tub
+
+            tub = make_tub()
+            tub.startService()
+            discovery = Discovery(
+                introducers,
+                tub.getReference,
+                reactor,
+                caches=config.caches,
+                found=members.found,
+                warn=warnings.add,
+                nickname=config.nickname,
+            )
+            discovery.start()
+
+        async def close() -> None:
+            if tub is not None:
+                await tub.stopService()
+            if local is not None:
+                await local.close()
+
         workers: CpuWorkers = Workers(reactor)
         if tracer is not None:
             workers = TracedWorkers(workers, tracer)
-            for peer in peers:
-                peer.server = TracedServer(peer.server, tracer)
-        return cls(reactor, config, peers, workers, created=created, on_close=on_close)
+        return cls(
+            reactor,
+            config,
+            members.peers,
+            workers,
+            created=created,
+            on_close=lambda: Deferred.fromCoroutine(close()),
+            members=members,
+            discovery=discovery,
+            warnings=warnings,
+            wait_for=wait_for,
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to tell the user of servers and introducers that were skipped, or are out of reach."""
+        return self._warnings()
 
     def put(
         self,
@@ -202,6 +276,7 @@ class Grid:
             convergence = None
         elif convergence is None:
             convergence = self.config.convergence
+        await self._readiness.wait(happy)
         return await self._putter.put(source, params, happy, convergence, progress)
 
     def get(
@@ -253,18 +328,34 @@ class Grid:
             finally:
                 target.finish()
             return GetResult(length, {}, [])
-        download = Download(
-            clock=self._reactor,
-            workers=self._workers,
-            peers=self._peers,
-            cap=cap,
-            sink=sink,
-            start=start,
-            length=length,
-            settings=self._download_settings,
-            progress=progress,
-        )
-        return await download.run()
+        await self._readiness.wait(cap.required_shares)
+        delivered = False
+
+        def note(done: int, total: int) -> None:
+            nonlocal delivered
+            delivered = delivered or done > 0
+            if progress is not None:
+                progress(done, total)
+
+        def download() -> Download:
+            return Download(
+                clock=self._reactor,
+                workers=self._workers,
+                peers=self._peers,
+                cap=cap,
+                sink=sink,
+                start=start,
+                length=length,
+                settings=self._download_settings,
+                progress=note,
+            )
+
+        try:
+            return await download().run()
+        except NotEnoughSharesError:
+            if delivered or not await self._readiness.more_servers():
+                raise
+        return await download().run()
 
     def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
         """Fetch a file, or a range of it, into memory; see ``get``."""
@@ -307,6 +398,7 @@ class Grid:
                 total_shares=0,
                 unreachable=[],
             )
+        await self._readiness.wait(cap.required_shares, all_told=True)
         check = Check(
             clock=self._reactor,
             workers=self._workers,
@@ -323,18 +415,26 @@ class Grid:
         return self._start(self._status())
 
     async def _status(self) -> list[ServerStatus]:
+        if self._discovery is not None:
+            await self._discovery.wait_settled()
         asked = [Deferred.fromCoroutine(self._status_of(peer)) for peer in self._peers]
-        return await together(asked)
+        unusable = [] if self._members is None else list(self._members.unusable.values())
+        return await together(asked) + unusable
+
+    @property
+    def introducers(self) -> list[IntroducerStatus]:
+        """How the introducers are, at this moment; none if none are configured."""
+        return [] if self._discovery is None else self._discovery.statuses
 
     async def _status_of(self, peer: Peer) -> ServerStatus:
         reason, rtt_s, application, available_bytes = None, None, None, None
         started = self._reactor.seconds()
         try:
-            watch = Watch(self._reactor, _STATUS_SILENCE_S)
+            watch = Watch(self._reactor, STATUS_SILENCE_S)
             version = await watch.answer(peer.server.version(), peer.name)
-            if peer.protocol == "https":  # that was a connection; how long does an answer take?
+            if peer.protocol in ("https", "foolscap"):  # that was a connection; how long does an answer take?
                 started = self._reactor.seconds()
-                watch = Watch(self._reactor, _STATUS_SILENCE_S)
+                watch = Watch(self._reactor, STATUS_SILENCE_S)
                 version = await watch.answer(peer.server.version(), peer.name)
         except ServerError as error:
             reason = str(error)
@@ -363,7 +463,10 @@ class Grid:
         self._closed = True
         for running in list(self._running):
             running.cancel()
+        if self._discovery is not None:
+            self._discovery.stop()
         leaving = [peer.server.disconnect() for peer in self._peers]
+        leaving += [] if self._members is None else self._members.leaving
         await DeferredList(leaving, consumeErrors=True)  # one that fails is gone as well
         await self._workers.stop()
         if self._on_close is not None:

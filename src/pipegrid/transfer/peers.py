@@ -26,12 +26,14 @@ class Peer:
         server: speaks to it.
         pipeline: bounds the bytes of writes that it has not acknowledged.
         protocol, address: how it is reached, for people.
+        preferred: comes before the others on every file's ring.
     """
 
     server: StorageServer
     pipeline: Pipeline
     protocol: str = "memory"
     address: str = ""
+    preferred: bool = False
 
     @property
     def identity(self) -> ServerIdentity:
@@ -46,4 +48,5 @@ class Peer:
 
 def ring(storage_index: bytes, peers: Iterable[Peer]) -> list[Peer]:
     """Return the peers in the order in which this file's shares are placed and searched."""
-    return permuted(storage_index, {peer: peer.identity.permutation_seed for peer in peers})
+    seeds = {peer: peer.identity.permutation_seed for peer in peers}
+    return permuted(storage_index, seeds, {peer for peer in seeds if peer.preferred})

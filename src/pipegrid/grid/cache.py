@@ -1,0 +1,78 @@
+"""
+What introducers said, kept for the day on which they are down; one file for each.
+
+A list of ``ann`` and ``key_s``, as Tahoe-LAFS keeps it, whose own cache is read where its directory is used.
+Written as JSON, which is YAML that is read a hundred times faster. It is only a cache: whatever is wrong
+with it, there is none, and a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipegrid.errors import UsageError
+from pipegrid.grid.servers import parse_yaml, read_bounded
+from pipegrid.wire.announcements import MAX_ID_CHARACTERS, MAX_SERVERS, Announcement
+
+
+def cache_name(introducer: str) -> str:
+    """Return the name of an introducer's cache file, whatever the introducer is called."""
+    plain = "".join(c if (c.isalnum() and c.isascii()) or c in "-_." else "_" for c in introducer)
+    return f"introducer_{plain[:100]}_cache.yaml"
+
+
+def read_cache(path: Path) -> list[Announcement]:
+    """
+    Return what a cache file says; nothing if there is none.
+
+    Raises:
+        UsageError: it cannot be read or understood.
+    """
+    data = read_bounded(path)
+    if data is None:
+        return []
+    document: Any
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = parse_yaml(data, str(path))
+    if not isinstance(document, list):
+        raise UsageError(f"cannot understand {path}: it is no list; remove it")
+    return [each for each in map(_announcement, document[:MAX_SERVERS]) if each is not None]
+
+
+def _announcement(entry: Any) -> Announcement | None:
+    if not isinstance(entry, dict):
+        return None
+    server_id, fields = entry.get("key_s"), entry.get("ann")
+    if isinstance(server_id, bytes):  # as some versions of Tahoe-LAFS wrote it
+        server_id = server_id.decode("ascii", "replace")
+    if not isinstance(server_id, str) or len(server_id) > MAX_ID_CHARACTERS:
+        return None
+    return Announcement(server_id, fields) if isinstance(fields, dict) else None
+
+
+def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
+    """
+    Replace a cache file, whole; what it says is secret, as addresses are.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    document = [{"ann": dict(each.fields), "key_s": each.server_id} for each in announcements]
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            json.dump(document, file, indent=1)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

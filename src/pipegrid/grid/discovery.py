@@ -1,0 +1,198 @@
+"""
+Finding servers through introducers, while the grid runs.
+
+What introducers said last time is remembered, so that a grid can be used at once, and while they are down.
+**When to begin.** Nobody waits for all servers: an operation begins as soon as enough are known for it. Only
+if too few are remembered it waits, for the introducers, until each has told what it knows or has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from pipegrid.errors import UsageError
+from pipegrid.flow.timeouts import timeout_or
+from pipegrid.grid.cache import cache_name, read_cache, write_cache
+from pipegrid.grid.introducer import IntroducerClient, IntroducerStatus
+from pipegrid.grid.introducers import IntroducerAddress
+from pipegrid.wire.announcements import Announcement, AnnouncementBook, KnownServer, describe
+from pipegrid.wire.introducing import Connect
+
+PATIENCE_S = 15.0
+"""How long an operation waits for introducers, where too few servers are remembered."""
+GRACE_S = 2.0
+"""How long it goes on waiting when they have answered: servers may just be announcing themselves."""
+_WRITE_AFTER_S = 1.0
+
+log = Logger()
+
+
+class Discovery:
+    """
+    Listens to all introducers of a grid.
+
+    Args:
+        connect: makes connections: a tub's ``getReference``.
+        caches: directories with what was said before; the first is where it is written.
+        found: given every server, and again when its address changes.
+        warn: given a sentence for everything that is skipped or out of reach.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[IntroducerAddress],
+        connect: Connect,
+        clock: IReactorTime,
+        *,
+        caches: Sequence[Path],
+        found: Callable[[KnownServer], None],
+        warn: Callable[[str], None],
+        nickname: str = "",
+    ) -> None:
+        self._clock = clock
+        self._caches = caches
+        self._found = found
+        self._warn = warn
+        self._book = AnnouncementBook()
+        self._waiting: list[Deferred[None]] = []
+        self._writing: IDelayedCall | None = None
+        self._waking: IDelayedCall | None = None
+        self._remembered: dict[str, int] = {}
+        self.clients = [
+            IntroducerClient(
+                address,
+                connect,
+                clock,
+                self._book,
+                news=self._news,
+                warn=warn,
+                verdict=self._verdict,
+                nickname=nickname,
+            )
+            for address in addresses
+        ]
+
+    @property
+    def settled(self) -> bool:
+        """Every introducer has told what it knows, or has failed."""
+        return all(client.answered or client.failed for client in self.clients)
+
+    @property
+    def statuses(self) -> list[IntroducerStatus]:
+        """How the introducers are."""
+        return [client.status for client in self.clients]
+
+    def start(self) -> None:
+        """Remember, and begin to listen."""
+        for client in self.clients:
+            self._remember(client.address.name)
+        for client in self.clients:
+            client.start()
+
+    def stop(self) -> None:
+        """Listen no more, and write down what was heard."""
+        if self._writing is not None:
+            self._write()
+        for client in self.clients:
+            client.stop()
+        self._wake()
+
+    async def wait(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Return when there are enough servers, or waiting for more makes no sense."""
+        deadline = self._clock.seconds() + PATIENCE_S
+        settled = False
+        while not enough():
+            if self.settled and not settled:
+                settled = True
+                grace_s = GRACE_S if any(client.answered for client in self.clients) else 0.0
+                deadline = min(deadline, self._clock.seconds() + grace_s)
+            left_s = deadline - self._clock.seconds()
+            if left_s <= 0:
+                return
+            await timeout_or(self._next_change(), left_s, self._clock)
+
+    async def wait_settled(self) -> None:
+        """Return when every introducer has told what it knows, or has failed, or patience is over."""
+        deadline = self._clock.seconds() + PATIENCE_S
+        while not self.settled and (left_s := deadline - self._clock.seconds()) > 0:
+            await timeout_or(self._next_change(), left_s, self._clock)
+
+    def _next_change(self) -> Deferred[None]:
+        change: Deferred[None] = Deferred()
+        self._waiting = [each for each in self._waiting if not each.called]  # some were given up
+        self._waiting.append(change)
+        return change
+
+    def _wake_soon(self) -> None:
+        # Not at once: who is woken may want to stop the very client that is just telling us.
+        if self._waking is None:
+            self._waking = self._clock.callLater(0, self._wake)
+
+    def _wake(self) -> None:
+        if self._waking is not None and self._waking.active():
+            self._waking.cancel()
+        self._waking = None
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.called:
+                each.callback(None)
+
+    def _verdict(self) -> None:
+        for client in self.clients:
+            if client.failed and not client.answered:
+                status = client.status
+                count = self._remembered.get(status.name, 0)
+                servers = f"the {count} servers that it named earlier are" if count else "none is"
+                self._warn(
+                    f"introducer {status.name} at {status.address} is out of reach: {status.reason}; "
+                    f"{servers} remembered, and it is tried again"
+                )
+        self._wake_soon()
+
+    def _news(self, announcement: Announcement) -> None:
+        self._describe(announcement)
+        if self._writing is None:
+            self._writing = self._clock.callLater(_WRITE_AFTER_S, self._write)
+
+    def _describe(self, announcement: Announcement) -> None:
+        try:
+            self._found(describe(announcement.server_id, announcement.fields))
+        except ValueError as error:
+            shown = announcement.server_id[:60]
+            self._warn(f"the announcement of server {shown!r} is skipped: {error}")
+
+    def _remember(self, name: str) -> None:
+        for directory in self._caches:
+            path = directory / cache_name(name)
+            try:
+                remembered = read_cache(path)
+            except UsageError as error:
+                self._warn(f"what introducer {name} said earlier is not remembered: {error}")
+                continue
+            for announcement in remembered:
+                if self._book.remember(announcement):
+                    self._describe(announcement)
+            if remembered:
+                self._remembered[name] = len(remembered)
+                return
+
+    def _write(self) -> None:
+        if self._writing is not None and self._writing.active():
+            self._writing.cancel()
+        self._writing = None
+        for client in self.clients:
+            if not client.answered:
+                continue
+            heard = [
+                each for each in self._book.announcements if each.server_id in client.announced
+            ]
+            path = self._caches[0] / cache_name(client.address.name)
+            try:
+                write_cache(path, heard)
+            except OSError as error:
+                self._warn(f"cannot write {path}: {error.strerror}; nothing is remembered")

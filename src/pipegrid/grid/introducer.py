@@ -1,0 +1,183 @@
+"""
+Listening to one introducer: connect, subscribe, check what it says; and again after every loss.
+
+Bad announcements are one warning each and never stop the others; their number is bounded, since an
+introducer passes on whatever strangers send. What the announcements mean is in ``wire.announcements``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+from foolscap.api import Referenceable
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from zope.interface import implementer
+
+from pipegrid import __version__
+from pipegrid.flow.reconnecting import Reconnecting
+from pipegrid.grid.introducers import IntroducerAddress
+from pipegrid.wire.announcements import Announcement, AnnouncementBook, signer, verify
+from pipegrid.wire.introducing import (
+    SERVICE,
+    Connect,
+    call,
+    connect_introducer,
+    reason_of,
+    until_lost,
+)
+from pipegrid.wire.remote import RIIntroducerSubscriberClient
+
+MAX_WARNINGS = 20
+"""Of one introducer's announcements; more are counted only."""
+
+
+@attrs.frozen
+class IntroducerStatus:
+    """
+    What is known of one introducer.
+
+    Attributes:
+        address: where it is.
+        connected: it is there now, and has been asked for servers.
+        reason: why it is not.
+        servers: how many it has announced since the grid was opened.
+    """
+
+    name: str
+    address: str
+    connected: bool
+    reason: str | None
+    servers: int
+
+
+class IntroducerClient:
+    """
+    Listens to one introducer.
+
+    Args:
+        book: decides what is news; several introducers may share it.
+        news: given every announcement that is.
+        warn: given a sentence for every announcement that is skipped.
+        verdict: called when there is something new to know: it answered, failed, or was lost.
+    """
+
+    def __init__(
+        self,
+        address: IntroducerAddress,
+        connect: Connect,
+        clock: IReactorTime,
+        book: AnnouncementBook,
+        *,
+        news: Callable[[Announcement], None],
+        warn: Callable[[str], None],
+        verdict: Callable[[], None],
+        nickname: str = "",
+    ) -> None:
+        self.address = address
+        self._connect = connect
+        self._clock = clock
+        self._book = book
+        self._news = news
+        self._warn = warn
+        self._verdict = verdict
+        self._nickname = nickname
+        self._reason: str | None = "it has not answered yet"
+        self._connected = False
+        self.announced: set[str] = set()
+        """Ids of the servers that it named."""
+        self._skipped: set[object] = set()
+        self._subscriber = _Subscriber(self._heard)
+        self._reconnecting = Reconnecting(
+            clock, self._use, self._lost, lambda: random.uniform(0.7, 1.3)
+        )
+        self.answered = False
+        """It has told what it knows, at least once."""
+        self.failed = False
+        """It was tried, and is not there."""
+
+    @property
+    def status(self) -> IntroducerStatus:
+        """How it is now."""
+        return IntroducerStatus(
+            self.address.name,
+            self.address.furl.address,
+            self._connected,
+            None if self._connected else self._reason,
+            len(self.announced),
+        )
+
+    def start(self) -> None:
+        """Connect, and listen until stopped."""
+        self._reconnecting.start()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._connected = False
+        self._reason = "the grid is closed"
+        self._reconnecting.stop()
+
+    def _use(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._listen())
+
+    async def _listen(self) -> None:
+        reference = await connect_introducer(self._connect, self.address.furl, self._clock)
+        lost = until_lost(reference)
+        information = {
+            b"version": 0,
+            b"nickname": self._nickname,
+            b"app-versions": [],
+            b"my-version": f"pipegrid/{__version__}",
+            b"oldest-supported": "1.0.0",
+        }
+        await call(reference, "subscribe_v2", self._subscriber, SERVICE, information)
+        self._connected, self.failed = True, False
+        self._verdict()
+        await lost
+
+    def _lost(self, error: Exception | None) -> None:
+        self._connected, self.failed = False, True
+        self._reason = reason_of(error)
+        self._verdict()
+
+    def _heard(self, announcements: Iterable[object]) -> None:
+        for signed in announcements:
+            try:
+                announcement = verify(signed)
+                news = self._book.hear(announcement)
+            except ValueError as error:
+                self._skip(signed, str(error))
+                continue
+            if len(self.announced) < self._book.limit:
+                self.announced.add(announcement.server_id)
+            if news:
+                self._news(announcement)
+        self.answered = True
+        self._verdict()
+
+    def _skip(self, signed: object, why: str) -> None:
+        # After every reconnection the same come again; they are told once.
+        who = signer(signed)
+        if (who, why) in self._skipped or len(self._skipped) > MAX_WARNINGS:
+            return
+        self._skipped.add((who, why))
+        name = self.address.name
+        if len(self._skipped) > MAX_WARNINGS:
+            self._warn(f"introducer {name}: more announcements are skipped, and not listed")
+            return
+        self._warn(f"introducer {name}: the announcement of server {who} is skipped: {why}")
+
+
+@implementer(RIIntroducerSubscriberClient)  # type: ignore[misc]
+class _Subscriber(Referenceable):  # type: ignore[misc]
+    """What the introducer calls."""
+
+    def __init__(self, heard: Callable[[Iterable[object]], None]) -> None:
+        self._heard = heard
+
+    def remote_announce_v2(self, announcements: Any) -> None:
+        """Hear announcements."""
+        self._heard(announcements)

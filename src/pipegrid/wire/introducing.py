@@ -1,0 +1,150 @@
+"""
+The introducer's protocol, as far as those who listen and those who announce have it in common.
+
+Source: the format reference, storage protocols, section 4.1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from foolscap.api import Tub
+from foolscap.ipb import DeadReferenceError
+from foolscap.tokens import (
+    BananaError,
+    NegotiationError,
+    NoLocationHintsError,
+    RemoteNegotiationError,
+    Violation,
+)
+from twisted.internet import error as network
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.wire import remote as _interfaces  # noqa: F401  Foolscap finds them by name
+from pipegrid.wire.furl import Furl
+
+PROTOCOL_KEY = b"http://allmydata.org/tahoe/protocols/introducer/v2"
+SERVICE = b"storage"
+CONNECT_TIMEOUT_S = 15.0
+KEEPALIVE_S = 60
+"""After so much silence an introducer is asked whether it is still there; after thrice as much it is not."""
+
+
+def make_tub() -> Any:
+    """
+    Return a Foolscap tub of a new identity, not started.
+
+    It only calls others, who need not know it again. An identity that is in use elsewhere, such as
+    that of a Tahoe-LAFS node whose directory is read, would end the other's connections.
+    """
+    tub = Tub(certData=_certificate())
+    tub.unsafeTracebacks = False
+    tub.setOption("accept-gifts", False)
+    tub.setOption("keepaliveTimeout", KEEPALIVE_S)
+    tub.setOption("disconnectTimeout", 3 * KEEPALIVE_S)
+    tub.setOption("logLocalFailures", False)
+    tub.setOption("logRemoteFailures", False)
+    return tub
+
+
+def _certificate() -> bytes:
+    """Return a key and a certificate; on an elliptic curve, since an RSA key takes a tenth of a second."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "newpb_thingy")])
+    now = datetime.now(timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(int.from_bytes(os.urandom(8), "big") | 1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=365))
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(Encoding.PEM) + key.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+
+
+Connect = Callable[[str], "Deferred[Any]"]
+"""Given a fURL, fires with a remote reference: a tub's ``getReference``."""
+
+
+class RemoteFailure(Exception):
+    """The other side failed: Foolscap hands that on as texts, which coroutines cannot raise."""
+
+
+def call(reference: Any, name: str, *arguments: Any) -> Deferred[Any]:
+    """Call a remote method; what fails there fails here with ``RemoteFailure``."""
+    answer: Deferred[Any] = reference.callRemote(name, *arguments)
+    return answer.addErrback(_as_exception)
+
+
+def _as_exception(failure: Any) -> Any:
+    if isinstance(failure.value, BaseException):
+        return failure
+    raise RemoteFailure(str(failure.value))
+
+
+async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) -> Any:
+    """
+    Return a reference to an introducer that speaks the protocol.
+
+    Raises:
+        Exception: see ``reason_of``.
+    """
+    connecting = connect(str(furl)).addErrback(_as_exception)
+    reference = await connecting.addTimeout(CONNECT_TIMEOUT_S, clock)
+    version = await call(reference, "get_version").addTimeout(CONNECT_TIMEOUT_S, clock)
+    if PROTOCOL_KEY not in version:
+        raise ValueError("it speaks another version of the introducer's protocol")
+    return reference
+
+
+def until_lost(reference: Any) -> Deferred[None]:
+    """Return what fires when the reference's connection is lost."""
+    lost: Deferred[None] = Deferred(lambda _: reference.dontNotifyOnDisconnect(marker))
+
+    def notify() -> None:
+        if not lost.called:
+            lost.callback(None)
+
+    marker = reference.notifyOnDisconnect(notify)
+    return lost
+
+
+def reason_of(error: Exception | None) -> str:
+    """Return, for a person, why there is no connection."""
+    if error is None or isinstance(error, (DeadReferenceError, network.ConnectionClosed)):
+        return "the connection was lost"
+    if isinstance(error, (TimeoutError, network.TimeoutError)):
+        return f"nobody answered within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, network.DNSLookupError):
+        return "its host name is not known"
+    if isinstance(error, network.ConnectError):
+        return "nobody listens there"
+    if isinstance(error, NoLocationHintsError):
+        return "none of its addresses can be used"
+    if isinstance(error, (NegotiationError, RemoteNegotiationError, BananaError)):
+        return "whoever answers there does not have its key, or does not speak Foolscap"
+    if "unable to find reference for name" in str(error):
+        return "the server at that address knows nothing under the fURL's last part"
+    if isinstance(error, (Violation, RemoteFailure)):
+        return "what answers there is no introducer"
+    first_line = (str(error).splitlines() or [""])[0]
+    return first_line[:200] or type(error).__name__

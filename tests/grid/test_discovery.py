@@ -1,0 +1,382 @@
+"""Finding servers through introducers: news, what is skipped, losses, memory, and when to begin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.errors import UnhappyError
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.grid.cache import cache_name, read_cache
+from pipegrid.grid.discovery import GRACE_S, PATIENCE_S, Discovery
+from pipegrid.grid.introducer import MAX_WARNINGS
+from pipegrid.grid.introducers import IntroducerAddress, load_introducers, parse_introducers
+from pipegrid.grid.members import MAX_WARNINGS as MAX_GRID_WARNINGS
+from pipegrid.grid.members import Members, Warnings
+from pipegrid.grid.readiness import WAIT_FOR_S, Readiness
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transport.memory import MemoryServer
+from pipegrid.wire.announcements import KnownServer, describe, make_signing_key, sign
+from tests.grid.introducer_support import FURL, FakeIntroducer, announced, key, nurl
+
+
+class World:
+    """A grid that finds its servers under a clock."""
+
+    def __init__(self, *introducers: FakeIntroducer, caches: list[Path]) -> None:
+        self.clock = Clock()
+        self.warnings = Warnings()
+        self.opened: list[KnownServer] = []
+        self.peers: list[Peer] = []
+        self.members = Members(self.peers, self.open_server, {key(2).server_id}, self.warnings)
+        self._introducers = introducers
+        addresses = [IntroducerAddress(f"i{n}", FURL) for n in range(len(introducers))]
+        self.discovery = Discovery(
+            addresses,
+            self.connect,
+            self.clock,
+            caches=caches,
+            found=self.members.found,
+            warn=self.warnings.add,
+        )
+        for client, introducer in zip(self.discovery.clients, introducers, strict=True):
+            client._connect = introducer.connect
+
+    def connect(self, furl: str) -> Deferred[Any]:
+        """Never called: every client has an introducer of its own."""
+        raise AssertionError
+
+    def open_server(self, known: KnownServer) -> Peer:
+        """Open a server that lives in memory."""
+        self.opened.append(known)
+        if known.nurl is None:
+            raise ValueError("it is reached through Foolscap only")
+        server = MemoryServer(known.identity, clock=self.clock)
+        return Peer(server, Pipeline(1000), "https", known.nurl.host)
+
+    @property
+    def names(self) -> list[str]:
+        """Who is there."""
+        return [peer.name for peer in self.peers]
+
+
+class DiscoveryTestCase(SynchronousTestCase):
+    """A directory for the cache."""
+
+    def setUp(self) -> None:
+        self.cache = Path(self.mktemp())
+
+    def world(self, *introducers: FakeIntroducer, start: bool = True) -> World:
+        """Make a world; all of a test share one cache."""
+        world = World(*introducers, caches=[self.cache])
+        if start:
+            world.discovery.start()
+        return world
+
+
+class IntroducerTests(DiscoveryTestCase):
+    """Listening."""
+
+    def test_servers_appear_and_move(self) -> None:
+        """What is announced is there; later news replaces addresses, and old connections end."""
+        introducer = FakeIntroducer(announced(1), announced(2))
+        world = self.world(introducer)
+        self.assertEqual(sorted(world.names), ["server-1", "server-2"])
+        (subscriber,) = introducer.subscribers
+        subscriber.remote_announce_v2({announced(3)})
+        self.assertEqual(world.names[2:], ["server-3"])
+        place = world.names.index("server-1")
+        before = world.peers[place]
+        moved = {"anonymous-storage-NURLs": [nurl(9)], "nickname": "moved"}
+        subscriber.remote_announce_v2({announced(1, **moved)})  # not newer
+        self.assertIs(world.peers[place], before)
+        subscriber.remote_announce_v2({announced(1, seqnum=2)})  # nothing that matters
+        self.assertIs(world.peers[place], before)
+        subscriber.remote_announce_v2({announced(1, seqnum=3, **moved)})
+        self.assertEqual(world.peers[place].address, "s9.example.org")
+        self.assertEqual(len(world.peers), 3)
+        self.assertEqual(world.warnings(), ())
+
+    def test_bad_announcements_do_not_stop_the_others(self) -> None:
+        """Each is one sentence with its reason; the good ones among them are used."""
+        message, signature, who = announced(1)
+        bad: list[object] = [
+            None,
+            7,
+            (message, signature),
+            (message + b" ", signature, who),
+            (message, b"v1-" + signature[3:], who),
+            announced(4, **{"anonymous-storage-NURLs": ["pb://x"]}),
+            announced(5, **{"anonymous-storage-NURLs": [str(FURL)]}),
+            announced(6, **{"anonymous-storage-NURLs": [], "anonymous-storage-FURL": nurl(6)}),
+            announced(7, **{"anonymous-storage-NURLs": [nurl(7).replace("#v=1", "#v=9")]}),
+        ]
+        world = self.world(FakeIntroducer(*bad, announced(2), announced(8, version=99)))
+        self.assertEqual(sorted(world.names), ["server-2", "server-8"])
+        self.assertEqual(len(world.warnings()), len(bad) - 2)  # three of them look the same
+        text = "\n".join(world.warnings())
+        for words in (
+            "no triple",
+            "somebody changed it",
+            "that is a fURL",
+            "NURL",
+            "not known here",
+        ):
+            self.assertIn(words, text)
+        self.assertNotIn("secret", text)
+
+    def test_warnings_are_bounded(self) -> None:
+        """Nobody can fill a log, or the memory, with nonsense."""
+        introducer = FakeIntroducer(*[(b"", b"", b"v0-%d" % n) for n in range(500)])
+        world = self.world(introducer)
+        introducer.lose()
+        world.clock.advance(2)
+        self.assertEqual(introducer.attempts, 2)
+        self.assertEqual(len(world.warnings()), MAX_WARNINGS + 1)
+        warnings = Warnings(map(str, range(1000)))
+        self.assertEqual(len(warnings()), MAX_GRID_WARNINGS)
+
+    def test_connections_come_back(self) -> None:
+        """After a loss it subscribes anew; while it is down, with growing pauses."""
+        introducer = FakeIntroducer(announced(1))
+        world = self.world(introducer)
+        self.assertTrue(world.discovery.statuses[0].connected)
+        introducer.down = ConnectionRefusedError()
+        introducer.lose()
+        (status,) = world.discovery.statuses
+        self.assertEqual((status.connected, status.reason), (False, "the connection was lost"))
+        for _ in range(600):
+            world.clock.advance(1)
+        self.assertLess(introducer.attempts, 12)
+        self.assertEqual(world.discovery.statuses[0].reason, "nobody listens there")
+        introducer.down = None
+        introducer.known.append(announced(2))
+        for _ in range(400):
+            world.clock.advance(1)
+        self.assertEqual(world.names, ["server-1", "server-2"])
+        self.assertTrue(world.discovery.statuses[0].connected)
+        self.assertEqual(world.discovery.statuses[0].servers, 2)
+
+    def test_what_is_no_introducer(self) -> None:
+        """Another version, or silence, is a reason."""
+        other, silent = FakeIntroducer(), FakeIntroducer()
+        other.version, silent.silent = {}, True
+        world = self.world(other, silent, FakeIntroducer(announced(1)))
+        self.assertEqual(world.names, ["server-1"])
+        world.clock.advance(15)
+        reasons = [status.reason for status in world.discovery.statuses]
+        self.assertEqual(reasons[0], "it speaks another version of the introducer's protocol")
+        self.assertEqual(reasons[1], "nobody answered within 15 s")
+        self.assertEqual(len(world.warnings()), 2)
+        self.assertIn("introducer i0 at intro.example.org:1 is out of reach", world.warnings()[0])
+
+    def test_stopping_leaves_nothing_behind(self) -> None:
+        """No timer, no listener, whatever the introducer was doing."""
+        silent, down, up = FakeIntroducer(), FakeIntroducer(), FakeIntroducer(announced(1))
+        silent.silent, down.down = True, ConnectionRefusedError()
+        world = self.world(silent, down, up)
+        world.discovery.stop()
+        self.assertEqual(world.clock.getDelayedCalls(), [])
+        self.assertEqual(up.references[0].callbacks, {})
+
+
+class CacheTests(DiscoveryTestCase):
+    """What introducers said last time."""
+
+    def test_the_cache_is_used_when_the_introducer_is_down(self) -> None:
+        """Everybody who was there last time is there at once, and one sentence says so."""
+        world = self.world(FakeIntroducer(announced(1), announced(2)))
+        world.discovery.stop()
+        down = FakeIntroducer()
+        down.down = ConnectionRefusedError()
+        world = self.world(down)
+        self.assertEqual(sorted(world.names), ["server-1", "server-2"])
+        (warning,) = world.warnings()
+        self.assertIn("is out of reach: nobody listens there; the 2 servers", warning)
+        world.discovery.stop()
+        self.assertEqual(len(read_cache(self.cache / cache_name("i0"))), 2)
+
+    def test_what_is_heard_replaces_what_was_remembered(self) -> None:
+        """Servers that were set back are believed; those that nobody names any more are forgotten."""
+        self.world(FakeIntroducer(announced(1, seqnum=9), announced(2))).discovery.stop()
+        again = FakeIntroducer(announced(1, seqnum=1, nickname="anew"))
+        world = self.world(again)
+        self.assertIn("anew", world.names)
+        world.clock.advance(2)
+        (kept,) = read_cache(self.cache / cache_name("i0"))
+        self.assertEqual(kept.fields["nickname"], "anew")
+        self.assertEqual((self.cache / cache_name("i0")).stat().st_mode & 0o777, 0o600)
+
+    def test_a_cache_that_is_no_good(self) -> None:
+        """It is a warning, and replaced in time."""
+        self.cache.mkdir()
+        path = self.cache / cache_name("i0")
+        for content in (b"{", b"a: b", b"\xff", b"7"):
+            path.write_bytes(content)
+            world = self.world(FakeIntroducer(announced(1)))
+            self.assertEqual(world.names, ["server-1"])
+            self.assertIn(str(path), world.warnings()[0])
+            world.discovery.stop()
+            self.assertEqual(len(read_cache(path)), 1)
+        path.write_text("- {ann: {nickname: a}, key_s: v0-x}\n- 7\n- {ann: 7, key_s: x}\n- {}\n")
+        (entry,) = read_cache(path)
+        self.assertEqual((entry.server_id, entry.fields), ("v0-x", {"nickname": "a"}))
+
+    def test_names(self) -> None:
+        """Whatever an introducer is called, its file stays in the directory."""
+        for name in ("../../x", "a/b", "\0", "é" * 300, ""):
+            path = Path(cache_name(name))
+            self.assertEqual(path.name, str(path))
+            self.assertLess(len(str(path)), 200)
+
+
+class BeginningTests(DiscoveryTestCase):
+    """Work starts when enough servers are known, not when all are."""
+
+    def test_enough_are_enough(self) -> None:
+        """Nothing is waited for once there are as many as are needed."""
+        silent = FakeIntroducer()
+        silent.silent = True
+        world = self.world(silent, FakeIntroducer(announced(1), announced(2)))
+        self.successResultOf(self.wait(world, 2))
+        waiting = self.wait(world, 3)
+        self.assertNoResult(waiting)
+        world.clock.advance(PATIENCE_S + 1)
+        self.successResultOf(waiting)
+
+    def test_servers_that_come_in_time(self) -> None:
+        """The one that was missing ends the wait."""
+        introducer = FakeIntroducer(announced(1))
+        world = self.world(introducer)
+        waiting = self.wait(world, 2)
+        self.assertNoResult(waiting)
+        introducer.subscribers[0].remote_announce_v2({announced(2)})
+        world.clock.advance(0)
+        self.successResultOf(waiting)
+
+    def test_a_short_grace(self) -> None:
+        """When all introducers have answered, there is little left to wait for."""
+        world = self.world(FakeIntroducer(announced(1)))
+        waiting = self.wait(world, 2)
+        world.clock.advance(GRACE_S)
+        self.successResultOf(waiting)
+
+    def test_no_server_at_all(self) -> None:
+        """That is said at once, with the introducer's reason."""
+        down = FakeIntroducer()
+        down.down = ConnectionRefusedError()
+        error = self.failureResultOf(self.wait(self.world(down), 2), UnhappyError).value
+        self.assertIn(
+            "no storage server is known (introducer i0: nobody listens there)", str(error)
+        )
+
+    def test_cancelling(self) -> None:
+        """Who gives up waiting is let go, and others are not disturbed."""
+        world = self.world(FakeIntroducer(announced(1)))
+        one, other = self.wait(world, 2), self.wait(world, 2)
+        one.cancel()
+        self.failureResultOf(one)
+        world.clock.advance(GRACE_S)
+        self.successResultOf(other)
+
+    def test_wait_for(self) -> None:
+        """Asked to, it waits until so many have answered, as they come; and not for ever."""
+        introducer = FakeIntroducer(announced(1))
+        world = self.world(introducer)
+        waiting = self.wait(world, 1, wait_for=2)
+        world.clock.pump([0.1] * 20)
+        self.assertNoResult(waiting)
+        introducer.subscribers[0].remote_announce_v2({announced(2)})
+        world.clock.pump([0.1] * 20)
+        self.successResultOf(waiting)
+        waiting = self.wait(world, 1, wait_for=3)
+        world.clock.pump([0.5] * int(2 * WAIT_FOR_S + 2))
+        error = self.failureResultOf(waiting, UnhappyError).value
+        self.assertIn("2 of the 3 servers to wait for answered within 60 s", str(error))
+        world.discovery.stop()
+        world.clock.advance(2)
+        self.assertEqual(world.clock.getDelayedCalls(), [])
+
+    def wait(self, world: World, needed: int, wait_for: int = 0) -> Deferred[None]:
+        readiness = Readiness(world.peers, world.discovery, world.clock, wait_for)
+        return Deferred.fromCoroutine(readiness.wait(needed))
+
+
+class MembersTests(DiscoveryTestCase):
+    """Static servers, preferred ones, and those that cannot be used."""
+
+    def test_static_entries_win(self) -> None:
+        """Whatever is announced under the id of an entry in servers.yaml, the entry stands."""
+        world = self.world(FakeIntroducer(announced(1), announced(3)), start=False)
+        fields = {"nickname": "mine", "anonymous-storage-NURLs": [nurl(7)]}
+        world.members.add_static(describe(key(1).server_id, fields))
+        world.discovery.start()
+        self.assertEqual(world.names, ["mine", "server-3"])
+        self.assertEqual(world.peers[0].address, "s7.example.org")
+
+    def test_preferred_servers_come_first(self) -> None:
+        """On every file's ring."""
+        world = self.world(FakeIntroducer(*[announced(n) for n in range(1, 9)]))
+        for n in range(20):
+            self.assertEqual(ring(bytes([n]) * 16, world.peers)[0].name, "server-2")
+
+    def test_servers_of_other_protocols(self) -> None:
+        """They are skipped with a sentence, and in the status; a NURL announced later brings them in."""
+        only = {"anonymous-storage-NURLs": None, "anonymous-storage-FURL": str(FURL)}
+        introducer = FakeIntroducer(announced(1, **only), announced(3))
+        world = self.world(introducer)
+        self.assertEqual(world.names, ["server-3"])
+        self.assertIn("server-1 is skipped: it is reached through Foolscap", world.warnings()[0])
+        (status,) = world.members.unusable.values()
+        self.assertEqual((status.nickname, status.address), ("server-1", "intro.example.org:1"))
+        introducer.subscribers[0].remote_announce_v2({announced(1, seqnum=2)})
+        self.assertEqual(world.names, ["server-3", "server-1"])
+        self.assertEqual(world.members.unusable, {})
+
+    def test_many_servers(self) -> None:
+        """A thousand are no trouble."""
+        keys = [make_signing_key() for _ in range(200)]
+        fields = {"service-name": "storage", "anonymous-storage-NURLs": [nurl(1)]}
+        world = self.world(FakeIntroducer(*[sign(fields, each) for each in keys]))
+        self.assertEqual(len(world.peers), 200)
+
+
+class FileTests(SynchronousTestCase):
+    """``introducers.yaml``."""
+
+    def test_entries(self) -> None:
+        """Good ones are used, bad ones are a sentence each."""
+        entries = {
+            "good": {"furl": str(FURL)},
+            "nurl": {"furl": nurl(1)},
+            "none": {},
+            "text": "x",
+            "bad": {"furl": 7},
+        }
+        found = parse_introducers(json.dumps({"introducers": entries}).encode(), "some.yaml")
+        self.assertEqual(found.addresses, (IntroducerAddress("good", FURL),))
+        self.assertEqual(len(found.warnings), 4)
+        self.assertIn(
+            "introducer 'nurl' is skipped: that is a storage server's NURL", found.warnings[0]
+        )
+        again = parse_introducers(found.as_text().encode(), "x")
+        self.assertEqual(again.addresses, found.addresses)
+        for text in (b"", b"introducers:\n", b"{}"):
+            self.assertEqual(parse_introducers(text, "x").addresses, ())
+        many = {f"i{n}": {"furl": str(FURL)} for n in range(100)}
+        found = parse_introducers(json.dumps({"introducers": many}).encode(), "x")
+        self.assertEqual((len(found.addresses), len(found.warnings)), (32, 68))
+
+    def test_the_old_setting(self) -> None:
+        """``introducer.furl`` of tahoe.cfg is one more."""
+        directory = Path(self.mktemp())
+        found = load_introducers(directory, str(FURL))
+        self.assertEqual(found.addresses, (IntroducerAddress("default", FURL),))
+        found = load_introducers(directory, "nonsense")
+        self.assertIn("[client] introducer.furl", found.warnings[0])

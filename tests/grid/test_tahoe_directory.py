@@ -1,0 +1,187 @@
+"""A Tahoe-LAFS node's directory, used as it stands: everything is taken from it, nothing written in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from foolscap.api import flushEventualQueue
+from twisted.internet import reactor as installed_reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from pipegrid.core import base32
+from pipegrid.core.params import Params
+from pipegrid.errors import UsageError
+from pipegrid.grid import Grid
+from pipegrid.grid.cache import cache_name
+from pipegrid.grid.config import create_like_tahoe, is_configured, load
+from pipegrid.storage.serve import ServeSettings, StorageNode
+from tests.grid.introducer_support import FURL, announced, key, nurl
+
+reactor: Any = installed_reactor
+
+TAHOE_CFG = """\ufeff# -*- mode: conf -*-
+[node]
+nickname = alice's node
+web.port = tcp:3456:interface=127.0.0.1
+[client]
+introducer.furl = {furl}
+shares.needed = 2
+shares.happy = 2
+shares.total = 4
+shares.total = 3
+peers.preferred = {first}, v0-other
+helper.furl =
+[storage]
+enabled = true
+reserved_space = 1G
+expire.mode = 100%
+"""
+
+
+def make_node(directory: Path, **servers: str) -> None:
+    """Write what a node's directory holds."""
+    private = directory / "private"
+    private.mkdir(parents=True)
+    text = TAHOE_CFG.format(furl=FURL, first=key(1).server_id)
+    (directory / "tahoe.cfg").write_text(text, encoding="utf-8")
+    (private / "convergence").write_text(base32.encode(b"c" * 32) + "\n")
+    (private / "secret").write_text(base32.encode(b"s" * 32) + "\n")
+    (private / "introducers.yaml").write_text(f"introducers:\n  mine:\n    furl: {FURL}\n")
+    entries = {
+        server_id: {"ann": {"nickname": server_id[-3:], "anonymous-storage-NURLs": [text]}}
+        for server_id, text in servers.items()
+    }
+    (private / "servers.yaml").write_text(json.dumps({"storage": entries}))
+    # What the node itself remembers of its introducer.
+    cached = {"nickname": "cached", "anonymous-storage-NURLs": [nurl(5)], "service-name": "storage"}
+    entry = json.dumps([{"ann": cached, "key_s": key(5).server_id}])
+    (private / cache_name("mine")).write_text(entry)
+
+
+def tree(directory: Path) -> dict[str, Any]:
+    """Return all that is in a directory: names, kinds, modes, times of change, contents."""
+    return {
+        str(path.relative_to(directory)): (
+            path.lstat().st_mode,
+            path.lstat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else None,
+        )
+        for path in [directory, *directory.rglob("*")]
+    }
+
+
+class ReadingTests(SynchronousTestCase):
+    """What is taken from it."""
+
+    def setUp(self) -> None:
+        self.node = Path(self.mktemp())
+        make_node(self.node, x=nurl(1))
+
+    def test_everything_is_taken(self) -> None:
+        """Numbers, secrets, introducers, servers, preferences, nickname."""
+        self.assertTrue(is_configured(self.node))
+        config = load(self.node)
+        self.assertEqual((config.params, config.happy), (Params(2, 3), 2))
+        self.assertEqual((config.convergence, config.lease_secret), (b"c" * 32, b"s" * 32))
+        self.assertEqual([each.name for each in config.introducers.addresses], ["mine", "default"])
+        self.assertEqual([each.identity.server_id for each in config.static.servers], ["x"])
+        self.assertEqual(config.preferred, {key(1).server_id, "v0-other"})
+        self.assertEqual(config.nickname, "alice's node")
+        self.assertIsNone(config.local)
+        self.assertEqual(config.warnings, ())
+        self.assertNotEqual(config.caches[0], self.node / "private")
+        self.assertEqual(config.caches[1], self.node / "private")
+
+    def test_the_cache_is_elsewhere(self) -> None:
+        """In the user's own cache directory, and another one for every node."""
+        other = Path(self.mktemp())
+        make_node(other)
+        with mock.patch.dict("os.environ", {"XDG_CACHE_HOME": "/somewhere/cache"}):
+            caches = {load(self.node).caches[0], load(other).caches[0]}
+        self.assertEqual({path.parent for path in caches}, {Path("/somewhere/cache/pipegrid")})
+        self.assertEqual(len(caches), 2)
+
+    def test_one_bad_file_leaves_the_other(self) -> None:
+        """YAML that nobody can read is a warning, and everything else is used."""
+        (self.node / "private" / "servers.yaml").write_text("storage: [")
+        config = load(self.node)
+        self.assertEqual(len(config.introducers.addresses), 2)
+        (warning,) = config.warnings
+        self.assertIn("servers.yaml: while parsing", warning)
+        (self.node / "private" / "introducers.yaml").write_text("introducers: 7")
+        self.assertEqual(len(load(self.node).warnings), 2)
+
+    def test_a_node_that_was_never_started(self) -> None:
+        """Its secrets are not there yet, and are not made here."""
+        (self.node / "private" / "secret").unlink()
+        with self.assertRaises(UsageError) as caught:
+            load(self.node)
+        self.assertIn("start that Tahoe-LAFS node once", str(caught.exception))
+
+    def test_a_directory_of_ones_own_like_it(self) -> None:
+        """``init --tahoe`` copies what matters, and only reads."""
+        before, own = tree(self.node), Path(self.mktemp())
+        made, theirs = create_like_tahoe(own, self.node), load(self.node)
+        self.assertEqual(tree(self.node), before)
+        self.assertEqual((made.params, made.happy), (theirs.params, theirs.happy))
+        self.assertEqual(made.convergence, theirs.convergence)
+        self.assertEqual(made.lease_secret, theirs.lease_secret)
+        self.assertEqual(made.introducers, theirs.introducers)
+        self.assertEqual(made.static, theirs.static)
+        self.assertEqual(made.preferred, theirs.preferred)
+        self.assertEqual(made.caches, (own / "private",))
+        with self.assertRaises(UsageError) as caught:
+            create_like_tahoe(Path(self.mktemp()), own)
+        self.assertIn("it has no tahoe.cfg", str(caught.exception))
+
+
+class UntouchedTests(TestCase):
+    """With servers behind it."""
+
+    timeout = 60
+
+    def test_nothing_is_written(self) -> Deferred[None]:
+        """After put, get, check, status and an introducer's news, the tree is byte for byte the same."""
+        return Deferred.fromCoroutine(self._test_nothing_is_written())
+
+    async def _test_nothing_is_written(self) -> None:
+        base = Path(self.mktemp()).absolute()
+        nodes = [
+            StorageNode(
+                reactor,
+                ServeSettings(
+                    directory=base / f"s{n}", port="tcp:0:interface=127.0.0.1", durability="none"
+                ),
+            )
+            for n in range(3)
+        ]
+        for node in nodes:
+            await node.start()
+        directory = base / "node"
+        make_node(directory, **{f"server-{n}": node.nurl for n, node in enumerate(nodes)})
+        # No connection leaves this machine: both introducers are where nobody listens.
+        for name in ("private/introducers.yaml", "tahoe.cfg"):
+            path = directory / name
+            text = path.read_text("utf-8").replace("intro.example.org:1", "127.0.0.1:1")
+            path.write_text(text, "utf-8")
+        before = tree(directory)
+        with mock.patch.dict("os.environ", {"XDG_CACHE_HOME": str(base / "cache")}):
+            grid = await Grid.open(reactor, directory)
+        assert grid._discovery is not None
+        self.assertIn("cached", [peer.name for peer in grid._peers])
+        grid._discovery.clients[0]._heard({announced(6)})
+        stored = await grid.put(b"y" * 5000, happy=2)
+        self.assertEqual(await grid.read(stored.cap), b"y" * 5000)
+        await grid.check(stored.cap)
+        await grid.status()
+        await grid.close()
+        await flushEventualQueue()
+        for node in nodes:
+            await node.stop()
+        self.assertEqual(tree(directory), before)
+        (written,) = (base / "cache" / "pipegrid").rglob("*.yaml")
+        self.assertIn("server-6", written.read_text())
