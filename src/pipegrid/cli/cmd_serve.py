@@ -14,13 +14,22 @@ from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from pipegrid.storage.serve import ServeSettings, StorageNode
+    from pipegrid.wire.furl import Furl
 
 
 class ServeJob(GridJob):
     """Serve until told to end; that is success."""
 
-    def __init__(self, settings: dict[str, Any], log_file: str | None) -> None:
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        log_file: str | None,
+        introducers: tuple[str, ...] = (),
+        nickname: str = "",
+    ) -> None:
         self._settings = settings
+        self._introducers = introducers
+        self._nickname = nickname
         self._log_file = log_file
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
@@ -42,7 +51,13 @@ class ServeJob(GridJob):
         from pipegrid.storage.serve import ServeSettings
 
         directory = Path(invocation.directory or default_directory())
-        return ServeSettings(directory=directory, **self._settings)
+        introducers, nickname = introducers_of(directory, self._introducers)
+        return ServeSettings(
+            directory=directory,
+            introducers=introducers,
+            nickname=self._nickname or nickname,
+            **self._settings,
+        )
 
 
 @click.command(name="serve")
@@ -84,6 +99,14 @@ class ServeJob(GridJob):
     "--metrics", metavar="PORT", help="Tell Prometheus how it goes: a port or an endpoint."
 )
 @click.option(
+    "--introducer",
+    "introducers",
+    multiple=True,
+    metavar="FURL",
+    help="Announce the server there; 'configured' stands for those of the directory.",
+)
+@click.option("--nickname", default="", metavar="NAME", help="What people call the server.")
+@click.option(
     "--log",
     "log_file",
     type=click.Path(dir_okay=False),
@@ -100,6 +123,8 @@ def command(
     durability: str,
     expire_leases: bool,
     metrics: str | None,
+    introducers: tuple[str, ...],
+    nickname: str,
     log_file: str | None,
 ) -> GridJob:
     """
@@ -119,15 +144,43 @@ def command(
         "expire_leases": expire_leases,
         "metrics": metrics,
     }
-    return ServeJob(settings, log_file)
+    return ServeJob(settings, log_file, introducers, nickname)
+
+
+def introducers_of(directory: Path, given: tuple[str, ...]) -> tuple[dict[str, Furl], str]:
+    """
+    Return the introducers to announce the server to, and the directory's nickname.
+
+    Raises:
+        UsageError: one of them is no fURL, or the directory has none although they are asked for.
+    """
+    from pipegrid.errors import UsageError
+    from pipegrid.grid.config import announcing_settings
+    from pipegrid.wire import furl
+
+    configured, nickname = announcing_settings(directory) if given else ((), "")
+    found: dict[str, Furl] = {}
+    for number, text in enumerate(given, 1):
+        if text == "configured":
+            if not configured:
+                raise UsageError(
+                    f"{directory} names no introducer; give its fURL with --introducer"
+                )
+            found |= {each.name: each.furl for each in configured}
+            continue
+        try:
+            found[f"introducer-{number}"] = furl.parse(text.strip())
+        except UsageError as error:
+            raise UsageError(f"--introducer: {error}") from None
+    return found, nickname
 
 
 def announce(console: Console, node: StorageNode) -> None:
     """Print where the server is."""
-    console.result(
-        f"{node.nurl}\n{node.furl}",
-        {"nurl": node.nurl, "furl": node.furl, "storage": str(node.storage)},
-    )
+    fields = {"nurl": node.nurl, "furl": node.furl, "storage": str(node.storage)}
+    if node.server_id:
+        fields["server_id"] = node.server_id
+    console.result(f"{node.nurl}\n{node.furl}", fields)
 
 
 def logging_to(console: Console, log_file: str | None) -> Any:

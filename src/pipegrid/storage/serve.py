@@ -16,7 +16,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from pipegrid.storage.front import FrontFactory
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import MAX_CONNECTIONS, GbsServer
 from pipegrid.storage.store import ShareStore
+from pipegrid.wire.furl import Furl
 
 DEFAULT_PORT = "tcp:8098"
 DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
@@ -61,6 +62,8 @@ class ServeSettings:
         durability: see ``durability``.
         metrics: a port (on 127.0.0.1) or endpoint for Prometheus, or None.
         expire_leases: remove shares whose leases have all run out.
+        introducers: whom to tell that it is there: names, for the log, and fURLs.
+        nickname: what people call the server, once it is announced.
         max_connections: clients at a time.
     """
 
@@ -73,6 +76,8 @@ class ServeSettings:
     durability: Policy = "batch"
     metrics: str | None = None
     expire_leases: bool = False
+    introducers: Mapping[str, Furl] = attrs.field(factory=dict)
+    nickname: str = ""
     max_connections: int = MAX_CONNECTIONS
 
 
@@ -83,6 +88,7 @@ class StorageNode:
     Attributes:
         nurl: where clients find it.
         furl: where clients find it that speak Foolscap.
+        server_id: as introducers know it; empty if it is not announced.
         metrics_port: of the page for Prometheus, or None.
     """
 
@@ -90,6 +96,7 @@ class StorageNode:
         self.settings = settings
         self.nurl = ""
         self.furl = ""
+        self.server_id = ""
         self.metrics_port: int | None = None
         self.storage = settings.storage or settings.directory / "storage"
         self._reactor = reactor
@@ -108,6 +115,8 @@ class StorageNode:
         self._ports: list[Any] = []
         self._timers: list[LoopingCall] = []
         self._lock: int | None = None
+        self._announcer: Any = None
+        self._tub: Any = None
         self._stopped: Deferred[None] | None = None
 
     def start(self) -> Deferred[StorageNode]:
@@ -153,6 +162,8 @@ class StorageNode:
                 site = metrics_site(self._server, service, self._store)
                 metrics = await self._listen(text, site)
                 self.metrics_port = getattr(metrics.getHost(), "port", None)
+            if self.settings.introducers:
+                self._announce(who.tub_id)
         except BaseException:
             await self._stop()
             raise
@@ -178,6 +189,34 @@ class StorageNode:
         self._ports.append(port)
         return port
 
+    def _announce(self, tub_id: bytes) -> None:
+        # Foolscap takes long to import.
+        from foolscap.api import Referenceable
+
+        from pipegrid.storage import announce
+        from pipegrid.wire.announcements import sign
+        from pipegrid.wire.introducing import make_tub
+
+        has_shares = any((self.storage / "shares").glob("[a-z2-7][a-z2-7]/*"))
+        identity = announce.load_or_create(self.settings.directory, tub_id, has_shares)
+        fields = announce.storage_fields(
+            identity,
+            nickname=self.settings.nickname or socket.gethostname(),
+            nurls=[self.nurl],
+            furl=self.furl,
+        )
+        self.server_id = identity.key.server_id
+        self._tub = make_tub()
+        self._tub.startService()
+        self._announcer = announce.Announcer(
+            self.settings.introducers,
+            sign(fields, identity.key),
+            self._tub.getReference,
+            self._reactor,
+            Referenceable,
+        )
+        self._announcer.start()
+
     def _every(self, interval_s: float, what: str, work: Callable[[], int]) -> None:
         def again() -> Deferred[None]:
             return self._collector.run(work).addCallbacks(done, failed)
@@ -199,6 +238,9 @@ class StorageNode:
         for timer in self._timers:
             if timer.running:
                 timer.stop()
+        if self._announcer is not None:
+            self._announcer.stop()
+            await self._tub.stopService()
         for port in self._ports:
             await port.stopListening()
         if self._server is not None:
