@@ -118,6 +118,7 @@ class RealIntroducer(Referenceable):  # type: ignore[misc]
     def __init__(self) -> None:
         self.known: list[Any] = []
         self.subscribers: list[Any] = []
+        self.hesitates = False
 
     def remote_get_version(self) -> dict[bytes, Any]:
         """Tell the protocol."""
@@ -132,4 +133,11 @@ class RealIntroducer(Referenceable):  # type: ignore[misc]
     def remote_subscribe_v2(self, subscriber: Any, _service: bytes, _information: Any) -> None:
         """Tell somebody all, and all that comes."""
         self.subscribers.append(subscriber)
-        subscriber.callRemoteOnly("announce_v2", set(self.known))
+        if not self.hesitates:
+            subscriber.callRemoteOnly("announce_v2", set(self.known))
+
+    def tell(self) -> None:
+        """Tell everybody all, at last."""
+        self.hesitates = False
+        for subscriber in self.subscribers:
+            subscriber.callRemoteOnly("announce_v2", set(self.known))

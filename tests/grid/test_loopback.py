@@ -15,10 +15,12 @@ from twisted.trial.unittest import TestCase
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
+from pipegrid.grid.cache import cache_name, write_cache
 from pipegrid.grid.config import create_client
 from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
 from pipegrid.storage.serve import ServeSettings, StorageNode
 from pipegrid.wire import furl
+from pipegrid.wire.announcements import Announcement
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.introducing import make_tub
 from tests.grid.introducer_support import RealIntroducer
@@ -130,6 +132,39 @@ class LoopbackTests(TestCase):
         self.assertIn(
             "is out of reach: nobody listens there; the 3 servers", "\n".join(grid.warnings)
         )
+
+    def test_a_stale_memory(self) -> Deferred[None]:
+        """
+        A get that begins with remembered servers, none of which has the file, asks those that the
+        introducer names in the end.
+        """
+        return Deferred.fromCoroutine(self._test_stale_memory())
+
+    async def _test_stale_memory(self) -> None:
+        await gatherResults([node.start() for node in self.nodes])
+        await self.announced(3)
+        client = self.client(self.furl)
+        grid = await self.open(client)
+        stored = await grid.put(b"z" * 3000)
+        await grid.close()
+        dead = {
+            "service-name": "storage",
+            "anonymous-storage-NURLs": [f"pb://{'A' * 43}@127.0.0.1:1/x#v=1"],
+        }
+        gone = [Announcement(f"gone{n}", dead) for n in range(2)]
+        write_cache(client / "private" / cache_name("i0"), gone)
+
+        self.introducer.hesitates = True
+        grid = await self.open(client)
+        more_servers = grid._readiness.more_servers
+
+        def asked_for_more() -> Any:
+            self.introducer.tell()
+            return more_servers()
+
+        self.patch(grid._readiness, "more_servers", asked_for_more)
+        self.assertEqual(await grid.read(stored.cap), b"z" * 3000)
+        self.assertFalse(self.introducer.hesitates)
 
     def test_wrong_names(self) -> Deferred[None]:
         """A fURL of something else at that address is said to be none, and there are no servers."""

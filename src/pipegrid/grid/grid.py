@@ -432,7 +432,10 @@ class Grid:
         try:
             watch = Watch(self._reactor, STATUS_SILENCE_S)
             version = await watch.answer(peer.server.version(), peer.name)
-            if peer.protocol in ("https", "foolscap"):  # that was a connection; how long does an answer take?
+            if peer.protocol in (
+                "https",
+                "foolscap",
+            ):  # that was a connection; how long does an answer take?
                 started = self._reactor.seconds()
                 watch = Watch(self._reactor, STATUS_SILENCE_S)
                 version = await watch.answer(peer.server.version(), peer.name)
