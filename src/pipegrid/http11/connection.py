@@ -10,7 +10,7 @@ a request is taken back               unsent: it is gone. Sent: its answer is re
                                       sent: nothing more is written, and the connection ends as soon as
                                       the answers before it are in.
 a reader pauses                       the transport is paused; what one read had already brought
-                                      (64 KiB) is all that is ever held. Does it go on pausing, the
+                                      (128 KiB) is all that is ever held. Does it go on pausing, the
                                       owner may have what stands behind it asked anew elsewhere
 an answer before the whole body       it counts, nothing more is written, and the connection ends
 the last answer (Connection: close)   all that stood behind it is as if never sent
@@ -43,6 +43,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
+from pipegrid.flow.tls import read_much
 from pipegrid.http11.errors import RequestNotSent, ResponseError, TooManyRequests
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
@@ -242,6 +243,7 @@ class PipelinedConnection(Protocol):
         if ITCPTransport.providedBy(transport):
             # Small requests must not wait for the acknowledgement of earlier ones.
             transport.setTcpNoDelay(True)
+        read_much(transport)
         self._writer.attach(transport)
         if getattr(transport, "wrappedProtocol", None) is self:  # a TLSMemoryBIOProtocol
             self._progress()

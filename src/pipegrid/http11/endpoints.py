@@ -32,6 +32,7 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from pipegrid.errors import UsageError
+from pipegrid.flow.tls import BatchingTLSEndpoint
 from pipegrid.http11.errors import WrongServerKey
 
 ALPN = [b"http/1.1"]  # a server that knows HTTP/2 might choose it if we let it
@@ -91,7 +92,7 @@ def pin_endpoint(
 
     The connection is lost with ``WrongServerKey`` if the key is another one.
     """
-    return wrapClientTLS(_PinnedConnectionCreator(pin, server), endpoint)
+    return BatchingTLSEndpoint(_PinnedConnectionCreator(pin, server), endpoint)
 
 
 def public_key_pin(certificate: x509.Certificate) -> bytes:

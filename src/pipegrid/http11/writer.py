@@ -5,7 +5,7 @@ Puts the requests of a lane on the wire, one behind the other.
 made at the end of the turn, or at the end of the read that caused them.
 
 **Back-pressure.** While the transport is full nothing is written: no request begins, a body in memory
-stops after a piece of 64 KiB, a body producer is paused. So nothing piles up, large buffers are
+stops after a piece of 120 KiB, a body producer is paused. So nothing piles up, large buffers are
 never joined, and each drain of the transport is a sign of life.
 
 **One at a time.** While a body is being written, nothing else is: bytes of two requests must not mix.
@@ -25,7 +25,11 @@ from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
 from pipegrid.http11.parser import ResponseParser
 
-PIECE_BYTES = 2**16  # what Twisted's transports buffer before they pause their producer
+PIECE_BYTES = 120 * 1024
+"""
+Handed to the transport at a time. Twisted calls ``send`` with 128 KiB at most, and a little more would cost a
+turn of the reactor by itself; TLS adds 22 bytes to each 16 KiB.
+"""
 
 
 @implementer(IPushProducer)

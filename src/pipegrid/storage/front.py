@@ -56,12 +56,12 @@ class FrontFactory(Factory):
         clock: Any,
         foolscap: FoolscapFactory | None = None,
     ) -> None:
-        from twisted.protocols.tls import TLSMemoryBIOFactory
+        from pipegrid.flow.tls import BatchingTLSFactory
 
         self.clock: IReactorTime = clock
         self.connections: set[Front] = set()
         self._server = server
-        self._tls = TLSMemoryBIOFactory(contexts, False, server, clock)
+        self._tls = BatchingTLSFactory(contexts, False, server, clock)
         self._foolscap = foolscap
         self._empty: list[Deferred[None]] = []
 

@@ -14,9 +14,9 @@ but not a request for the same storage index, which might see that the share is 
 * 128 requests are unanswered, or 256 KiB of answers wait behind one that is not ready;
 * the server has too many shares waiting to become durable.
 
-httptools cannot be stopped in the middle of what it was fed. So it is fed 16 KiB at most, and what it
-finds behind a request that must wait is queued (``_events``); what it was not fed waits as it is
-(``_unparsed``), at most what the transport had read already.
+httptools cannot be stopped in the middle of what it was fed. So it is fed 16 KiB at most, or as much of a
+body as is sure to come, and what it finds behind a request that must wait is queued (``_events``); what it
+was not fed waits as it is (``_unparsed``), at most what the transport had read already.
 
 The connection is its transport's producer for as long as it lives. Registering one for each answer is what
 goes wrong elsewhere, when a long answer begins while the transport is full.
@@ -40,6 +40,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from pipegrid.flow.tls import read_much
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.http_answers import Answer, Stream
 from pipegrid.storage.http_requests import SECRET_HEADER, WANTED_HEADERS, Request
@@ -53,9 +54,7 @@ MAX_HEAD_BYTES = 16384
 MAX_HEADERS = 500
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
-FEED_BYTES = 16384  # a TLS record's worth
-RECEIVE_BYTES = 128 * 1024
-"""Read from the socket at a time: every turn of the reactor costs as much as copying 100 KiB."""
+FEED_BYTES = 16384
 
 IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
@@ -110,6 +109,7 @@ class GbsConnection(Protocol):
         # What is being carried out.
         self._request: Request | None = None
         self._receiver: Receiver | None = None
+        self._body_left = 0  # that has been announced
         self._working = False
         self._waits_for_room = False
         # What goes out.
@@ -140,9 +140,7 @@ class GbsConnection(Protocol):
         transport = self._transport
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
-        socket: Any = getattr(transport, "transport", None)  # beneath TLS
-        if socket is not None and hasattr(socket, "bufferSize"):
-            socket.bufferSize = RECEIVE_BYTES
+        read_much(transport)
         transport.registerProducer(self, True)
         self._server.connected(self)
 
@@ -152,7 +150,7 @@ class GbsConnection(Protocol):
         if self._closing_since_s is not None or self._broken:
             return
         in_body = self._receiver is not None and not (self._unparsed or self._events or self._slots)
-        if in_body and not self._working and len(data) <= FEED_BYTES:
+        if in_body and not self._working and len(data) <= self._feed_bytes:
             # In the middle of a body there is nothing to consider, and most bytes come there.
             self._feed(data)
             if self._receiver is not None and not (self._events or self._slots):
@@ -291,8 +289,8 @@ class GbsConnection(Protocol):
             return
         if self._events:
             self._events.append(data)
-        elif self._receiver is not None:
-            self._receiver.write(data)
+        else:
+            self._receive(data)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
@@ -327,9 +325,15 @@ class GbsConnection(Protocol):
             return
         self._request = request
         self._receiver = self._service.begin(request)
+        self._body_left = request.content_length or 0
         if request.expects_continue:
             self._slots.append(_Slot(data=answers.CONTINUE))
             self._waiting_bytes += len(answers.CONTINUE)
+
+    def _receive(self, data: bytes) -> None:
+        if self._receiver is not None:
+            self._body_left -= len(data)
+            self._receiver.write(data)
 
     def _end(self) -> None:
         request, self._request = self._request, None
@@ -410,8 +414,7 @@ class GbsConnection(Protocol):
             elif isinstance(event, _Broken):
                 self._refuse(event)
             elif event:
-                if self._receiver is not None:
-                    self._receiver.write(event)
+                self._receive(event)
             else:
                 self._end()
             if events:
@@ -424,14 +427,19 @@ class GbsConnection(Protocol):
         self._transport.abortConnection()
 
     def _next_piece(self) -> bytes:
-        data = self._unparsed.popleft()
-        if len(data) > FEED_BYTES:
-            self._unparsed.appendleft(data[FEED_BYTES:])
-            data = data[:FEED_BYTES]
+        data, limit = self._unparsed.popleft(), self._feed_bytes
+        if len(data) > limit:
+            self._unparsed.appendleft(data[limit:])
+            data = data[:limit]
         return data
 
+    @property
+    def _feed_bytes(self) -> int:
+        """How much the parser may have at once: a body, however long, is one event."""
+        return max(FEED_BYTES, self._body_left) if self._receiver is not None else FEED_BYTES
+
     def _feed(self, data: bytes) -> None:
-        """Let the parser have data, at most FEED_BYTES; what it finds is handled, or queued."""
+        """Let the parser have data, at most ``_feed_bytes``; what it finds is handled, or queued."""
         self._unseen_bytes += len(data)
         try:
             self._parser.feed_data(data)
