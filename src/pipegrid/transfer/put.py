@@ -18,6 +18,7 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry, Params
 from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.budget import Budget
+from pipegrid.flow.turns import Turns
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.codingline import DEPTH
 from pipegrid.transfer.keys import convergent_key, random_key
@@ -33,6 +34,9 @@ _CONTENTION_WAITS_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 How long to wait, time after time, where happiness fails because somebody else is just uploading the
 same shares: when they are done, these are found in place.
 """
+
+_FILES_PER_TURN = 4
+"""Small files are coded on the reactor; so many take some 5 ms."""
 
 _OVERHEAD_BYTES = 64 << 10
 """What the objects of even the smallest upload take."""
@@ -62,6 +66,7 @@ class Putter:
         self._client_secrets = client_secrets
         self._memory = memory
         self._settings = settings
+        self._turns = Turns(clock, _FILES_PER_TURN)
 
     async def put(
         self,
@@ -87,6 +92,7 @@ class Putter:
             geometry = params.geometry(source.size)
             lent = await self._memory.borrow(_held_bytes(geometry))
             try:
+                await self._turns.begin()
                 return await self._upload(source, geometry, happy, convergence, progress)
             finally:
                 self._memory.give_back(lent)
