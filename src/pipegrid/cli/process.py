@@ -6,6 +6,7 @@ This is the only place that touches the global reactor.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -79,6 +80,17 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     return outcome.status
 
 
+def calm_collector() -> None:
+    """
+    Have Python look for cycles of garbage less often, and not in what was there before the work began.
+
+    Nearly everything here is freed by reference counts. With Python's defaults, looking for the rest among
+    all modules took a third of the time of putting a hundred small files.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
+
 def _handle(number: int, handler: Callable[[int, Any], Any]) -> None:
     """Handle a signal, unless our parent wants it ignored (``nohup``, or a shell's background)."""
     if signal.getsignal(number) is not signal.SIG_IGN:
@@ -96,6 +108,7 @@ class _Outcome:
 
     def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
         self._command = start(self._reactor)
+        calm_collector()  # what the command needs is imported now
         self._command.addCallback(self._finished).addErrback(self._broken)
         self._command.addBoth(lambda _: self._reactor.stop())
 
