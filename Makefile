@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 TAHOE_VENV := .venv-tahoe
 
-.PHONY: demo test lint types trial interop soak fuzz format clean
+.PHONY: demo test lint types trial interop speedtest soak fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -27,6 +27,10 @@ trial: $(INSTALLED)
 	timeout 540 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+
+# Some four minutes; on a machine that does nothing else. What the figures mean: docs/reference-speed.md.
+speedtest: $(INSTALLED)
+	$(BIN)/python -m misc.speedtest.grid
 
 # Random and long (about ten minutes); a seed is printed. `make soak SEED=7` repeats one.
 soak: $(INSTALLED)

@@ -1,0 +1,51 @@
+"""The demonstration leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from misc.command import environment
+from twisted.trial.unittest import SynchronousTestCase
+
+DEMO = Path(__file__).parent.parent / "misc" / "demo.sh"
+
+
+class DemoTests(SynchronousTestCase):
+    """``misc/demo.sh``, with servers already starting, is interrupted."""
+
+    def setUp(self) -> None:
+        home = Path(self.mktemp()).absolute()
+        self.scratch = home / "tmp"
+        self.scratch.mkdir(parents=True)
+        program = home / "bin" / "pipegrid"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pipegrid.cli "$@"\n')
+        program.chmod(0o755)
+        path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**environment(), "PATH": path, "TMPDIR": str(self.scratch)}
+
+    def test_interrupted(self) -> None:
+        """It ends with the signal's status; no file and no process is left."""
+        for number, to_all in ((signal.SIGINT, True), (signal.SIGTERM, False)):
+            demo = subprocess.Popen(
+                ["sh", str(DEMO)],
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            assert demo.stdout is not None
+            self.assertIn(b"1. ", demo.stdout.readline())
+            if to_all:  # as the terminal's Ctrl-C goes to all in the foreground
+                os.killpg(demo.pid, number)
+            else:
+                demo.send_signal(number)
+            demo.stdout.read()  # until the last process that could write there is gone
+            demo.stdout.close()
+            self.assertEqual(demo.wait(30), 128 + number)
+            self.assertEqual(list(self.scratch.iterdir()), [])
+            self.assertRaises(ProcessLookupError, os.killpg, demo.pid, 0)
