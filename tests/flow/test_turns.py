@@ -32,7 +32,10 @@ class TurnsTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
         for number in range(5, 8):
             self.ask(number)
-        self.assertEqual(self.begun, [0, 1, 2, 3, 100, 4, 5, 6])
+        self.assertEqual(self.begun, [0, 1, 2, 3, 100, 4, 5], "the last turn had one place left")
+        self.clock.advance(0)
+        self.assertEqual(self.begun, [0, 1, 2, 3, 100, 4, 5, 6, 7])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_nobody_overtakes(self) -> None:
         """Who comes while others wait, waits, though their turn has begun."""

@@ -12,6 +12,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.flow import tls
 from pipegrid.storage.front import PATIENCE_S, Front, FrontFactory
 
 ADDRESS = IPv4Address("TCP", "192.0.2.1", 1234)
@@ -73,10 +74,10 @@ class FrontTests(SynchronousTestCase):
     """Eight bytes decide."""
 
     def setUp(self) -> None:
-        # TLSMemoryBIOFactory wants real contexts; the real one is tested over real connections.
+        # BatchingTLSFactory wants real contexts; the real one is tested over real connections.
         self.patch(
-            __import__("twisted.protocols.tls", fromlist=["tls"]),
-            "TLSMemoryBIOFactory",
+            tls,
+            "BatchingTLSFactory",
             lambda *arguments: None,
         )
         self.clock = Clock()

@@ -38,14 +38,16 @@ class Turns:
             turn.callback(None)
         else:
             self._waiting.append(turn)
-        if self._next_turn is None:
-            self._next_turn = self._clock.callLater(0, self._turn)
+            if self._next_turn is None:
+                self._next_turn = self._clock.callLater(0, self._turn)
         return turn
 
     def _turn(self) -> None:
+        # Whoever begins when nobody has waited for long may thus wait one turn in vain: that is cheaper
+        # than a timer for each beginning.
         self._next_turn = None
         self._left = self._per_turn
-        if self._waiting:
+        if len(self._waiting) > self._left:
             self._next_turn = self._clock.callLater(0, self._turn)
         while self._waiting and self._left:
             self._left -= 1
@@ -53,3 +55,6 @@ class Turns:
 
     def _cancelled(self, turn: Deferred[None]) -> None:
         self._waiting.remove(turn)
+        if not self._waiting and self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
