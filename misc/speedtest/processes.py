@@ -104,6 +104,9 @@ class Servers:
     ) -> None:
         for process in self.processes:  # together: each takes a moment to end in good order
             process.terminate()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
         self._stack.close()
 
     def cpu_s(self) -> float:

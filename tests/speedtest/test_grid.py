@@ -38,13 +38,22 @@ class GridTests(SynchronousTestCase):
 
     def test_wrong_bytes_give_no_figure(self) -> None:
         """What comes back is compared, to its last byte."""
-        sink = grid.Comparing(b"expected")
-        sink.write(memoryview(b"expect"))
-        self.assertRaises(AssertionError, sink.check_complete)
-        self.assertRaises(AssertionError, sink.write, b"ad")
-        sink.write(bytearray(b"ed"))
-        sink.check_complete()
-        self.assertRaises(AssertionError, sink.write, b"more")
+        for pieces, good in (
+            ((b"exp", bytearray(b"ect"), memoryview(b"ed")), True),
+            ((b"expect",), False),
+            ((b"expected", b"more"), False),
+            ((b"eXpected",), False),
+            ((b"detcepxe",), False),
+        ):
+            sink = grid.Comparing(b"expected")
+            try:
+                for piece in pieces:
+                    sink.write(piece)
+                sink.check()
+            except AssertionError:
+                self.assertFalse(good, pieces)
+            else:
+                self.assertTrue(good, pieces)
 
 
 class OthersTests(SynchronousTestCase):

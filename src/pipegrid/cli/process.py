@@ -123,8 +123,9 @@ class _Outcome:
     def interrupted(self, number: int, frame: Any) -> None:
         """Have the command cancelled; a second signal waits for nothing."""
         signal.signal(number, signal.SIG_DFL)
-        self._interrupted = True
-        self._reactor.callFromThread(self._cancel)
+        if not self._interrupted:  # it may come while the first one is being handled
+            self._interrupted = True
+            self._reactor.callFromThread(self._cancel)
 
     def _cancel(self) -> None:
         if self._command is not None:

@@ -6,6 +6,8 @@ Source: the format reference, section 5.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import attrs
 
 from pipegrid.core.hashes import HASH_BYTES, netstring
@@ -52,6 +54,7 @@ def _numbers(geometry: Geometry) -> dict[bytes, bytes]:
     }
 
 
+@lru_cache(maxsize=256)  # asked for each piece of a share that comes
 def packed_length(geometry: Geometry) -> int:
     """Return the length of the record before a single hash is known."""
     return len(pack(geometry, *(bytes(HASH_BYTES),) * 3))

@@ -33,15 +33,16 @@ RECORD_BYTES = 2**14
 BATCH_BYTES = 4 * RECORD_BYTES
 """Encrypted before it is handed down: each connection's OpenSSL keeps as large a buffer."""
 
-RECEIVE_BYTES = 128 * 1024
-"""Read from a socket at a time: every turn of the reactor costs as much as copying 100 KiB."""
 
+def read_much(transport: Any, size_bytes: int) -> None:
+    """
+    Have the socket beneath a transport, TLS or not, read so many bytes at a time.
 
-def read_much(transport: Any) -> None:
-    """Have the socket beneath a transport, TLS or not, read ``RECEIVE_BYTES`` at a time."""
+    Every turn of the reactor costs as much as copying 100 KiB; Twisted's own 64 KiB are little.
+    """
     beneath = getattr(transport, "transport", None) or transport
     if hasattr(beneath, "bufferSize"):
-        beneath.bufferSize = RECEIVE_BYTES
+        beneath.bufferSize = size_bytes
 
 
 class BatchingTLS(BufferingTLSTransport):

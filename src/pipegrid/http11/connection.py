@@ -10,7 +10,7 @@ a request is taken back               unsent: it is gone. Sent: its answer is re
                                       sent: nothing more is written, and the connection ends as soon as
                                       the answers before it are in.
 a reader pauses                       the transport is paused; what one read had already brought
-                                      (128 KiB) is all that is ever held. Does it go on pausing, the
+                                      (256 KiB) is all that is ever held. Does it go on pausing, the
                                       owner may have what stands behind it asked anew elsewhere
 an answer before the whole body       it counts, nothing more is written, and the connection ends
 the last answer (Connection: close)   all that stood behind it is as if never sent
@@ -55,6 +55,10 @@ from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
 from pipegrid.http11.writer import RequestWriter
 
 _log = Logger()
+
+
+RECEIVE_BYTES = 256 * 1024
+"""Read from the socket at a time. Clients have few connections, and long answers."""
 
 
 @implementer(IHandshakeListener)
@@ -243,7 +247,7 @@ class PipelinedConnection(Protocol):
         if ITCPTransport.providedBy(transport):
             # Small requests must not wait for the acknowledgement of earlier ones.
             transport.setTcpNoDelay(True)
-        read_much(transport)
+        read_much(transport, RECEIVE_BYTES)
         self._writer.attach(transport)
         if getattr(transport, "wrappedProtocol", None) is self:  # a TLSMemoryBIOProtocol
             self._progress()

@@ -55,6 +55,8 @@ MAX_HEADERS = 500
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 FEED_BYTES = 16384
+RECEIVE_BYTES = 128 * 1024
+"""Read from the socket at a time; a thousand clients may each have had as much in OpenSSL's buffers."""
 
 IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
@@ -140,7 +142,7 @@ class GbsConnection(Protocol):
         transport = self._transport
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
-        read_much(transport)
+        read_much(transport, RECEIVE_BYTES)
         transport.registerProducer(self, True)
         self._server.connected(self)
 
