@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 
 from pipegrid.core import base32
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, UsageError, WrongSecret
@@ -16,6 +15,7 @@ from pipegrid.storage.http_service import MAX_COMMITS, GbsService
 from pipegrid.wire.foolscap import PROTOCOL, unpack_version
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from tests.storage.support import SI, InlineWorkers, StoreTestCase
+from tests.transport.foolscap_world import UncollectedClock
 
 RENEW, CANCEL = b"r" * 32, b"c" * 32
 
@@ -47,7 +47,7 @@ class FoolscapStorageTests(StoreTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.clock = Clock()
+        self.clock = UncollectedClock()
         durability = Durability(InlineWorkers(), self.clock, "none")
         self.service = GbsService(self.store, durability, "swissnum")
         self.storage = FoolscapStorage(self.service)
