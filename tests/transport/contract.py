@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IConsumer
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, WrongSecret
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSuchShare,
+    ServerRefused,
+    ServerUnreachable,
+    WrongSecret,
+)
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import (
     Allocation,
@@ -498,5 +505,8 @@ class StorageServerContract(Mixin):
             deferred.addBoth(ends.append)
         self.resolve(self.server.disconnect())
         self.assertEqual(len(ends), len(waiting))
+        for end in ends:
+            if isinstance(end, Failure):  # nobody cancelled it: it must not look as if
+                self.assertIsInstance(end.value, ServerUnreachable)
         self.server = self.make_server()
         self.assertEqual(self.get(0), b"abc")

@@ -12,7 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused
+from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, ServerUnreachable
 from pipegrid.storage.durability import Disk, Durability, Policy, Workers
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.interface import StorageServer
@@ -197,13 +197,13 @@ class LocalServerTests(LocalMixin, SynchronousTestCase):
         self.successResultOf(abort)
 
     def test_disconnect_waits_for_threads(self) -> None:
-        """Disconnecting cancels what is unanswered and fires when no thread is busy any more."""
+        """Disconnecting gives up what is unanswered, and fires when no thread is busy any more."""
         self.allocate({0}, 10)
         write = self.server.write(SI, 0, 0, [b"0123456789"], SECRETS.upload)
         queued = self.server.list_shares(SI)
         gone = self.server.disconnect()
-        self.failureResultOf(write, CancelledError)
-        self.failureResultOf(queued, CancelledError)
+        self.failureResultOf(write, ServerUnreachable)
+        self.failureResultOf(queued, ServerUnreachable)
         self.assertNoResult(gone)
         self.finish()
         self.assertIsNone(self.successResultOf(gone))

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -33,11 +34,11 @@ from pipegrid.errors import (
     NoSuchShare,
     ServerError,
     ServerProtocolError,
-    ServerUnreachable,
     UsageError,
 )
 from pipegrid.transport.foolscaplink import Connector, FoolscapLink
 from pipegrid.transport.foolscapuploads import FoolscapUploads
+from pipegrid.transport.interface import disconnected
 from pipegrid.transport.local import Stream
 from pipegrid.transport.ordering import Operation, Ordering
 from pipegrid.wire.foolscap import MAX_REASON_BYTES, unpack_version
@@ -303,9 +304,10 @@ class FoolscapServer:
     def disconnect(self) -> Deferred[None]:
         """Give up the connection and unanswered requests; fires when all are gone."""
         self._disconnected = True
+        reason = partial(disconnected, self._name)
         for stream in list(self._streams):
-            stream.stopProducing()
-        gone = [self._ordering.give_up_all(), self._link.close()]
+            stream.give_up(reason())
+        gone = [self._ordering.give_up_all(reason), self._link.close()]
         return DeferredList(gone).addCallback(lambda _: None)
 
     def _lost(self) -> None:
@@ -323,9 +325,7 @@ class FoolscapServer:
         start: Callable[[], Any],
     ) -> Deferred[Any]:
         if self._disconnected:
-            return fail(
-                ServerUnreachable(f"{self._name} was disconnected here; open it again", self._name)
-            )
+            return fail(disconnected(self._name))
         operation = _Sent(kind, numbers, lambda _: Deferred.fromCoroutine(start()))
         return self._ordering.carry_out(storage_index, operation)
 

@@ -29,14 +29,14 @@ from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredList, fail
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import ServerUnreachable, UsageError
+from pipegrid.errors import UsageError
 from pipegrid.http11.endpoints import pin_endpoint
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.limits import Limits
@@ -47,6 +47,7 @@ from pipegrid.transport.gbsorder import GbsOrder
 from pipegrid.transport.gbsrequests import GbsRequests
 from pipegrid.transport.gbsstreams import GbsStreams
 from pipegrid.transport.gbsuploads import Answered, UploadConnection
+from pipegrid.transport.interface import disconnected
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -147,7 +148,7 @@ class GbsServer:
         self._reads = HostPool(clock, endpoints, name, settings.limits(connections))
         self._streams = GbsStreams(self._reads, self._requests, self._answers, settings.max_streams)
         self._unanswered: set[Deferred[Any]] = set()
-        self._disconnected = False
+        self._disconnected = self._leaving = False
 
     def __repr__(self) -> str:
         return (
@@ -333,27 +334,25 @@ class GbsServer:
 
     def disconnect(self) -> Deferred[None]:
         """Give up connections and unanswered requests; fires when all are gone."""
-        self._disconnected = True
+        self._disconnected = self._leaving = True
         for waiting in list(self._unanswered):
             waiting.cancel()
+        self._leaving = False
         gone = [self._uploads.close(), self._reads.close()]
         return DeferredList(gone).addCallback(lambda _: None)
 
     def _track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
         """Know a request for ``disconnect`` until it has fired, been cancelled or failed."""
         if self._disconnected:
-            return fail(
-                ServerUnreachable(
-                    f"{self._identity.nickname} was disconnected here; open it again",
-                    self._identity.nickname,
-                )
-            )
+            return fail(disconnected(self._identity.nickname))
         waiting = start()
         self._unanswered.add(waiting)
         return waiting.addBoth(self._answered, waiting)
 
-    def _answered(self, result: R, waiting: Deferred[Any]) -> R:
+    def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
         self._unanswered.discard(waiting)
+        if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
+            return Failure(disconnected(self._identity.nickname))
         return result
 
 

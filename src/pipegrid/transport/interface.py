@@ -38,6 +38,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.errors import ServerUnreachable
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -139,7 +140,15 @@ class StorageServer(Protocol):
 
     def disconnect(self) -> Deferred[None]:
         """
-        Give up connections and unanswered requests, whose Deferreds fail; fires when all are gone.
+        Give up connections and unanswered requests; fires when all are gone.
+
+        The requests' Deferreds fail with ``ServerUnreachable``, which a transfer takes as this server's
+        end, and not with ``CancelledError``, which it would take as its own.
 
         Unfinished uploads stay with the server, for this or another server object to resume.
         """
+
+
+def disconnected(server: str) -> ServerUnreachable:
+    """Return what requests fail with that ``disconnect`` ended, and those that come after it."""
+    return ServerUnreachable(f"{server} was disconnected here; open it again", server)

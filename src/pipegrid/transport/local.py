@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, execute
@@ -29,6 +30,7 @@ from pipegrid.storage.durability import Durability, Workers
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import Upload
+from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import Operation, Ordering
 from pipegrid.wire.messages import (
     Allocation,
@@ -195,13 +197,14 @@ class LocalServer:
 
     def disconnect(self) -> Deferred[None]:
         """
-        Cancel what is unanswered, and leave unfinished uploads to whoever resumes them.
+        Give up what is unanswered, and leave unfinished uploads to whoever resumes them.
 
         The server can be used again afterwards.
         """
+        reason = partial(disconnected, self._identity.nickname)
         for stream in list(self._streams):
-            stream.stopProducing()
-        gone = self._ordering.give_up_all()
+            stream.give_up(reason())
+        gone = self._ordering.give_up_all(reason)
         gone.addCallback(lambda _: self.store.release())
         return gone
 
@@ -283,6 +286,7 @@ class Stream:
     def __init__(self) -> None:
         self._paused = False
         self._stopped = False
+        self._reason: Exception | None = None
         self._resumed: Deferred[None] = Deferred()
         self._awaited: Deferred[Any] | None = None
 
@@ -302,18 +306,25 @@ class Stream:
         if self._awaited is not None:
             self._awaited.cancel()
 
+    def give_up(self, reason: Exception) -> None:
+        """Let the stream fail with that error."""
+        self._reason = reason
+        self.stopProducing()
+
     async def flowing(self) -> None:
-        """Wait while paused; CancelledError once stopped."""
+        """Wait while paused; CancelledError, or what it was given up for, once stopped."""
         while self._paused and not self._stopped:
             self._resumed = Deferred()
             await self.unless_stopped(self._resumed)
         if self._stopped:
-            raise CancelledError
+            raise self._reason or CancelledError()
 
     async def unless_stopped(self, awaited: Deferred[T]) -> T:
         """Await something that ``stopProducing`` cancels."""
         self._awaited = awaited
         try:
             return await awaited
+        except CancelledError:
+            raise self._reason or CancelledError() from None
         finally:
             self._awaited = None

@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.interfaces import IConsumer, IDelayedCall, IPushProducer, IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -33,6 +33,7 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.storage.ranges import Ranges
+from pipegrid.transport.interface import disconnected
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -138,6 +139,7 @@ class MemoryServer:
         self._failures: dict[str | None, deque[Exception]] = {}
         self._hanging: set[str | None] = set()
         self._unanswered: dict[Deferred[Any], IDelayedCall | None] = {}
+        self._leaving = False
 
     def __repr__(self) -> str:
         return f"<MemoryServer {self._identity.nickname!r}, {len(self.storage.shares)} shares>"
@@ -308,8 +310,10 @@ class MemoryServer:
 
     def disconnect(self) -> Deferred[None]:
         """Give up unanswered requests; the server can be used again afterwards."""
+        self._leaving = True
         for waiting in list(self._unanswered):
             waiting.cancel()
+        self._leaving = False
         return execute(lambda: None)
 
     # How answers come about.
@@ -342,10 +346,12 @@ class MemoryServer:
         self._unanswered[waiting] = call
         return waiting.addBoth(self._arrived, waiting)
 
-    def _arrived(self, result: T, waiting: Deferred[Any]) -> T:
+    def _arrived(self, result: T, waiting: Deferred[Any]) -> T | Failure:
         call = self._unanswered.pop(waiting)
         if call is not None and call.active():
             call.cancel()
+        if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
+            return Failure(disconnected(self._identity.nickname))
         return result
 
 

@@ -80,7 +80,9 @@ class Ordering:
 
     def carry_out(self, storage_index: bytes, operation: Operation) -> Deferred[Any]:
         """The same, for an operation with an idea of its own of what it conflicts with."""
-        operation.result = Deferred(lambda _: self._give_up(storage_index, operation))
+        operation.result = Deferred(
+            lambda _: self._give_up(storage_index, operation, CancelledError())
+        )
         pending = self._pending.setdefault(storage_index, {})
         for earlier in pending:
             if operation.conflicts(earlier):
@@ -91,19 +93,25 @@ class Ordering:
             self._start([(storage_index, operation)])
         return operation.result
 
-    def give_up_all(self) -> Deferred[None]:
-        """Cancel everything; fires when what had begun has ended."""
-        for operations in list(self._pending.values()):
+    def give_up_all(self, reason: Callable[[], Exception]) -> Deferred[None]:
+        """
+        Give everything up; fires when what had begun has ended.
+
+        Args:
+            reason: makes the error that each operation fails with.
+        """
+        for storage_index, operations in list(self._pending.items()):
             for operation in list(operations):
-                operation.result.cancel()
+                if operation.wanted:
+                    self._give_up(storage_index, operation, reason())
         gone: Deferred[None] = Deferred()
         self._idle.append(gone)
         self._look_idle()
         return gone
 
-    def _give_up(self, storage_index: bytes, operation: Operation) -> None:
+    def _give_up(self, storage_index: bytes, operation: Operation, reason: Exception) -> None:
         operation.wanted = False
-        operation.result.errback(CancelledError())
+        operation.result.errback(reason)
         if not operation.started:
             self._end(storage_index, operation)
 
