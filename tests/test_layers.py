@@ -31,7 +31,29 @@ MAY_IMPORT = {
         "transfer",
         "grid",
     },
-    "cli": {"errors", "core", "wire", "flow", "storage", "transport", "transfer", "grid"},
+    "speedtest": {
+        "errors",
+        "core",
+        "wire",
+        "flow",
+        "http11",
+        "storage",
+        "transport",
+        "transfer",
+        "grid",
+        "simulation",
+    },
+    "cli": {
+        "errors",
+        "core",
+        "wire",
+        "flow",
+        "storage",
+        "transport",
+        "transfer",
+        "grid",
+        "speedtest",
+    },
 }
 
 PURE = {
