@@ -14,7 +14,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -411,7 +411,7 @@ class _NoDisk(Disk):
     def sync_data(self, shares: Sequence[Committable]) -> None:
         """Nothing to do."""
 
-    def sync_names(self, directories: Iterable[str]) -> None:
+    def sync_names(self, directories: Mapping[str, int]) -> None:
         """Nothing to do."""
 
 

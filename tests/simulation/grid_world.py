@@ -16,7 +16,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,7 +109,7 @@ class FailingDisk(Disk):
         """Fail if that is due."""
         self._host.sync()
 
-    def sync_names(self, directories: Iterable[str]) -> None:
+    def sync_names(self, directories: Mapping[str, int]) -> None:
         """Fail if that is due."""
         self._host.sync()
 

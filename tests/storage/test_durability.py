@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -28,6 +28,7 @@ class FakeShare:
         self.resumed = False
         self.gone = False
         self.descriptor = 0
+        self.device = 0
         self.failure: Exception | None = None
 
     def sync(self) -> None:
@@ -56,7 +57,7 @@ class FakeDisk(Disk):
         if self.fail_data:
             raise self.fail_data
 
-    def sync_names(self, directories: Iterable[str]) -> None:
+    def sync_names(self, directories: Mapping[str, int]) -> None:
         self.log.append(f"sync names {', '.join(directories)}")
         if self.fail_names:
             raise self.fail_names
@@ -77,8 +78,10 @@ class SlowWorkers:
         return waiting
 
     def step(self) -> None:
-        waiting, call = self.queue.pop(0)
-        waiting.callback(call())
+        """Commit one group: data, then names."""
+        for _ in range(2):
+            waiting, call = self.queue.pop(0)
+            waiting.callback(call())
 
 
 class GroupingTests(SynchronousTestCase):

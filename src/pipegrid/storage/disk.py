@@ -57,12 +57,17 @@ def write_all(fd: int, data: bytes, offset: int) -> None:
 
 def names_file(path: str, fd: int) -> bool:
     """Whether path still is the name of the open file; others may have renamed or removed it."""
+    ours = os.fstat(fd)
+    return names_inode(path, (ours.st_dev, ours.st_ino))
+
+
+def names_inode(path: str, inode: tuple[int, int]) -> bool:
+    """Whether path is a name of the file with that device and number."""
     try:
         there = os.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    ours = os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+    return (there.st_dev, there.st_ino) == inode
 
 
 def open_locked(path: str, flags: int, wait: bool = False) -> int | None:

@@ -69,6 +69,7 @@ ABANDONED_AFTER_S = 30 * 60
 MAX_SHARE_NUMBER = 255
 MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
 MAX_ADVISORIES = 1000
+ONE_CALL_BYTES = 4096  # a hole so small is no room saved, and writing around it is two calls
 MAX_REASON_BYTES = 32768
 _NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
 
@@ -435,8 +436,12 @@ class ShareStore:
         disk.remove(path + sidecar.SUFFIX)
         version = containers.WRITTEN_VERSION
         record = containers.make_lease(version, containers.OWNER_ALLOCATE, lease, self._clock())
-        disk.write_all(fd, containers.pack_header(share_bytes, 1), 0)
-        disk.write_all(fd, record.pack(), containers.HEADER_BYTES + share_bytes)
+        header = containers.pack_header(share_bytes, 1)
+        if share_bytes <= ONE_CALL_BYTES:
+            disk.write_all(fd, header + bytes(share_bytes) + record.pack(), 0)
+        else:
+            disk.write_all(fd, header, 0)
+            disk.write_all(fd, record.pack(), containers.HEADER_BYTES + share_bytes)
 
     def _take_up(self, key: _Key, secret_hash: bytes) -> Upload:
         path = self._incoming_path(*key)

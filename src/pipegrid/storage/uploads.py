@@ -79,6 +79,7 @@ class Upload:
         self.opened = next(self._openings)
         self.resumed = bool(received)
         self._fd: int | None = fd
+        self._file: tuple[int, int] | None = None
         self._incoming = incoming_path
         self._final = final_path
         self._boot_id = boot_id
@@ -223,6 +224,12 @@ class Upload:
         assert self._fd is not None, f"{self!r} has no file open"
         return self._fd
 
+    @property
+    def device(self) -> int:
+        """The number of the file system that a complete upload is on."""
+        with self._lock:
+            return self._inode()[0]
+
     def sync(self) -> None:
         """Make the file's own bytes durable (``fsync``); its name is another matter."""
         with self._lock:
@@ -246,7 +253,7 @@ class Upload:
             assert self.complete, f"{self!r} is published too early"
             assert self._fd is not None, "a complete upload keeps its file open"
             try:
-                if not disk.names_file(self._incoming, self._fd):
+                if not disk.names_inode(self._incoming, self._inode()):
                     self._leave()
                     raise self._no_such_upload()
                 changed = _rename(self._incoming, self._final)
@@ -282,6 +289,15 @@ class Upload:
                 self._close()
 
     # The rest runs under the lock.
+
+    def _inode(self) -> tuple[int, int]:
+        """Return the open file's device and number; asked for once for each opening."""
+        if self._file is None:
+            if self._fd is None:
+                raise self._no_such_upload()
+            status = os.fstat(self._fd)
+            self._file = (status.st_dev, status.st_ino)
+        return self._file
 
     def _compare(self, fd: int, begin: int, slices: Iterator[memoryview]) -> None:
         for view in slices:
@@ -351,7 +367,7 @@ class Upload:
     def _close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
-            self._fd = None
+            self._fd = self._file = None
 
     def _name(self) -> str:
         return f"share {self.share_number} in {os.path.dirname(self._final)!r}"
@@ -416,7 +432,12 @@ def _rename(incoming: str, final: str) -> tuple[str, ...]:
     if _moved(incoming, final):
         return (inner,)
     for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
-        os.makedirs(inner, exist_ok=True)
+        try:
+            os.mkdir(inner)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            os.makedirs(inner, exist_ok=True)
         if _moved(incoming, final):
             break
     else:
