@@ -118,11 +118,13 @@ def free_bytes(path: str) -> int | None:
     Raises:
         NotADirectoryError: something else has its name, or that of a directory above it.
     """
-    path = _existing(path)
-    if not os.path.isdir(path):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     try:
-        status = os.statvfs(path)
+        status = os.statvfs(path + "/.")  # which only a directory has
+    except NotADirectoryError:
+        raise
+    except FileNotFoundError:
+        above = os.path.dirname(os.path.abspath(path))
+        return None if above == os.path.abspath(path) else free_bytes(above)
     except OSError:
         return None
     return status.f_bavail * status.f_frsize

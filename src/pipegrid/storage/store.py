@@ -205,7 +205,8 @@ class ShareStore:
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
         with self._allocate_lock:
-            have = self.list_shares(storage_index)
+            there = self._list_shares(storage_index)
+            have = there or frozenset()
             for number in have:
                 # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
                 with suppress(OSError, ValueError):
@@ -214,7 +215,7 @@ class ShareStore:
             allocated = frozenset(
                 number
                 for number in sorted(share_numbers - have)
-                if self._allocate(storage_index, number, share_bytes, secrets)
+                if self._allocate(storage_index, number, share_bytes, secrets, there is None)
             )
         return Allocation(have, allocated)
 
@@ -254,6 +255,10 @@ class ShareStore:
 
     def list_shares(self, storage_index: bytes) -> frozenset[int]:
         """Return the numbers of all complete immutable shares."""
+        return self._list_shares(storage_index) or frozenset()
+
+    def _list_shares(self, storage_index: bytes) -> frozenset[int] | None:
+        """The same; None if there is not even a directory for them."""
         directory = self._directory(self._shares, storage_index)
         try:
             with os.scandir(directory) as entries:
@@ -265,7 +270,7 @@ class ShareStore:
                     and not slotfiles.is_mutable(entry.path)
                 )
         except FileNotFoundError:
-            return frozenset()
+            return None
         except OSError as error:
             raise disk.disk_error(error, f"list the shares in {directory!r}") from error
 
@@ -386,7 +391,12 @@ class ShareStore:
     # What lies behind allocate and upload; under _allocate_lock.
 
     def _allocate(
-        self, storage_index: bytes, number: int, share_bytes: int, secrets: UploadSecrets
+        self,
+        storage_index: bytes,
+        number: int,
+        share_bytes: int,
+        secrets: UploadSecrets,
+        new_index: bool,
     ) -> bool:
         key = (storage_index, number)
         secret_hash = uploads.hash_secret(secrets.upload)
@@ -428,7 +438,8 @@ class ShareStore:
             if isinstance(refusal, NoSpace):
                 return False
             raise refusal from error
-        self._adopt(key, share_bytes, secret_hash, fd, note)
+        upload = self._adopt(key, share_bytes, secret_hash, fd, note)
+        upload.new_index = new_index
         return True
 
     def _make_container(self, path: str, fd: int, share_bytes: int, lease: LeaseSecrets) -> None:

@@ -51,6 +51,8 @@ class Upload:
         last_write: when it was last written to, in seconds since 1970.
         opened: rises with every opening of an upload's file in this process.
         gone: whether it has ended: published, discarded, or let go of.
+        new_index: whether there was no directory for shares of this index when it began; a hint that saves a
+            vain attempt.
         resumed: whether some of it was written through an earlier descriptor than the present one.
     """
 
@@ -78,6 +80,7 @@ class Upload:
         self.last_write = clock()
         self.opened = next(self._openings)
         self.resumed = bool(received)
+        self.new_index = False
         self._fd: int | None = fd
         self._file: tuple[int, int] | None = None
         self._incoming = incoming_path
@@ -256,7 +259,7 @@ class Upload:
                 if not disk.names_inode(self._incoming, self._inode()):
                     self._leave()
                     raise self._no_such_upload()
-                changed = _rename(self._incoming, self._final)
+                changed = _rename(self._incoming, self._final, self.new_index)
             except OSError as error:
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
@@ -425,11 +428,11 @@ def read_note(incoming_path: str, fd: int, boot_id: bytes) -> sidecar.Note | Non
     return note
 
 
-def _rename(incoming: str, final: str) -> tuple[str, ...]:
+def _rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
     """Rename, making directories only when they turn out to be missing; return those that changed."""
     inner = os.path.dirname(final)
     outer = os.path.dirname(inner)
-    if _moved(incoming, final):
+    if not new_index and _moved(incoming, final):
         return (inner,)
     for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
         try:
