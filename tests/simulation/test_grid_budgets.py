@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from io import BytesIO
+from io import BytesIO, StringIO
+from pathlib import Path
 from random import Random
+from typing import Any
 
-from twisted.internet.defer import gatherResults
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.cli.console import Console
+from pipegrid.cli.uploads import Uploads
 from pipegrid.grid.servers import window_bytes
 from pipegrid.transfer.peers import ring
 from pipegrid.transfer.results import PutResult
@@ -125,6 +129,38 @@ class LineTests(BudgetTestCase):
         sent = self.sent_bytes(self.world, since, to_clients=False)
         self.assertLess(sent, 100 * 10 * 1800)
         self.assertNear(took_s, RTT_S + sent / self.RATE, 0.005)
+
+    def test_a_put_of_many_files(self) -> None:
+        """`pipegrid put` of a hundred small files too, and with a large one among them."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        for large in (0, 10 * MB):
+            paths = []
+            for number in range(100):
+                size = large if number == 70 and large else 200
+                paths.append(str(directory / str(number)))
+                Path(paths[-1]).write_bytes(Random(large + number).randbytes(size))
+            since = len(self.world.network.log)
+            stdout = BytesIO()
+            options: dict[str, Any] = {"happy": 7}
+            uploads = Uploads(self.client.grid, Console(None, stdout, StringIO()), paths, options)
+            status, took_s = self.world.timed(lambda: Deferred.fromCoroutine(uploads.run()))  # noqa: B023
+            sent = self.sent_bytes(self.world, since, to_clients=False)
+            self.assertNear(took_s, RTT_S + sent / self.RATE, 0.005)
+            caps = stdout.getvalue().decode().splitlines()
+            self.assertEqual((status, len(caps)), (0, 100))
+            for number in (0, 70, 99):
+                found = self.world.run(self.client.grid.read(caps[number]))
+                self.assertEqual(found, Path(paths[number]).read_bytes())
+
+    def test_a_library_put_of_many_files(self) -> None:
+        """``Grid.put_many`` is the same, and more than are under way at a time cost little more."""
+        since = len(self.world.network.log)
+        data = [Random(n).randbytes(200) for n in range(300)]
+        results, took_s = self.world.timed(lambda: self.client.grid.put_many(data))
+        sent = self.sent_bytes(self.world, since, to_clients=False)
+        self.assertLess(took_s, 2.1 * RTT_S + sent / self.RATE)
+        self.assertEqual([result.size for result in results], [200] * 300)  # type: ignore[union-attr]
 
     def test_a_get_is_a_round_trip_and_its_bytes(self) -> None:
         """The line is never idle, and little of what comes was asked in vain."""
