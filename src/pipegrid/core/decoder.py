@@ -27,7 +27,7 @@ from collections.abc import Iterator
 import attrs
 
 from pipegrid.core import layout, ueb
-from pipegrid.core.caps import ChkCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.layout import ShareLayout
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Geometry, Params
@@ -67,7 +67,7 @@ class Decoder:
 
     def __init__(
         self,
-        cap: ChkCap,
+        cap: ChkCap | ChkVerifierCap,
         start: int = 0,
         length: int | None = None,
         *,
@@ -76,6 +76,8 @@ class Decoder:
     ) -> None:
         """
         Prepare to restore plaintext [start, start + length), clipped to the file.
+
+        With a verifier cap it is ciphertext, for there is no key; all the rest is the same.
 
         Args:
             length: None for all the rest.
@@ -438,7 +440,7 @@ class Decoder:
         return SegmentJob(
             segment,
             geometry,
-            self._cap.key,
+            self._cap.key if isinstance(self._cap, ChkCap) else None,
             tuple(blocks),
             crypttext_hash,
             max(self._start - first_byte, 0),

@@ -41,7 +41,14 @@ from pipegrid.transfer.many import ManyPuts
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put import Putter
-from pipegrid.transfer.results import CheckResult, GetResult, PutResult, ServerStatus
+from pipegrid.transfer.repair import Repair
+from pipegrid.transfer.results import (
+    CheckResult,
+    GetResult,
+    PutResult,
+    RepairResult,
+    ServerStatus,
+)
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
 from pipegrid.transfer.source import SourceLike, size_of
@@ -449,6 +456,40 @@ class Grid:
             silence_s=self._download_settings.silence_s,
         )
         return await check.run()
+
+    def repair(self, cap: str | Cap, *, progress: Progress | None = None) -> Deferred[RepairResult]:
+        """
+        Check every byte of a file's shares, make those again that are missing or damaged, and renew leases.
+
+        Good shares stay where they are. As many shares as can be found room for are made: ask the result.
+
+        Args:
+            cap: a read cap or verify cap of an immutable file or directory.
+            progress: called with acknowledged and total bytes of the shares that are made.
+
+        Raises (through the Deferred):
+            CapError: not the cap of an immutable file.
+            NotEnoughSharesError: too few good shares are left.
+            CorruptionError: the shares do not make up the file of the cap.
+        """
+        return self._start(self._repair(cap, progress))
+
+    async def _repair(self, given: str | Cap, progress: Progress | None) -> RepairResult:
+        cap = checkable(given)
+        if isinstance(cap, LitCap):
+            healthy = await self._check(cap, True, None)
+            return RepairResult(cap, healthy, healthy, {}, [], [], 0.0)
+        await self._readiness.wait(cap.required_shares, all_told=True)
+        repair = Repair(
+            clock=self._reactor,
+            workers=self._workers,
+            peers=self._peers,
+            cap=cap,
+            client_secrets=ClientSecrets(self.config.lease_secret),
+            settings=self._download_settings,
+            progress=progress,
+        )
+        return await repair.run()
 
     def status(self) -> Deferred[list[ServerStatus]]:
         """Ask every server how it is; those that do not answer say why."""

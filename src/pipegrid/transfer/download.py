@@ -12,14 +12,14 @@ the order in which they run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import ChkCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.segmentjob import SegmentJob, SegmentResult
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError
@@ -63,8 +63,10 @@ class Download:
 
     Args:
         peers: servers that may be used, in any order.
+        cap: with a verifier cap it is the ciphertext that is delivered.
         start, length: the range of plaintext; it lies within the file.
         progress: called with plaintext bytes delivered and wanted.
+        avoid: copies that are known to be damaged, each as share number and server.
     """
 
     def __init__(
@@ -73,12 +75,13 @@ class Download:
         clock: IReactorTime,
         workers: CpuWorkers,
         peers: Sequence[Peer],
-        cap: ChkCap,
+        cap: ChkCap | ChkVerifierCap,
         sink: SinkLike,
         start: int,
         length: int,
         settings: DownloadSettings,
         progress: Progress | None = None,
+        avoid: Collection[tuple[int, Peer]] = (),
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -88,6 +91,9 @@ class Download:
         self._storage_index = cap.storage_index
         self._ring = ring(self._storage_index, peers)
         self._search: ShareSearch[Peer] = ShareSearch(self._ring)
+        self._avoid = avoid
+        for number, peer in avoid:
+            self._search.exclude(number, peer)
         self._decoder = Decoder(cap, start, length)
         self._changed = Wakeup(clock)
         self._sink = open_sink(sink, self._changed.fire)
@@ -164,7 +170,8 @@ class Download:
         )
         for number, peer in enumerate(self._ring[:racers]):
             self._question(peer)
-            self._open_reader(number, peer)
+            if (number, peer) not in self._avoid:
+                self._open_reader(number, peer)
         self._ask()
 
     def _question(self, peer: Peer) -> None:
