@@ -6,10 +6,10 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.uploads import MAX_BYTES, MAX_FILES, may_start
 from pipegrid.core.caps import LitCap
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
+from pipegrid.transfer.many import MAX_BYTES
 from tests.cli.support import BrokenPipe, FakeConfig, FakeGrid, Run, Terminal
 
 
@@ -64,13 +64,16 @@ class PutTests(SynchronousTestCase):
         run.finished.cancel()
         self.successResultOf(run.finished)
 
-    def test_how_many_may_fly(self) -> None:
-        """Two always; more while they are small together; never more than the limit."""
-        self.assertTrue(may_start([], 1 << 40))
-        self.assertTrue(may_start([1 << 40], 1 << 40))
-        self.assertFalse(may_start([1, 1 << 40], 1))
-        self.assertTrue(may_start([1] * (MAX_FILES - 1), 1))
-        self.assertFalse(may_start([1] * MAX_FILES, 1))
+    def test_large_files_start_first(self) -> None:
+        """They open the windows; the order of the caps is that of the arguments all the same."""
+        with open(self.paths[2], "wb") as file:
+            file.write(b"larger")
+        run = Run("put", *self.paths)
+        self.assertEqual(
+            [source for source, _ in run.grid.seen],
+            [self.paths[2], self.paths[0], self.paths[1], self.paths[3]],
+        )
+        self.assertEqual(run.stdout.splitlines(), self.caps())
 
     def test_many_files_need_no_deep_stack(self) -> None:
         """Thousands of files that finish at once are no deeper than two."""
@@ -176,5 +179,5 @@ class PutTests(SynchronousTestCase):
             deferred.callback(None)
         self.assertEqual(self.successResultOf(run.finished), 0)
         quiet = Run("-q", "put", self.paths[0], stderr=Terminal())
+        quiet.grid.seen[0][1]["progress"](50, 100)
         self.assertEqual(quiet.stderr, "")
-        self.assertIsNone(quiet.grid.seen[0][1]["progress"])

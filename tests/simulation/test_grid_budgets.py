@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from io import BytesIO
+from io import BytesIO, StringIO
+from pathlib import Path
 from random import Random
+from typing import Any
 
-from twisted.internet.defer import gatherResults
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.cli.console import Console
+from pipegrid.cli.uploads import Uploads
+from pipegrid.core.caps import ChkCap
 from pipegrid.grid.servers import window_bytes
+from pipegrid.simulation.link import Line
 from pipegrid.transfer.peers import ring
 from pipegrid.transfer.results import PutResult
 from tests.core.simple_encoder import encode
@@ -125,6 +131,38 @@ class LineTests(BudgetTestCase):
         sent = self.sent_bytes(self.world, since, to_clients=False)
         self.assertLess(sent, 100 * 10 * 1800)
         self.assertNear(took_s, RTT_S + sent / self.RATE, 0.005)
+
+    def test_a_put_of_many_files(self) -> None:
+        """`pipegrid put` of a hundred small files too, and with a large one among them."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        for large in (0, 10 * MB):
+            paths = []
+            for number in range(100):
+                size = large if number == 70 and large else 200
+                paths.append(str(directory / str(number)))
+                Path(paths[-1]).write_bytes(Random(large + number).randbytes(size))
+            since = len(self.world.network.log)
+            stdout = BytesIO()
+            options: dict[str, Any] = {"happy": 7}
+            uploads = Uploads(self.client.grid, Console(None, stdout, StringIO()), paths, options)
+            status, took_s = self.world.timed(lambda: Deferred.fromCoroutine(uploads.run()))  # noqa: B023
+            sent = self.sent_bytes(self.world, since, to_clients=False)
+            self.assertNear(took_s, RTT_S + sent / self.RATE, 0.005)
+            caps = stdout.getvalue().decode().splitlines()
+            self.assertEqual((status, len(caps)), (0, 100))
+            for number in (0, 70, 99):
+                found = self.world.run(self.client.grid.read(caps[number]))
+                self.assertEqual(found, Path(paths[number]).read_bytes())
+
+    def test_a_library_put_of_many_files(self) -> None:
+        """``Grid.put_many`` is the same, and more than are under way at a time cost little more."""
+        since = len(self.world.network.log)
+        data = [Random(n).randbytes(200) for n in range(300)]
+        results, took_s = self.world.timed(lambda: self.client.grid.put_many(data))
+        sent = self.sent_bytes(self.world, since, to_clients=False)
+        self.assertLess(took_s, 2.1 * RTT_S + sent / self.RATE)
+        self.assertEqual([result.size for result in results], [200] * 300)  # type: ignore[union-attr]
 
     def test_a_get_is_a_round_trip_and_its_bytes(self) -> None:
         """The line is never idle, and little of what comes was asked in vain."""
@@ -240,13 +278,78 @@ class SlowServerTests(BudgetTestCase):
                 self.assertNear(put_s, usual_put_s + GRACE_S, 0.0005)
                 self.assertEqual((len(result.dropped), result.happiness), (1, 9))
 
-    def test_a_large_file(self) -> None:
-        """Of several segments only a taste is raced: replacing a slow server costs one round trip."""
+    def test_a_large_put(self) -> None:
+        """It waits for the grace and not longer, and so do the bytes of a large file."""
         usual_put_s, usual_get_s, _ = self.measure(10 * MB, None)
-        for victim, trips in ((0, 1), (2, 1), (3, 0), (9, 0)):
+        for victim in (0, 9):
             put_s, get_s, _ = self.measure(10 * MB, victim)
-            self.assertNear(get_s, usual_get_s + trips * RTT_S, 0.005)
+            self.assertNear(get_s, usual_get_s, 0.0005)
             self.assertNear(put_s, usual_put_s + GRACE_S, 0.005)
+
+    def measure_get(
+        self, size: int, shared: bool, victim: int | None, slow: str = ""
+    ) -> tuple[float, int]:
+        """Get a file of which one server is slow; return the time, and the bytes that came."""
+        rate = 100 * MBIT
+        world = self.make_world(
+            bytes_per_s=None if shared else rate, shared_bytes_per_s=rate if shared else None
+        )
+        client = world.client()
+        warm_up(world, client)
+        data = Random(8).randbytes(size)
+        cap = world.run(client.grid.put(data)).cap
+        assert isinstance(cap, ChkCap)
+        world.clock.advance(30)
+        if victim is not None:
+            name = ring(cap.storage_index, client.peers)[victim].name
+            for path in (world.network.path(CLIENT, name), world.network.path(name, CLIENT)):
+                if "latency" in slow:
+                    path.latency_ns *= 50
+                if "bandwidth" in slow:
+                    path.line = Line(rate // 50)
+                    for flow in path._flows:
+                        flow.line = path.line
+        since = len(world.network.log)
+        into = BytesIO()
+        _, took_s = world.timed(lambda: client.grid.get(cap, into))
+        self.assertEqual(into.getvalue(), data)
+        return took_s, self.sent_bytes(world, since, to_clients=True)
+
+    def test_a_large_get(self) -> None:
+        """
+        A get of several segments does not feel it either, be it far away, on a thin line, or both.
+
+        Two others divide its work, and so catch up with the round trip that calling them takes.
+        """
+        usual_s, usual_bytes = self.measure_get(10 * MB, False, None)
+        self.assertNear(usual_s, RTT_S + 10 * MB / 3 / (100 * MBIT), 0.001)
+        self.assertLess(usual_bytes, 1.02 * 10 * MB)
+        for victim, slow in (
+            (0, "latency"),
+            (0, "bandwidth"),
+            (0, "latency and bandwidth"),
+            (2, "latency"),
+            (2, "bandwidth"),
+            (3, "bandwidth"),
+            (9, "latency and bandwidth"),
+        ):
+            took_s, came = self.measure_get(10 * MB, False, victim, slow)
+            self.assertNear(took_s, usual_s, 0.0005)
+            self.assertLess(came, 1.02 * 10 * MB)
+
+    def test_a_large_get_over_one_line(self) -> None:
+        """What the client's own line carries stays as it is, for other servers fill it."""
+        usual_s, _ = self.measure_get(10 * MB, True, None)
+        for victim, slow in ((0, "latency"), (2, "bandwidth")):
+            took_s, came = self.measure_get(10 * MB, True, victim, slow)
+            self.assertLess(took_s, usual_s + 0.0005)
+            self.assertLess(came, 1.02 * 10 * MB)
+
+    def test_a_get_of_few_segments(self) -> None:
+        """There is no time to catch up: it costs up to a round trip, and the eighth it is waited for."""
+        usual_s, _ = self.measure_get(3 * MB, False, None)
+        took_s, _ = self.measure_get(3 * MB, False, 0, "latency")
+        self.assertLess(took_s, usual_s + 1.125 * RTT_S)
 
 
 class WindowTests(SynchronousTestCase):

@@ -176,7 +176,7 @@ class CheckTests(SynchronousTestCase):
             self.assertEqual(self.world.clock.getDelayedCalls(), [])
             self.world.settle()
             steps += 1
-        self.assertGreater(steps, 5)
+        self.assertGreater(steps, 3)
         gc.collect()
         self.assertEqual(self.flushWarnings(), [])
         self.assertEqual(self.flushLoggedErrors(), [])

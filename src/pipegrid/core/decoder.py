@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
+
 from pipegrid.core import layout, ueb
-from pipegrid.core.caps import ChkCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.layout import ShareLayout
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Geometry, Params
@@ -65,7 +67,7 @@ class Decoder:
 
     def __init__(
         self,
-        cap: ChkCap,
+        cap: ChkCap | ChkVerifierCap,
         start: int = 0,
         length: int | None = None,
         *,
@@ -74,6 +76,8 @@ class Decoder:
     ) -> None:
         """
         Prepare to restore plaintext [start, start + length), clipped to the file.
+
+        With a verifier cap it is ciphertext, for there is no key; all the rest is the same.
 
         Args:
             length: None for all the rest.
@@ -105,6 +109,13 @@ class Decoder:
         if self._start == self._end:
             return True
         return self._queue is not None and self._queue.done
+
+    @property
+    def segments_left(self) -> tuple[int, int]:
+        """The segments [first, end) whose plaintext has not left; a guess until the UEB is known."""
+        if self._queue is None:
+            return self._segment_range(self.guessed_geometry)
+        return self._queue.next_delivery, self._queue.end
 
     @property
     def shares_in_use(self) -> list[int]:
@@ -238,7 +249,11 @@ class Decoder:
     # What to read.
 
     def wanted(
-        self, share_number: int, ahead_bytes: int, most_bytes: int | None = None
+        self,
+        share_number: int,
+        ahead_bytes: int,
+        most_bytes: int | None = None,
+        part: tuple[int, int] | None = None,
     ) -> list[Span]:
         """
         Return what to read of a share that was not asked before; it counts as asked from now on.
@@ -249,12 +264,13 @@ class Decoder:
             ahead_bytes: how many bytes of blocks may be asked beyond those whose plaintext has
                 been returned; at least one block is.
             most_bytes: not more of blocks than this all the same, be it a part of one.
+            part: blocks of these segments [first, end) only.
         """
         share = self._shares.get(share_number)
         if share is None or share.bad or not share.available or self.done:
             return []
         where = share.layout or self.guessed_layout
-        plan = self._plan(share, ahead_bytes, most_bytes)
+        plan = attrs.evolve(self._plan(share, ahead_bytes, most_bytes), part=part)
         blocks = plan.blocks(where)
         metadata, data = Spans(), Spans()
         apart = blocks[1] - blocks[0] > max(_APART_BYTES, plan.geometry.block_bytes)
@@ -424,7 +440,7 @@ class Decoder:
         return SegmentJob(
             segment,
             geometry,
-            self._cap.key,
+            self._cap.key if isinstance(self._cap, ChkCap) else None,
             tuple(blocks),
             crypttext_hash,
             max(self._start - first_byte, 0),

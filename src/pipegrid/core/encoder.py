@@ -136,7 +136,7 @@ class Encoder:
         self.share_bytes = layout.share_length(geometry, self.layout)
         self.ueb = b""
         self._key = key
-        self._cipher = StreamCipher(key)
+        self._cipher: StreamCipher | None = StreamCipher(key)
         self._crypttext_hasher = hashes.CRYPTTEXT.hasher()
         self._next_segment = 0
         self._added = bytearray(geometry.num_segments)  # 1 for each segment that was
@@ -145,13 +145,19 @@ class Encoder:
         # Filled in by finish.
         self._crypttext_tree = b""
         self._share_tree = b""
-        self._cap: ChkCap | None = None
 
     @property
     def cap(self) -> ChkCap:
         """The file's capability; there is none before ``finish``."""
-        assert self._cap is not None, "the cap is known after finish()"
-        return self._cap
+        assert self.ueb, "the cap is known after finish()"
+        geometry = self.geometry
+        return ChkCap(
+            self._key,
+            hashes.UEB.hash(self.ueb),
+            geometry.required_shares,
+            geometry.total_shares,
+            geometry.size,
+        )
 
     def encrypt(self, plaintext: Plaintext) -> Segment:
         """
@@ -220,24 +226,21 @@ class Encoder:
                 kept[number] = tree
         self._crypttext_tree = self._segment_hashes.tree(0)
         self._share_tree = hashtree.build(roots)
-        self.ueb = ueb.pack(
-            geometry,
+        self.ueb = self._make_ueb(
             self._crypttext_hasher.digest(),
             hashtree.root(self._crypttext_tree),
             hashtree.root(self._share_tree),
         )
-        self._cap = ChkCap(
-            self._key,
-            hashes.UEB.hash(self.ueb),
-            geometry.required_shares,
-            geometry.total_shares,
-            geometry.size,
-        )
         return [self._trailer(number, tree) for number, tree in kept.items()]
+
+    def _make_ueb(
+        self, crypttext_hash: bytes, crypttext_root_hash: bytes, share_root_hash: bytes
+    ) -> bytes:
+        return ueb.pack(self.geometry, crypttext_hash, crypttext_root_hash, share_root_hash)
 
     def trailer(self, share_number: int) -> ShareWrite:
         """Return what stands behind the blocks in one share; needs ``finish``."""
-        assert self._cap is not None, "trailers are known after finish()"
+        assert self.ueb, "trailers are known after finish()"
         return self._trailer(share_number, self._block_hashes.tree(share_number))
 
     def recode(self, index: int, plaintext: Plaintext, shares: Set[int]) -> list[ShareWrite]:
@@ -272,7 +275,7 @@ class Encoder:
         self,
         index: int,
         plaintext: Plaintext,
-        cipher: StreamCipher,
+        cipher: StreamCipher | None,
         hasher: hashes.TaggedHasher | None,
     ) -> Segment:
         geometry = self.geometry
@@ -294,7 +297,10 @@ class Encoder:
             for start in range(0, len(view), _CIPHER_STEP_BYTES):
                 step = view[start : start + _CIPHER_STEP_BYTES]
                 output = padded[position : position + len(step)]
-                cipher.apply(step, output)
+                if cipher is not None:
+                    cipher.apply(step, output)
+                else:
+                    output[:] = step
                 if hasher is not None:
                     hasher.update(output)
                 position += len(step)

@@ -32,6 +32,7 @@ class ReadPlan:
         end: the end of the range of segments that is wanted at all.
         ahead_bytes: how much to read of the blocks from ``first`` on; at least one block.
         most_bytes: however long a block is, not more; None for whatever there is.
+        part: of the blocks, only those of these segments [first, end); None for all.
     """
 
     geometry: Geometry
@@ -39,6 +40,7 @@ class ReadPlan:
     end: int
     ahead_bytes: int
     most_bytes: int | None
+    part: tuple[int, int] | None = None
 
     @property
     def until(self) -> int:
@@ -47,7 +49,11 @@ class ReadPlan:
 
     def blocks(self, where: ShareLayout) -> tuple[int, int]:
         """Return the range [start, end) of the blocks to read."""
-        start, end = block_range(where, self.geometry, self.first, self.until)
+        first, until = self.first, self.until
+        if self.part is not None:
+            first = max(first, self.part[0])
+            until = max(first, min(until, self.part[1]))
+        start, end = block_range(where, self.geometry, first, until)
         return start, end if self.most_bytes is None else min(end, start + self.most_bytes)
 
     def header(self, share: ShareParts) -> Iterator[tuple[int, int]]:

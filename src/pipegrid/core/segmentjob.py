@@ -57,6 +57,7 @@ class SegmentJob:
     Everything that is needed to turn k blocks into plaintext.
 
     Attributes:
+        key: None for the ciphertext as it is.
         blocks: exactly k, of different shares.
         crypttext_hash: of the segment's ciphertext without padding, proven.
         start: first plaintext byte that is wanted, counted from the segment's first.
@@ -65,7 +66,7 @@ class SegmentJob:
 
     segment: int
     geometry: Geometry
-    key: bytes = attrs.field(repr=False)
+    key: bytes | None = attrs.field(repr=False)
     blocks: tuple[Block, ...]
     crypttext_hash: bytes = attrs.field(repr=False)
     start: int
@@ -79,7 +80,9 @@ class SegmentJob:
         ciphertext = self._decode()
         if CRYPTTEXT_SEGMENT.hash_pieces(ciphertext) != self.crypttext_hash:
             return SegmentResult(self.segment, consistent=False)
-        return SegmentResult(self.segment, plaintext=self._decrypt(ciphertext))
+        if self.key is None:
+            return SegmentResult(self.segment, plaintext=cut(ciphertext, self.start, self.end))
+        return SegmentResult(self.segment, plaintext=self._decrypt(ciphertext, self.key))
 
     def _decode(self) -> list[Buffer]:
         geometry = self.geometry
@@ -92,9 +95,9 @@ class SegmentJob:
         blocks = {number: block.joined() for number, block in by_number.items()}
         return erasure.decode(blocks, k, geometry.total_shares, length)
 
-    def _decrypt(self, ciphertext: list[Buffer]) -> list[Buffer]:
+    def _decrypt(self, ciphertext: list[Buffer], key: bytes) -> list[Buffer]:
         first_byte = self.segment * self.geometry.segment_bytes + self.start
-        cipher = StreamCipher(self.key, first_byte)
+        cipher = StreamCipher(key, first_byte)
         plaintext: list[Buffer] = []
         for piece in cut(ciphertext, self.start, self.end):
             output = bytearray(len(piece))

@@ -66,6 +66,7 @@ class ShareVerifier:
     Attributes:
         problems: what was found to be wrong, with share number and offset.
         fed_bytes: how much of the share has been seen.
+        packed_ueb: the UEB that the cap names, once ``finish`` has found it; before, and else, b"".
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class ShareVerifier:
         self._segment_bytes = segment_bytes
         self.problems: list[CorruptionError] = []
         self.fed_bytes = 0
+        self.packed_ueb = b""
         self._untold = 0
         self._finished = False
         self._header = bytearray()
@@ -249,6 +251,7 @@ class ShareVerifier:
         except ValueError as error:
             raise BadPart("uri_extension", start, f"its UEB is useless: {error}") from None
         self._ueb = parsed
+        self.packed_ueb = packed
         real = attrs.evolve(geometry, segment_bytes=parsed.segment_bytes)
         wrong = b", ".join(ueb.disagreements(parsed, real)).decode("ascii", "replace")
         if wrong:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, FirstError, gatherResults
+from twisted.internet.defer import Deferred, DeferredSemaphore, FirstError, gatherResults
 
 T = TypeVar("T")
 
@@ -26,3 +26,15 @@ async def together(running: Sequence[Deferred[T]]) -> list[T]:
         if isinstance(error, FirstError):
             error.subFailure.raiseException()
         raise
+
+
+async def few_at_a_time(
+    at_once: int, steps: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+) -> None:
+    """Take all steps, so many of them at once; a failure or cancellation ends them all."""
+    gate = DeferredSemaphore(at_once)
+
+    def start(step: Callable[[], Coroutine[Any, Any, None]]) -> Deferred[None]:
+        return Deferred.fromCoroutine(step())
+
+    await together([gate.run(start, step) for step in steps])

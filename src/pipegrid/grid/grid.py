@@ -9,13 +9,14 @@ windows, and the memory budget. What a transfer does is in ``transfer``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.filecaps import checkable, readable
@@ -36,13 +37,21 @@ from pipegrid.grid.servers import SERVERS_NAME, open_server, window_bytes
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download
+from pipegrid.transfer.many import ManyPuts
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put import Putter
-from pipegrid.transfer.results import CheckResult, GetResult, PutResult, ServerStatus
+from pipegrid.transfer.repair import Repair
+from pipegrid.transfer.results import (
+    CheckResult,
+    GetResult,
+    PutResult,
+    RepairResult,
+    ServerStatus,
+)
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
-from pipegrid.transfer.source import SourceLike
+from pipegrid.transfer.source import SourceLike, size_of
 from pipegrid.transfer.watch import Watch
 from pipegrid.wire.announcements import KnownServer
 
@@ -279,6 +288,44 @@ class Grid:
         await self._readiness.wait(happy)
         return await self._putter.put(source, params, happy, convergence, progress)
 
+    def put_many(
+        self,
+        sources: Sequence[SourceLike],
+        *,
+        params: Params | None = None,
+        happy: int | None = None,
+        convergence: bytes | None = None,
+        random_key: bool = False,
+        ended: Callable[[int, PutResult | Failure], None] | None = None,
+    ) -> Deferred[list[PutResult | Failure]]:
+        """
+        Store many files as one pipeline, the large ones first; fires with each one's outcome.
+
+        A hundred small files take a round trip and their bytes. A file that fails does not stop the
+        others. How many files are under way, and open, is bounded.
+
+        Args:
+            sources: see ``put``; so are the other options.
+            ended: called with the number of each file, and its outcome, as it ends.
+        """
+        outcomes: dict[int, PutResult | Failure] = {}
+
+        def start(number: int, progress: Progress) -> Deferred[PutResult]:
+            return Deferred.fromCoroutine(
+                self._put(sources[number], params, happy, convergence, random_key, progress)
+            )
+
+        def note(number: int, outcome: PutResult | Failure) -> None:
+            outcomes[number] = outcome
+            if ended is not None:
+                ended(number, outcome)
+
+        async def work() -> list[PutResult | Failure]:
+            await ManyPuts([size_of(source) for source in sources], start, note).run()
+            return [outcomes[number] for number in range(len(sources))]
+
+        return self._start(work())
+
     def get(
         self,
         cap: str | Cap,
@@ -409,6 +456,40 @@ class Grid:
             silence_s=self._download_settings.silence_s,
         )
         return await check.run()
+
+    def repair(self, cap: str | Cap, *, progress: Progress | None = None) -> Deferred[RepairResult]:
+        """
+        Check every byte of a file's shares, make those again that are missing or damaged, and renew leases.
+
+        Good shares stay where they are. As many shares as can be found room for are made: ask the result.
+
+        Args:
+            cap: a read cap or verify cap of an immutable file or directory.
+            progress: called with acknowledged and total bytes of the shares that are made.
+
+        Raises (through the Deferred):
+            CapError: not the cap of an immutable file.
+            NotEnoughSharesError: too few good shares are left.
+            CorruptionError: the shares do not make up the file of the cap.
+        """
+        return self._start(self._repair(cap, progress))
+
+    async def _repair(self, given: str | Cap, progress: Progress | None) -> RepairResult:
+        cap = checkable(given)
+        if isinstance(cap, LitCap):
+            healthy = await self._check(cap, True, None)
+            return RepairResult(cap, healthy, healthy, {}, [], [], 0.0)
+        await self._readiness.wait(cap.required_shares, all_told=True)
+        repair = Repair(
+            clock=self._reactor,
+            workers=self._workers,
+            peers=self._peers,
+            cap=cap,
+            client_secrets=ClientSecrets(self.config.lease_secret),
+            settings=self._download_settings,
+            progress=progress,
+        )
+        return await repair.run()
 
     def status(self) -> Deferred[list[ServerStatus]]:
         """Ask every server how it is; those that do not answer say why."""

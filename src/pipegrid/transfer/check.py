@@ -7,12 +7,11 @@ the verifier, never holding more than a few chunks of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer, IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -21,7 +20,7 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRefused
-from pipegrid.flow.together import together
+from pipegrid.flow.together import few_at_a_time
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -30,6 +29,9 @@ from pipegrid.transfer.search import MAX_QUESTIONS
 from pipegrid.transfer.watch import Watch
 
 _SHARES_AT_ONCE = 3
+_SMALL_SHARE_BYTES = 1 << 18
+"""Of small shares as many are read at once as servers are asked: they cost round trips, not memory."""
+
 _CHUNK_BYTES = 1 << 18
 _HELD_BYTES = 1 << 20
 
@@ -40,12 +42,25 @@ def _longest_share(size: int, required_shares: int) -> int:
 
 
 @attrs.define
-class _Found:
-    """What the servers said."""
+class Found:
+    """
+    What the servers said.
+
+    Attributes:
+        holders: share number to the servers with a copy that is not known to be bad.
+        answered: the servers that gave a list of shares, and none of them failed later.
+        bad: copies that are damaged, each as share number and server.
+        unreachable: nicknames of servers that could not be asked.
+        corrupt: what is wrong with the bad copies.
+        packed_ueb: of a good share; b"" if none was verified.
+    """
 
     holders: dict[int, list[Peer]] = attrs.field(factory=dict)
+    answered: list[Peer] = attrs.field(factory=list)
+    bad: set[tuple[int, Peer]] = attrs.field(factory=set)
     unreachable: list[str] = attrs.field(factory=list)
     corrupt: list[CorruptionError] = attrs.field(factory=list)
+    packed_ueb: bytes = b""
 
 
 class Check:
@@ -56,6 +71,9 @@ class Check:
         verify: read every share and check every byte of it.
         progress: called with shares verified and shares found.
         silence_s: a server that gives no sign of life for so long counts as unreachable.
+
+    Attributes:
+        found: what is known of the shares.
     """
 
     def __init__(
@@ -78,34 +96,24 @@ class Check:
         self._silence_s = silence_s
         self._verified = 0
         self._ring = ring(self._cap.storage_index, peers)
-        self._found = _Found()
+        self.found = Found()
 
     async def run(self) -> CheckResult:
         """Ask every server, verify if wanted, and judge."""
-        await self._all(MAX_QUESTIONS, [partial(self._ask, peer) for peer in self._ring])
+        await few_at_a_time(MAX_QUESTIONS, [partial(self._ask, peer) for peer in self._ring])
         if self._verify:
             copies = [
                 (number, peer)
-                for number, peers in sorted(self._found.holders.items())
+                for number, peers in sorted(self.found.holders.items())
                 for peer in peers
             ]
             report = ProgressReport(self._progress, len(copies))
-            await self._all(
-                _SHARES_AT_ONCE,
+            small = self._cap.size // self._cap.required_shares <= _SMALL_SHARE_BYTES
+            await few_at_a_time(
+                MAX_QUESTIONS if small else _SHARES_AT_ONCE,
                 [partial(self._verify_copy, number, peer, report) for number, peer in copies],
             )
-        return self._judge()
-
-    async def _all(
-        self, at_once: int, steps: Sequence[Callable[[], Coroutine[Any, Any, None]]]
-    ) -> None:
-        """Take all steps, a few at a time; a failure or cancellation ends them all."""
-        gate = DeferredSemaphore(at_once)
-
-        def start(step: Callable[[], Coroutine[Any, Any, None]]) -> Deferred[None]:
-            return Deferred.fromCoroutine(step())
-
-        await together([gate.run(start, step) for step in steps])
+        return self.judge()
 
     async def _ask(self, peer: Peer) -> None:
         watch = Watch(self._clock, self._silence_s)
@@ -114,30 +122,35 @@ class Check:
                 peer.server.list_shares(self._cap.storage_index), peer.name
             )
         except ServerError:
-            self._found.unreachable.append(peer.name)
+            self.found.unreachable.append(peer.name)
             return
+        self.found.answered.append(peer)
         for number in numbers:
             if number < self._cap.total_shares:
-                self._found.holders.setdefault(number, []).append(peer)
+                self.found.holders.setdefault(number, []).append(peer)
 
     async def _verify_copy(self, number: int, peer: Peer, report: ProgressReport) -> None:
         try:
             problems = await self._verify_share(number, peer)
         except NoSuchShare:
-            self._found.holders[number].remove(peer)  # it was listed by mistake, or has gone
+            self.found.holders[number].remove(peer)  # it was listed by mistake, or has gone
         except ServerRefused as error:  # it is there, and says that its share is not in order
             what = f"share {number} cannot be read: {error}"
-            self._found.corrupt.append(CorruptionError(what, number, None, peer.name))
-            self._found.holders[number].remove(peer)
+            self.found.corrupt.append(CorruptionError(what, number, None, peer.name))
+            self.found.bad.add((number, peer))
+            self.found.holders[number].remove(peer)
         except ServerError:
-            self._found.unreachable.append(peer.name)
-            self._found.holders[number].remove(peer)
+            self.found.unreachable.append(peer.name)
+            self.found.holders[number].remove(peer)
+            if peer in self.found.answered:
+                self.found.answered.remove(peer)
         else:
             for problem in problems:
                 problem.server = peer.name
-            self._found.corrupt.extend(problems)
+            self.found.corrupt.extend(problems)
             if problems:
-                self._found.holders[number].remove(peer)
+                self.found.bad.add((number, peer))
+                self.found.holders[number].remove(peer)
         self._verified += 1
         report.report(self._verified)
 
@@ -150,20 +163,24 @@ class Check:
         stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
         await watch.answer(stream, peer.name)
         await feeder.drained()
-        return await self._workers.run(verifier.finish)
+        problems = await self._workers.run(verifier.finish)
+        if not problems:
+            self.found.packed_ueb = verifier.packed_ueb
+        return problems
 
-    def _judge(self) -> CheckResult:
-        good = {number: peers for number, peers in self._found.holders.items() if peers}
+    def judge(self) -> CheckResult:
+        """Return what follows from what was found."""
+        good = {number: peers for number, peers in self.found.holders.items() if peers}
         return CheckResult(
             cap=self._given,
-            healthy=len(good) == self._cap.total_shares and not self._found.corrupt,
+            healthy=len(good) == self._cap.total_shares and not self.found.corrupt,
             recoverable=len(good) >= self._cap.required_shares,
             good_shares={n: sorted(peer.name for peer in good[n]) for n in sorted(good)},
-            corrupt=self._found.corrupt,
+            corrupt=self.found.corrupt,
             happiness=servers_of_happiness({n: set(peers) for n, peers in good.items()}),
             required_shares=self._cap.required_shares,
             total_shares=self._cap.total_shares,
-            unreachable=sorted(set(self._found.unreachable)),
+            unreachable=sorted(set(self.found.unreachable)),
         )
 
 

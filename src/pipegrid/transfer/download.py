@@ -12,14 +12,14 @@ the order in which they run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import ChkCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.segmentjob import SegmentJob, SegmentResult
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError
@@ -28,6 +28,7 @@ from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.patience import Patience
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
+from pipegrid.transfer.race import Race
 from pipegrid.transfer.readers import ShareReader
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.search import ShareSearch
@@ -42,8 +43,14 @@ _RACE_BYTES = 1 << 20
 _TASTE_BYTES = 1 << 16
 _TASTE_SHARE = 64
 """
-What a racer beyond the first k is asked for, if the range has several segments: so much, or this fraction
-of the range, at most a block. For it costs the line, and nearly always in vain.
+What the racers beyond the first k are asked for together, if the range has several segments: so much, or this
+fraction of the range, at most a block. For it costs the line, and nearly always in vain.
+"""
+
+_HELPERS = 2
+"""
+Of a range of several segments, the taste is divided among so many servers for each extra share: two can
+catch up with what one cannot (``race``).
 """
 
 _MAX_JOBS = 3
@@ -56,8 +63,10 @@ class Download:
 
     Args:
         peers: servers that may be used, in any order.
+        cap: with a verifier cap it is the ciphertext that is delivered.
         start, length: the range of plaintext; it lies within the file.
         progress: called with plaintext bytes delivered and wanted.
+        avoid: copies that are known to be damaged, each as share number and server.
     """
 
     def __init__(
@@ -66,12 +75,13 @@ class Download:
         clock: IReactorTime,
         workers: CpuWorkers,
         peers: Sequence[Peer],
-        cap: ChkCap,
+        cap: ChkCap | ChkVerifierCap,
         sink: SinkLike,
         start: int,
         length: int,
         settings: DownloadSettings,
         progress: Progress | None = None,
+        avoid: Collection[tuple[int, Peer]] = (),
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -81,6 +91,9 @@ class Download:
         self._storage_index = cap.storage_index
         self._ring = ring(self._storage_index, peers)
         self._search: ShareSearch[Peer] = ShareSearch(self._ring)
+        self._avoid = avoid
+        for number, peer in avoid:
+            self._search.exclude(number, peer)
         self._decoder = Decoder(cap, start, length)
         self._changed = Wakeup(clock)
         self._sink = open_sink(sink, self._changed.fire)
@@ -92,12 +105,11 @@ class Download:
         self._bug: Failure | None = None
         geometry = self._decoder.guessed_geometry
         several = length > geometry.segment_bytes
-        taste_bytes = max(_TASTE_BYTES, length // _TASTE_SHARE)
+        taste_bytes = max(_TASTE_BYTES, length // _TASTE_SHARE) // _HELPERS
         self._taste_bytes = taste_bytes if several else geometry.block_bytes
-        self._share_of_memory = settings.memory_bytes // (cap.required_shares + 1)
-        self._racing = True
+        self._extra = _HELPERS * settings.extra_shares if several else settings.extra_shares
+        self._share_of_memory = settings.memory_bytes // (cap.required_shares + self._extra)
         self._hedged = False
-        self._extra = settings.extra_shares
         self._delivered = 0
         self._homes: dict[int, Peer] = {}
         self._used: dict[int, str] = {}
@@ -107,6 +119,7 @@ class Download:
         self._reported_corrupt = 0
         self._reasons: dict[str, str] = {}
         self._started = clock.seconds()
+        self._race = Race(self._started)
         self._patience = Patience(settings.hedge_s, settings.silence_s, self._started)
         self._seen_bytes = 0
 
@@ -157,7 +170,8 @@ class Download:
         )
         for number, peer in enumerate(self._ring[:racers]):
             self._question(peer)
-            self._open_reader(number, peer)
+            if (number, peer) not in self._avoid:
+                self._open_reader(number, peer)
         self._ask()
 
     def _question(self, peer: Peer) -> None:
@@ -210,6 +224,7 @@ class Download:
         del self._readers[reader.share_number]
         reader.close()
         self._decoder.drop_share(reader.share_number)
+        self._race.closed(reader.share_number)
 
     def _look_at_readers(self) -> None:
         """Take out the readers that have ended."""
@@ -246,7 +261,7 @@ class Download:
 
     def _recruit(self) -> None:
         """Have as many shares as it takes, from servers that serve no other share if possible."""
-        needed = self._cap.required_shares + (self._extra if self._racing else 0)
+        needed = self._cap.required_shares + (self._extra if self._race.open else 0)
         while len(self._readers) < needed or self._lacking:
             busy = {reader.peer for reader in self._readers.values()}
             found = self._search.best(self._readers, busy)
@@ -313,19 +328,30 @@ class Download:
             return
         readers = [reader for reader in self._readers.values() if reader.state == "open"]
         favourites, others = readers, list[ShareReader]()
-        if self._racing:
+        if self._race.open:
             needed = self._cap.required_shares
             favourites, others = readers[:needed], readers[needed:]
+            geometry = self._decoder.geometry
+            if geometry is not None and not self._hedged:
+                most_segments = self._share_of_memory // geometry.block_bytes
+                left = self._decoder.segments_left
+                now = self._clock.seconds()
+                self._race.look(now, favourites, others, left, most_segments)
         for reader in favourites:
-            reader.ask(self._decoder.wanted(reader.share_number, _UNLIMITED))
-        lagging = min((reader.received_bytes for reader in favourites), default=0)
+            self._ask_all(reader)
         for reader in others:
-            ahead, most = _UNLIMITED, None
             if self._hedged:
                 ahead = min(_RACE_BYTES, self._share_of_memory)
-            elif reader.waiting or reader.received_bytes <= 2 * lagging:
-                ahead, most = 0, self._taste_bytes
-            reader.ask(self._decoder.wanted(reader.share_number, ahead, most))
+                reader.ask(self._decoder.wanted(reader.share_number, ahead))
+            elif self._race.helps(reader.share_number):
+                self._ask_all(reader)
+            else:
+                reader.ask(self._decoder.wanted(reader.share_number, 0, self._taste_bytes))
+
+    def _ask_all(self, reader: ShareReader) -> None:
+        number = reader.share_number
+        part = self._race.parts.get(number)
+        reader.ask(self._decoder.wanted(number, _UNLIMITED, part=part))
 
     # Decoding and delivering.
 
@@ -334,7 +360,7 @@ class Download:
             job = self._decoder.next_job()
             if job is None:
                 return
-            if self._racing:
+            if self._race.open:
                 self._end_race(job)
             self._used_by_job[job.segment] = {
                 block.share_number: self._homes[block.share_number].name for block in job.blocks
@@ -348,8 +374,7 @@ class Download:
 
     def _end_race(self, job: SegmentJob) -> None:
         """The first segment is there: go on with the shares that were fast enough to be in it."""
-        self._racing = False
-        numbers = {block.share_number for block in job.blocks}
+        numbers = self._race.end(block.share_number for block in job.blocks)
         for reader in list(self._readers.values()):
             if reader.share_number not in numbers:
                 self._close_reader(reader)
@@ -378,6 +403,8 @@ class Download:
                 self._sink.write(pieces)
                 self._delivered += sum(map(len, pieces))
                 self._progress.report(self._delivered)
+        for number in self._race.done(self._decoder.segments_left[0]):
+            self._close_reader(self._readers[number])
         for reader in self._readers.values():
             reader.balance()
 
@@ -386,7 +413,9 @@ class Download:
     def _wait_s(self) -> float | None:
         if not self._sink.ready or self._jobs:
             return None
-        return self._patience.wait_s(self._clock.seconds())
+        now = self._clock.seconds()
+        wait_s = self._patience.wait_s(now)
+        return wait_s if self._race.due is None else min(wait_s, max(0.0, self._race.due - now))
 
     def _lose_patience(self) -> None:
         """Let one more share join if some keep the others waiting; give up those that are silent."""
@@ -396,8 +425,9 @@ class Download:
             return
         if self._patience.is_hedge_due(now):
             if self._some_lag():
-                self._extra = self._extra + 1 if self._racing else 1
-                self._racing = self._hedged = True
+                self._extra = self._extra + 1 if self._race.open else 1
+                self._race.reopen()
+                self._hedged = True
                 self._patience.hedged()
             for reader in self._readers.values():
                 reader.start_period()

@@ -41,8 +41,13 @@ class UploadPlan(Generic[T]):
         self._gone: set[T] = set()
         self._given_up: set[int] = set()
         self._tries: dict[tuple[int, T], int] = {}
+        self._barred: set[tuple[int, T]] = set()
 
     # Facts.
+
+    def barred(self, share_number: int, server: T) -> None:
+        """The server has a damaged copy of this share, in whose place it takes no other."""
+        self._barred.add((share_number, server))
 
     def sending(self, share_number: int, server: T) -> None:
         """A share is on its way."""
@@ -129,7 +134,7 @@ class UploadPlan(Generic[T]):
         if not readwrite:
             return {}
         placement = place_shares(readwrite, readonly, existing, self.total_shares)
-        return {
+        moves = {
             number: server
             for number, server in sorted(placement.items())
             if (number in homeless or unhappy)
@@ -138,6 +143,31 @@ class UploadPlan(Generic[T]):
             and server not in self._unwritable
             and self._tries.get((number, server), 0) < _MAX_TRIES
         }
+        for number in [
+            number for number, server in moves.items() if (number, server) in self._barred
+        ]:
+            self._move_around(number, moves, readwrite, existing)
+        return moves
+
+    def _move_around(
+        self, number: int, moves: dict[int, T], readwrite: list[T], existing: dict[T, set[int]]
+    ) -> None:
+        """Find another place for a share that its server will not take."""
+
+        def fits(share: int, server: T) -> bool:
+            return (share, server) not in self._barred and share not in existing.get(server, ())
+
+        here = moves.pop(number)
+        for other, there in moves.items():
+            if fits(number, there) and fits(other, here):
+                moves[other], moves[number] = here, there
+                return
+        taken = list(moves.values())
+        fitting = [server for server in readwrite if fits(number, server)]
+        if number not in self.stored and fitting:
+            moves[number] = min(
+                fitting, key=lambda server: len(existing.get(server, ())) + taken.count(server)
+            )
 
     def superfluous(self) -> list[int]:
         """

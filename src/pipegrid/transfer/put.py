@@ -8,6 +8,7 @@ checked for changes in between.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from twisted.internet.interfaces import IReactorTime
@@ -41,6 +42,9 @@ _FILES_PER_TURN = 4
 _OVERHEAD_BYTES = 64 << 10
 """What the objects of even the smallest upload take."""
 
+_OPEN_FILES = 64
+"""Files that are open for reading at a time; some systems give a process 256 descriptors."""
+
 
 class Putter:
     """
@@ -67,6 +71,8 @@ class Putter:
         self._memory = memory
         self._settings = settings
         self._turns = Turns(clock, _FILES_PER_TURN)
+        self._descriptors = Budget(_OPEN_FILES)
+        self._opened: dict[Source, int] = {}
 
     async def put(
         self,
@@ -80,11 +86,7 @@ class Putter:
         Store one file; ``convergence`` None means a random key. See ``Grid.put``.
         """
         started = self._clock.seconds()
-        if isinstance(given, (bytes, bytearray, memoryview)):
-            source: Source = BytesSource(given)
-        else:
-            # Copying a pipe to temporary space takes as long as the pipe does.
-            source = await self._workers.run(open_source, given)
+        source = await self._open(given)
         try:
             if is_literal_size(source.size):
                 cap = LitCap(source.read_at(0, source.size))
@@ -97,7 +99,27 @@ class Putter:
             finally:
                 self._memory.give_back(lent)
         finally:
+            self._close(source)
+
+    async def _open(self, given: SourceLike) -> Source:
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            return BytesSource(given)
+        # What the caller has opened already is not ours to count.
+        lent = await self._descriptors.borrow(isinstance(given, (str, os.PathLike)))
+        try:
+            # Copying a pipe to temporary space takes as long as the pipe does.
+            source = await self._workers.run(open_source, given)
+        except BaseException:
+            self._descriptors.give_back(lent)
+            raise
+        self._opened[source] = lent
+        return source
+
+    def _close(self, source: Source) -> None:
+        """Close a source, unless that was done."""
+        if source in self._opened:
             source.close()
+            self._descriptors.give_back(self._opened.pop(source))
 
     async def _upload(
         self,
@@ -110,6 +132,7 @@ class Putter:
         if geometry.num_segments == 1:
             size = source.size
             data = await self._workers.run_if_large(size, source.read_at, 0, size)
+            self._close(source)  # a hundred small files need not be open while they are sent
             source = BytesSource(data, source.name)
         if convergence is None:
             key = random_key()

@@ -78,6 +78,35 @@ class CheckResult:
 
 
 @attrs.frozen
+class RepairResult:
+    """
+    A file that was checked, byte for byte, and made whole as far as servers allow.
+
+    Attributes:
+        before: what the check found.
+        after: the same with what was uploaded; damaged copies stay where they are, and in here, since
+            shares cannot be changed.
+        uploaded: share number to the nickname of the server that took a new copy.
+        renewed: nicknames of the servers on which leases were renewed.
+        reasons: what kept servers from taking shares, if anything did.
+        elapsed_s: in all.
+    """
+
+    cap: Cap | ChkCap | ChkVerifierCap
+    before: CheckResult
+    after: CheckResult
+    uploaded: dict[int, str]
+    renewed: list[str]
+    reasons: list[str]
+    elapsed_s: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a good copy of every share now."""
+        return len(self.after.good_shares) == self.after.total_shares
+
+
+@attrs.frozen
 class ServerStatus:
     """What is known of one server; ``reason`` says why it is not reachable."""
 

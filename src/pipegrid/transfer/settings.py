@@ -31,7 +31,8 @@ class DownloadSettings:
     How eager, how patient and how large a download is.
 
     Attributes:
-        extra_shares: e, how many more shares than needed take part in the first race.
+        extra_shares: e, how many more shares than needed take part in the first race; twice as many
+            do for a range of several segments, each with half as much.
         hedge_s: when no segment has been finished for so long, and some servers lag behind
             the others, one more share joins.
         silence_s: when nothing at all has come for so long, the servers that owe are given up.

@@ -154,6 +154,19 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
     return _from_file(source, name or str(getattr(source, "name", "the file object")), owned=False)
 
 
+def size_of(source: SourceLike) -> int | None:
+    """Return how long a source probably is, without opening it; None if that takes reading it."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return memoryview(source).nbytes
+    if not isinstance(source, (str, os.PathLike)):
+        return None
+    try:
+        found = os.stat(source)
+    except (OSError, ValueError):
+        return 0  # it will fail at once
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def _is_plain(file: BinaryIO) -> bool:
     """Return whether the object's bytes are those of a regular file that can be read by position."""
     raw = getattr(file, "raw", file)  # a decompressor, say, has a file and is none

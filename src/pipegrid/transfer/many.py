@@ -1,0 +1,146 @@
+"""
+Many files on their way to the grid at once, as one pipeline.
+
+Which, and how many: the large ones first, since they open the windows that the small ones then find
+open; as many as hold a bounded number of unacknowledged bytes together, so that a hundred small files
+share their round trips; and always two. What counts of a file is what has not been acknowledged of
+it, so the next ones start while the last bytes of a large one are on the line.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.python.failure import Failure
+
+from pipegrid.transfer.progress import Progress
+
+T = TypeVar("T")
+
+MIN_FILES = 2
+MAX_FILES = 256
+"""Even a file of no bytes takes some 64 KiB while it is under way."""
+
+MAX_BYTES = 8 << 20
+"""
+Plaintext that is under way and not acknowledged, beyond MIN_FILES: at 3-of-10 this fills a line of 2 Gbit/s
+at 100 ms. Each file's own memory is bounded by the grid.
+"""
+
+
+class PutOrder:
+    """
+    Decides which file starts next; pure.
+
+    Args:
+        sizes: plaintext bytes of each file; None where nobody knows yet, as of a pipe. These start
+            first, since they may take their time, and count as nothing until they report progress.
+    """
+
+    def __init__(self, sizes: Sequence[int | None]) -> None:
+        self._sizes = [0 if size is None else size for size in sizes]
+        unknown = [size is None for size in sizes]
+        first = sorted(range(len(sizes)), key=lambda n: (not unknown[n], -self._sizes[n]))
+        self._waiting = deque(first)
+        self._left: dict[int, int] = {}
+        self._left_bytes = 0
+
+    @property
+    def next(self) -> int | None:
+        """The number of the file that may start now, if any."""
+        if not self._waiting or len(self._left) >= MAX_FILES:
+            return None
+        number = self._waiting[0]
+        fits = self._left_bytes + self._sizes[number] <= MAX_BYTES
+        return number if fits or len(self._left) < MIN_FILES else None
+
+    def started(self, number: int) -> None:
+        """The file that was next is under way."""
+        assert self._waiting[0] == number, "another one is next"
+        self._waiting.popleft()
+        self._set(number, self._sizes[number])
+
+    def progressed(self, number: int, done: int, total: int) -> None:
+        """So much of a file's share bytes is acknowledged."""
+        if number in self._left:
+            size = self._sizes[number] or total
+            self._set(number, size * (total - done) // max(1, total))
+
+    def ended(self, number: int) -> None:
+        """A file is stored, or has failed."""
+        self._left_bytes -= self._left.pop(number)
+
+    def _set(self, number: int, left: int) -> None:
+        self._left_bytes += left - self._left.get(number, 0)
+        self._left[number] = left
+
+
+class ManyPuts(Generic[T]):
+    """
+    Stores many files.
+
+    Args:
+        sizes: as for ``PutOrder``.
+        start: begins to store the file of that number, which is to report its progress.
+        ended: told of each file's end, in the order of ending; what it raises ends all.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int | None],
+        start: Callable[[int, Progress], Deferred[T]],
+        ended: Callable[[int, T | Failure], None],
+    ) -> None:
+        self._order = PutOrder(sizes)
+        self._start = start
+        self._tell = ended
+        self._running: dict[int, Deferred[Any]] = {}
+        self._outcomes: deque[tuple[int, T | Failure]] = deque()
+        self._waiter: Deferred[None] | None = None
+
+    async def run(self) -> None:
+        """Return when all have ended; when cancelled, or when ``ended`` raises, cancel what runs."""
+        try:
+            while True:
+                while self._outcomes:
+                    self._tell(*self._outcomes.popleft())
+                number = self._order.next
+                if number is not None:
+                    self._begin(number)
+                elif self._running:
+                    self._waiter = Deferred()
+                    await self._waiter
+                elif not self._outcomes:
+                    return
+        except BaseException:
+            running = list(self._running.values())
+            for one in running:
+                one.cancel()
+            await DeferredList(running, consumeErrors=True)
+            raise
+
+    def _begin(self, number: int) -> None:
+        self._order.started(number)
+
+        def progress(done: int, total: int) -> None:
+            self._order.progressed(number, done, total)
+            if self._order.next is not None:
+                self._wake()
+
+        running = self._start(number, progress)
+        self._running[number] = running
+        running.addBoth(self._ended, number)
+
+    def _ended(self, outcome: T | Failure, number: int) -> None:
+        del self._running[number]
+        self._order.ended(number)
+        self._outcomes.append((number, outcome))
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.callback(None)

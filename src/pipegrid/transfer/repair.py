@@ -1,0 +1,358 @@
+"""
+Repairing a file: what is missing or damaged is made again from what is left, and put where it belongs.
+
+First every share is checked, byte for byte. Then servers are found for what is missing, before a byte
+of it is made: each is asked for room, and sent the header, whose answer says that the rest will be
+taken. Then the ciphertext comes from k good shares, segment by segment, is coded as it was at first, and
+goes to those servers. No key is needed. Good shares stay where they are; leases of all are renewed.
+
+A damaged copy stays as well, since shares cannot be changed; its server gets another share, if any.
+
+Nothing is kept but what is on its way. So a share whose server fails in the middle is made again in
+another round, on another server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.encoder import CodedSegment, ShareWrite
+from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.reencoder import Reencoder
+from pipegrid.errors import NoSpace, NotEnoughSharesError, ServerError
+from pipegrid.flow.together import few_at_a_time
+from pipegrid.flow.wakeup import Wakeup
+from pipegrid.flow.workers import CpuWorkers
+from pipegrid.transfer.allocations import Allocations, Answer
+from pipegrid.transfer.check import Check
+from pipegrid.transfer.download import Download
+from pipegrid.transfer.lanes import Lane
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.plan import UploadPlan
+from pipegrid.transfer.progress import Progress, ProgressReport
+from pipegrid.transfer.results import RepairResult
+from pipegrid.transfer.search import MAX_QUESTIONS
+from pipegrid.transfer.segmentfeed import SegmentFeed
+from pipegrid.transfer.settings import DownloadSettings
+from pipegrid.transfer.watch import Watch
+
+_ROUNDS = 4
+"""How often the file is coded at most, each time for servers that have not failed yet."""
+
+
+class Repair:
+    """
+    The repair of one encoded file (not of a literal one).
+
+    Args:
+        peers: servers that may be used, in any order.
+        progress: called with acknowledged and total bytes of the shares that are made again.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: IReactorTime,
+        workers: CpuWorkers,
+        peers: Sequence[Peer],
+        cap: ChkCap | ChkVerifierCap,
+        client_secrets: ClientSecrets,
+        settings: DownloadSettings,
+        progress: Progress | None = None,
+    ) -> None:
+        self._clock = clock
+        self._workers = workers
+        self._peers = peers
+        self._given = cap
+        self._cap = cap.verifier()
+        self._settings = settings
+        self._progress = progress
+        self._started = clock.seconds()
+        self._storage_index = self._cap.storage_index
+        self._file_secrets = client_secrets.for_file(self._storage_index)
+        self._check = Check(
+            clock=clock,
+            workers=workers,
+            peers=peers,
+            cap=cap,
+            verify=True,
+            silence_s=settings.silence_s,
+        )
+        # As many servers of happiness as there are shares: as widely as servers allow.
+        n = self._cap.total_shares
+        self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, peers), n, n)
+        self._changed = Wakeup(clock)
+        self._lanes: list[Lane] = []
+        self._ended: list[Lane] = []
+        self._uploaded: dict[int, str] = {}
+        self._renewed: set[Peer] = set()
+        self._reasons: dict[str, str] = {}
+
+    async def run(self) -> RepairResult:
+        """
+        Check, and make whole what is not.
+
+        Raises:
+            NotEnoughSharesError: fewer than k good shares are left.
+            CorruptionError: the shares are right but do not make up the file of the cap.
+        """
+        before = await self._check.run()
+        found = self._check.found
+        if not before.recoverable:
+            raise NotEnoughSharesError(
+                f"cannot repair the file: found {len(before.good_shares)} good shares on "
+                f"{len(self._plan.ring)} servers, but {self._cap.required_shares} are needed; "
+                "try again when more servers work",
+                len(before.good_shares),
+                self._cap.required_shares,
+            )
+        self._tell_plan()
+        self._advise()
+        share_bytes = Reencoder(self._cap, found.packed_ueb).share_bytes
+        self._allocations = Allocations(
+            self._storage_index, share_bytes, self._file_secrets, self._changed.fire
+        )
+        self._wanted_bytes = len(self._plan.moves()) * share_bytes
+        progress = self._progress if self._wanted_bytes else None
+        self._report = ProgressReport(progress, self._wanted_bytes)
+        for _ in range(_ROUNDS):
+            if not await self._round(Reencoder(self._cap, found.packed_ueb)):
+                break
+        self._report.finish()
+        await self._renew_leases()
+        for number, peers in self._plan.stored.items():
+            known = found.holders.setdefault(number, [])
+            known.extend(peer for peer in peers if peer not in known)
+        return RepairResult(
+            cap=self._given,
+            before=before,
+            after=self._check.judge(),
+            uploaded=dict(sorted(self._uploaded.items())),
+            renewed=sorted(peer.name for peer in self._renewed),
+            reasons=sorted(set(self._reasons.values())),
+            elapsed_s=self._clock.seconds() - self._started,
+        )
+
+    def _tell_plan(self) -> None:
+        found = self._check.found
+        for number, peers in found.holders.items():
+            for peer in peers:
+                self._plan.found(peer, [number])
+        for number, peer in found.bad:
+            self._plan.barred(number, peer)
+        for peer in self._plan.ring:
+            if peer not in found.answered:
+                self._plan.failed(peer)
+
+    def _advise(self) -> None:
+        """Tell servers of their damaged copies; nobody waits for an answer."""
+        for error in self._check.found.corrupt:
+            for number, peer in self._check.found.bad:
+                if number == error.share_number and peer.name == error.server:
+                    advice = peer.server.advise_corrupt_share(
+                        self._storage_index, number, str(error)
+                    )
+                    advice.addErrback(lambda reason: reason.trap(ServerError, CancelledError))
+
+    async def _renew_leases(self) -> None:
+        """Renew the leases where no allocation has done so."""
+        holders = {peer for peers in self._plan.stored.values() for peer in peers}
+
+        async def renew(peer: Peer) -> None:
+            lease = self._allocations.secrets_for(peer).lease
+            watch = Watch(self._clock, self._settings.silence_s)
+            try:
+                call = peer.server.add_lease(self._storage_index, lease)
+                await watch.answer(call, peer.name)
+            except ServerError as error:
+                self._reasons.setdefault(peer.name, str(error))
+            else:
+                self._renewed.add(peer)
+
+        await few_at_a_time(
+            MAX_QUESTIONS, [partial(renew, peer) for peer in holders - self._renewed]
+        )
+
+    # One round.
+
+    async def _round(self, encoder: Reencoder) -> bool:
+        """Send what has a place to go; returns whether anything was sent."""
+        try:
+            await self._find_room(encoder)
+            if self._lanes:
+                await self._send_segments(encoder)
+                await self._settle()
+                return True
+            return False
+        except (CancelledError, GeneratorExit):
+            # Unfinished shares stay allocated, since a rerun resumes them.
+            self._let_go()
+            raise
+        except BaseException:
+            unfinished = [lane for lane in self._lanes if not lane.ended]
+            self._let_go()
+            for lane in unfinished:
+                lane.abort()
+            raise
+
+    def _let_go(self) -> None:
+        for lane in [*self._lanes, *self._ended]:
+            lane.cancel("dropped")
+        self._allocations.cancel()
+
+    async def _find_room(self, encoder: Reencoder) -> None:
+        """Open lanes for all that is missing, until every one of them is known to be good."""
+        header = encoder.layout.pack_header()
+        while True:
+            self._take_stock()
+            moves = self._plan.moves()
+            for peer in dict.fromkeys(moves.values()):
+                numbers = {number for number, home in moves.items() if home is peer}
+                self._open_lanes(peer, numbers, header)
+            if all(lane.acknowledged_bytes for lane in self._lanes):
+                return
+            await self._wait()
+
+    def _open_lanes(self, peer: Peer, numbers: set[int], header: bytes) -> None:
+        secrets = self._allocations.secrets_for(peer)
+        self._allocations.ask(peer, frozenset(numbers), secrets)
+        for number in sorted(numbers):
+            self._plan.sending(number, peer)
+            lane = Lane(
+                peer, number, self._storage_index, secrets, 0, self._changed.fire, self._clock
+            )
+            self._lanes.append(lane)
+            lane.send(ShareWrite(number, 0, (header,)))
+            lane.flush()
+
+    async def _send_segments(self, encoder: Reencoder) -> None:
+        feed = SegmentFeed(encoder.geometry)
+        download = Download(
+            clock=self._clock,
+            workers=self._workers,
+            peers=self._peers,
+            cap=self._cap,
+            sink=feed,
+            start=0,
+            length=self._cap.size,
+            settings=self._settings,
+            avoid=self._check.found.bad,
+        )
+        running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
+        try:
+            for index in range(encoder.geometry.num_segments):
+                ciphertext = await feed.take()
+                await self._wait_for_room()
+                if not self._lanes:
+                    return
+                size = 8 * encoder.geometry.segment_length(index)
+                numbers = {lane.share_number for lane in self._lanes}
+                coded = await self._workers.run_if_large(size, _code, encoder, ciphertext, numbers)
+                self._send(encoder.add(coded), encoder)
+        finally:
+            running.cancel()
+        numbers = {lane.share_number for lane in self._lanes}
+        trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
+        self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
+        for lane in self._lanes:
+            lane.finish()
+
+    def _send(self, writes: Iterable[ShareWrite], encoder: Reencoder) -> None:
+        lanes = {lane.share_number: lane for lane in self._lanes}
+        for write in writes:
+            if write.offset == 0:  # the header is there
+                offset = encoder.layout.header_bytes
+                write = ShareWrite(write.share_number, offset, write.pieces[1:])
+            if write.share_number in lanes:
+                lanes[write.share_number].send(write)
+
+    async def _wait_for_room(self) -> None:
+        self._take_stock()
+        while any(lane.blocked for lane in self._lanes):
+            await self._wait()
+            self._take_stock()
+
+    async def _settle(self) -> None:
+        self._take_stock()
+        while self._lanes:
+            await self._wait()
+            self._take_stock()
+
+    async def _wait(self) -> None:
+        """Wait for the next event, or until some server has been silent for too long."""
+        now = self._clock.seconds()
+        signs = [lane.last_sign for lane in self._lanes if lane.waiting]
+        silent_s = min(signs, default=now) + self._settings.silence_s - now
+        await self._changed.wait(max(0.01, silent_s))
+
+    # Events.
+
+    def _take_stock(self) -> None:
+        """Tell the plan what has happened."""
+        for answer in self._allocations.take_answers():
+            self._allocated(answer)
+        now = self._clock.seconds()
+        for lane in self._lanes:
+            lane.resolve_doubt()
+            if lane.waiting and now >= lane.last_sign + self._settings.silence_s:
+                silence = f"{lane.peer.name} was silent for {self._settings.silence_s:g} s"
+                self._peer_failed(lane.peer, silence)
+        ended = [lane for lane in self._lanes if lane.ended]
+        self._lanes = [lane for lane in self._lanes if not lane.ended]
+        self._ended += ended
+        for lane in ended:
+            self._lane_ended(lane)
+        done = sum(lane.acknowledged_bytes for lane in [*self._lanes, *self._ended])
+        self._report.report(min(done, self._wanted_bytes))
+
+    def _allocated(self, answer: Answer) -> None:
+        peer, result = answer.peer, answer.result
+        if isinstance(result, Failure):
+            if not result.check(ServerError, CancelledError):
+                result.raiseException()
+            self._peer_failed(peer, str(result.value))
+            return
+        self._renewed.add(peer)
+        for lane in self._lanes:
+            if lane.peer is peer and lane.share_number in answer.numbers:
+                lane.last_sign = self._clock.seconds()
+                if lane.share_number in result.already_have:
+                    lane.close("found")  # somebody else was faster
+                lane.granted = lane.share_number in result.allocated
+
+    def _peer_failed(self, peer: Peer, reason: str) -> None:
+        self._reasons[peer.name] = reason
+        self._plan.failed(peer)
+        for lane in self._lanes:
+            if lane.peer is peer:
+                lane.cancel("failed")
+
+    def _lane_ended(self, lane: Lane) -> None:
+        peer, number = lane.peer, lane.share_number
+        if lane.bug is not None:
+            lane.bug.raiseException()
+        if lane.state == "refused" and not lane.granted:
+            self._reasons[peer.name] = f"{peer.name} takes no shares"
+        elif lane.error is not None:
+            self._reasons[peer.name] = str(lane.error)
+        if isinstance(lane.error, NoSpace):
+            lane.abort()
+        if lane.state in ("stored", "found"):
+            self._plan.found(peer, [number])
+            if lane.state == "stored":
+                self._uploaded[number] = peer.name
+        elif lane.state == "failed":
+            self._plan.failed(peer)
+        else:
+            self._plan.refused(number, peer)
+
+
+def _code(encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int]) -> CodedSegment:
+    # All hashes are needed, but only some blocks.
+    return encoder.code(encoder.encrypt(ciphertext), numbers)
