@@ -25,7 +25,7 @@ from pipegrid.core import base32
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.servers import SERVERS_NAME
 
-TAHOE = str(Path(os.environ.get("TAHOE", ".venv-tahoe/bin/tahoe")).absolute())
+TAHOE = os.environ.get("TAHOE", str(Path(__file__).parents[2] / ".venv-tahoe/bin/tahoe"))
 PATIENCE_S = 90.0
 STOP_S = 10.0
 _PORTS = range(10_000, 32_000)
@@ -78,7 +78,7 @@ class Process:
         self.directory = directory
         self._log = open(directory.with_suffix(".log"), "wb")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+            command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
         )
 
     def assert_running(self) -> None:
@@ -99,6 +99,8 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._log.close()
 
     def log(self) -> str:
@@ -107,10 +109,18 @@ class Process:
 
 
 class Node(Process):
-    """A node of Tahoe-LAFS, in a directory that ``make_node`` made."""
+    """
+    A node of Tahoe-LAFS, in a directory that ``make_node`` made.
+
+    It ends when its standard input does, so it never outlives the tests.
+    """
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, TAHOE, "run", "--allow-stdin-close", str(directory))
+        if not Path(TAHOE).exists():
+            raise AssertionError(
+                f"{TAHOE} is missing; `make` installs it, or $TAHOE says where the command is"
+            )
+        super().__init__(directory, TAHOE, "run", str(directory))
 
 
 def make_node(directory: Path, settings: str, kind: str = "client") -> None:
