@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 TAHOE_VENV := .venv-tahoe
+TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
+
+INTEROP := tests.interop.tahoe_matrix tests.interop.foolscap_grid
 
 .PHONY: demo test lint types trial interop speedtest soak fuzz format clean
 
@@ -22,9 +25,10 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # No test may outlive its welcome: trial's own timeout is 120 s a test, this one is for the whole.
-trial: $(INSTALLED)
+# Some run beside Tahoe-LAFS's own processes, which have an environment of their own.
+trial: $(INSTALLED) $(TAHOE_VENV)/.installed
 	$(BIN)/coverage erase
-	timeout 540 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
+	TAHOE=$(TAHOE) timeout 540 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -41,10 +45,9 @@ fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
 
-# Against Tahoe-LAFS's own processes, in an environment of their own.
+# All of what `make test` does a little of: some ten minutes, and 2 GB of memory for all the processes.
 interop: $(INSTALLED) $(TAHOE_VENV)/.installed
-	TAHOE=$(CURDIR)/$(TAHOE_VENV)/bin/tahoe timeout 600 \
-		$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop tests.interop.foolscap_grid
+	TAHOE=$(TAHOE) timeout 1800 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
 
 $(TAHOE_VENV)/.installed:
 	$(PYTHON) -m venv $(TAHOE_VENV)

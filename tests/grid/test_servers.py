@@ -21,6 +21,7 @@ from pipegrid.grid.servers import (
     SERVERS_NAME,
     WINDOW_MEMORY_BYTES,
     load_static_servers,
+    open_server,
     open_static,
     parse_static_servers,
     window_bytes,
@@ -80,6 +81,18 @@ class ParseTests(SynchronousTestCase):
         (peer,) = open_static(reactor, found.servers, 10)
         self.assertEqual(peer.protocol, "foolscap")
         self.assertIn(peer.address, FURL)
+
+    def test_foolscap_can_be_forced(self) -> None:
+        """A server that speaks both is then spoken to over Foolscap, and one that speaks only HTTPS never."""
+        both = {"anonymous-storage-FURL": FURL, "anonymous-storage-NURLs": [NURL]}
+        one = {"anonymous-storage-NURLs": [NURL]}
+        both_known, one_known = parse({"both": {"ann": both}, "one": {"ann": one}}).servers
+        self.assertEqual(open_server(reactor, both_known, 1 << 20).protocol, "https")
+        peer = open_server(reactor, both_known, 1 << 20, force_foolscap=True)
+        self.assertEqual(peer.protocol, "foolscap")
+        with self.assertRaises(ValueError) as caught:
+            open_server(reactor, one_known, 1 << 20, force_foolscap=True)
+        self.assertIn("it speaks HTTPS only", str(caught.exception))
 
     def test_tor_is_the_last_choice(self) -> None:
         """Of several addresses a direct one is taken."""

@@ -96,6 +96,19 @@ class ReadingTests(SynchronousTestCase):
         self.assertNotEqual(config.caches[0], self.node / "private")
         self.assertEqual(config.caches[1], self.node / "private")
 
+    def test_foolscap_is_forced_where_the_node_forces_it(self) -> None:
+        """``force_foolscap`` is taken as well, and copied; what is neither true nor false is refused."""
+        self.assertFalse(load(self.node).force_foolscap)
+        config = self.node / "tahoe.cfg"
+        text = config.read_text()
+        config.write_text(text.replace("[client]", "[client]\nforce_foolscap = True"))
+        self.assertTrue(load(self.node).force_foolscap)
+        self.assertTrue(create_like_tahoe(Path(self.mktemp()), self.node).force_foolscap)
+        config.write_text(text.replace("[client]", "[client]\nforce_foolscap = perhaps"))
+        with self.assertRaises(UsageError) as caught:
+            load(self.node)
+        self.assertIn("[client] force_foolscap must be true or false", str(caught.exception))
+
     def test_the_cache_is_elsewhere(self) -> None:
         """In the user's own cache directory, and another one for every node."""
         other = Path(self.mktemp())

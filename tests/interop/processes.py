@@ -9,40 +9,52 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipegrid.core import base32
+from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.servers import SERVERS_NAME
 
-TAHOE = os.environ.get("TAHOE", ".venv-tahoe/bin/tahoe")
-PATIENCE_S = 60.0
+TAHOE = os.environ.get("TAHOE", str(Path(__file__).parents[2] / ".venv-tahoe/bin/tahoe"))
+PATIENCE_S = 90.0
+STOP_S = 10.0
+_PORTS = range(10_000, 32_000)
 
 
 def free_port() -> int:
-    """Return a port that nobody uses just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a port that nobody uses just now, of those that no connection is given by the kernel."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError(f"no port from {_PORTS.start} to {_PORTS.stop} is free")
 
 
-def until(ready: Callable[[], Any], what: str) -> Any:
-    """Wait until a function returns something true."""
+def until(ready: Callable[[], Any], what: str, *processes: Process) -> Any:
+    """Wait until a function returns something true; the processes that it needs must live."""
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
         found = ready()
         if found:
             return found
+        for process in processes:
+            process.assert_running()
         time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {PATIENCE_S} s")
+    said = "".join(f"\n{process.directory.name}: {process.log()[-2000:]}" for process in processes)
+    raise AssertionError(f"{what} did not happen within {PATIENCE_S} s{said}")
 
 
 def pipegrid(*arguments: str, data: bytes = b"", status: int = 0) -> bytes:
@@ -66,17 +78,29 @@ class Process:
         self.directory = directory
         self._log = open(directory.with_suffix(".log"), "wb")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+            command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
         )
+
+    def assert_running(self) -> None:
+        """Fail if it has ended by itself."""
+        if self._process.poll() is not None:
+            name, status = self.directory.name, self._process.returncode
+            raise AssertionError(f"{name} ended with status {status}: {self.log()[-2000:]}")
+
+    def tell_to_stop(self) -> None:
+        """Let it begin to end, if it runs."""
+        self._process.terminate()
 
     def stop(self) -> None:
         """End it."""
-        self._process.terminate()
+        self.tell_to_stop()
         try:
-            self._process.wait(10)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._log.close()
 
     def log(self) -> str:
@@ -84,22 +108,89 @@ class Process:
         return self.directory.with_suffix(".log").read_text("utf-8", "replace")
 
 
-def start_tahoe_server(directory: Path) -> tuple[Process, str]:
-    """Start a storage node; returns it and its fURL."""
-    port = free_port()
-    subprocess.run(
-        [
-            *(TAHOE, "create-node", "--listen=tcp", f"--port=tcp:{port}:interface=127.0.0.1"),
-            *(f"--location=tcp:127.0.0.1:{port}", "--webport=none", "-n", directory.name),
-            str(directory),
-        ],
-        check=True,
-        capture_output=True,
+class Node(Process):
+    """
+    A node of Tahoe-LAFS, in a directory that ``make_node`` made.
+
+    It ends when its standard input does, so it never outlives the tests.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if not Path(TAHOE).exists():
+            raise AssertionError(
+                f"{TAHOE} is missing; `make` installs it, or $TAHOE says where the command is"
+            )
+        super().__init__(directory, TAHOE, "run", str(directory))
+
+
+def make_node(directory: Path, settings: str, kind: str = "client") -> None:
+    """
+    Make a directory that ``tahoe run`` takes, as its documentation describes one.
+
+    Args:
+        settings: of ``tahoe.cfg``.
+        kind: ``client``, which storage servers are as well, or ``introducer``.
+    """
+    (directory / "private").mkdir(parents=True, exist_ok=True)
+    (directory / "tahoe.cfg").write_text(settings)
+    (directory / f"tahoe-{kind}.tac").touch()  # tells what kind of node it is
+
+
+def listening(directory: Path, port: int) -> str:
+    """Return settings of a node that others connect to."""
+    return (
+        f"[node]\nnickname = {directory.name}\nweb.port =\n"
+        f"tub.port = tcp:{port}:interface=127.0.0.1\ntub.location = tcp:127.0.0.1:{port}\n"
     )
-    node = Process(directory, TAHOE, "run", "--allow-stdin-close", str(directory))
-    path = directory / "private/storage.furl"
-    until(path.exists, f"{path} being written")
-    return node, path.read_text().strip()
+
+
+def text_of(path: Path, node: Process) -> str:
+    """Return a file's text once its node has written it."""
+    written: str = until(
+        lambda: path.exists() and path.read_text().strip(), f"{path} being written", node
+    )
+    return written
+
+
+def launch_introducer(directory: Path) -> Node:
+    """Start an introducer; ``introducer_furl`` waits for its fURL."""
+    make_node(directory, listening(directory, free_port()), "introducer")
+    return Node(directory)
+
+
+def introducer_furl(introducer: Node) -> str:
+    """Return an introducer's fURL, as soon as it has one."""
+    return text_of(introducer.directory / "private/introducer.furl", introducer)
+
+
+def launch_tahoe_server(directory: Path, introducer: str | None = None) -> Node:
+    """
+    Start a storage node, which speaks both protocols; nothing is waited for.
+
+    Args:
+        introducer: fURL of the one that it announces itself to.
+    """
+    settings = listening(directory, free_port())
+    make_node(directory, settings + "[client]\n[storage]\nenabled = true\nreserved_space = 0\n")
+    if introducer is not None:
+        write_introducers(directory, introducer)
+    return Node(directory)
+
+
+def server_furl(server: Node) -> str:
+    """Return a storage node's fURL, as soon as it has one."""
+    return text_of(server.directory / "private/storage.furl", server)
+
+
+def start_tahoe_server(directory: Path) -> tuple[Node, str]:
+    """Start a storage node; returns it and its fURL."""
+    node = launch_tahoe_server(directory)
+    return node, server_furl(node)
+
+
+def storage_directory(server: Process) -> Path:
+    """Return where a server of either kind keeps its shares."""
+    return server.directory / "storage/shares"
 
 
 def start_pipegrid_server(directory: Path) -> tuple[Process, str]:
@@ -113,26 +204,52 @@ def start_pipegrid_server(directory: Path) -> tuple[Process, str]:
     return node, found[0]
 
 
-def start_gateway(directory: Path, furls: dict[str, str], shares: tuple[int, int, int]) -> Gateway:
-    """Start a Tahoe-LAFS gateway that knows these servers; waits until it is connected to all."""
+def start_gateway(
+    directory: Path,
+    furls: Mapping[str, str],
+    shares: tuple[int, int, int],
+    *,
+    introducer: str | None = None,
+    servers: int | None = None,
+    force_foolscap: bool = False,
+    convergence: bytes | None = None,
+) -> Gateway:
+    """
+    Start a Tahoe-LAFS gateway; waits until it is connected to all servers.
+
+    Args:
+        furls: of servers, by nickname; they are spoken to over Foolscap.
+        shares: needed, happy, total.
+        introducer: fURL of the one that names more servers.
+        servers: how many servers there are in all; by default those of ``furls``.
+        force_foolscap: speak Foolscap with servers that speak HTTPS as well.
+        convergence: the convergence secret; by default it makes one.
+    """
     needed, happy, total = shares
-    subprocess.run(
-        [
-            *(TAHOE, "create-client", f"--webport=tcp:{free_port()}:interface=127.0.0.1"),
-            *(f"--shares-needed={needed}", f"--shares-happy={happy}", f"--shares-total={total}"),
-            str(directory),
-        ],
-        check=True,
-        capture_output=True,
+    settings = (
+        f"[node]\nweb.port = tcp:{free_port()}:interface=127.0.0.1\n"
+        "tub.port = disabled\ntub.location = disabled\n"
+        f"[client]\nshares.needed = {needed}\nshares.happy = {happy}\nshares.total = {total}\n"
+        f"force_foolscap = {force_foolscap}\n[storage]\nenabled = false\n"
     )
-    write_servers(directory, furls)
-    gateway = Gateway(directory, TAHOE, "run", "--allow-stdin-close", str(directory))
-    until((directory / "node.url").exists, "the gateway's start")
-    until(lambda: gateway.connected() == len(furls), "the gateway's connection to all servers")
+    make_node(directory, settings)
+    if furls:
+        write_servers(directory, furls)
+    if introducer is not None:
+        write_introducers(directory, introducer)
+    if convergence is not None:
+        (directory / "private/convergence").write_text(base32.encode(convergence) + "\n")
+    gateway = Gateway(directory)
+    expected = len(furls) if servers is None else servers
+    try:
+        gateway.wait(expected)
+    except BaseException:
+        gateway.stop()
+        raise
     return gateway
 
 
-def write_servers(directory: Path, furls: dict[str, str]) -> None:
+def write_servers(directory: Path, furls: Mapping[str, str]) -> None:
     """Write a ``servers.yaml`` that names each server by its fURL alone."""
     storage = {
         f"v0-{base32.encode(name.encode().ljust(32))}": {
@@ -145,16 +262,32 @@ def write_servers(directory: Path, furls: dict[str, str]) -> None:
     path.write_text(json.dumps({"storage": storage}))
 
 
-class Gateway(Process):
+def write_introducers(directory: Path, furl: str) -> None:
+    """Write an ``introducers.yaml`` that names one."""
+    path = directory / INTRODUCERS_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"introducers": {"default": {"furl": furl}}}))
+
+
+class Gateway(Node):
     """A Tahoe-LAFS client's web gateway."""
+
+    def wait(self, servers: int) -> None:
+        """Return when it is connected to so many servers."""
+        until((self.directory / "node.url").exists, "the gateway's start", self)
+        until(lambda: self.connected() == servers, f"the gateway's {servers} connections", self)
 
     def request(self, method: str, path: str, data: bytes | None = None) -> bytes:
         """Ask it something."""
         root = (self.directory / "node.url").read_text().strip()
         request = urllib.request.Request(root + path, data=data, method=method)
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            body: bytes = answer.read()
-            return body
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                body: bytes = answer.read()
+                return body
+        except urllib.error.HTTPError as error:
+            said = error.read().decode("utf-8", "replace")[-2000:]
+            raise AssertionError(f"{method} {path[:80]}: {error}: {said}") from None
 
     def connected(self) -> int:
         """Return to how many servers it is connected."""
@@ -162,9 +295,9 @@ class Gateway(Process):
             page = json.loads(self.request("GET", "?t=json"))
         except OSError:
             return 0
-        return sum(
-            server["connection_status"].startswith("Connected") for server in page["servers"]
-        )
+        statuses = [server["connection_status"] for server in page["servers"]]
+        # "connected" over HTTPS, and "Connected to (where)" over Foolscap.
+        return sum(status.casefold().startswith("connected") for status in statuses)
 
     def put(self, data: bytes, query: str = "") -> str:
         """Store a file; returns its cap."""
@@ -179,3 +312,60 @@ class Gateway(Process):
         query = f"uri/{cap}?t=check&verify=true&output=JSON"
         found: dict[str, Any] = json.loads(self.request("POST", query, b""))
         return found
+
+
+class TahoeGrid:
+    """
+    An introducer and storage nodes that announce themselves to it; the nodes start side by side.
+
+    Args:
+        root: where their directories are made.
+
+    Attributes:
+        introducer: the introducer's process; ``introducer_furl`` tells where it is.
+        servers: the storage nodes.
+    """
+
+    def __init__(self, root: Path, count: int) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.servers: list[Node] = []
+        self.introducer = launch_introducer(root / "introducer")
+        try:
+            self.introducer_furl = introducer_furl(self.introducer)
+            for number in range(count):
+                directory = root / f"tahoe{number}"
+                self.servers.append(launch_tahoe_server(directory, self.introducer_furl))
+        except BaseException:
+            self.stop()
+            raise
+
+    def furls(self) -> dict[str, str]:
+        """Return the servers' fURLs by nickname."""
+        return {server.directory.name: server_furl(server) for server in self.servers}
+
+    def start_gateway(
+        self,
+        directory: Path,
+        shares: tuple[int, int, int],
+        *,
+        force_foolscap: bool = False,
+        convergence: bytes | None = None,
+    ) -> Gateway:
+        """Start a gateway that finds the servers through the introducer; see ``start_gateway``."""
+        return start_gateway(
+            directory,
+            {},
+            shares,
+            introducer=self.introducer_furl,
+            servers=len(self.servers),
+            force_foolscap=force_foolscap,
+            convergence=convergence,
+        )
+
+    def stop(self) -> None:
+        """End all of it."""
+        nodes = [self.introducer, *self.servers]
+        for node in nodes:
+            node.tell_to_stop()
+        for node in nodes:
+            node.stop()

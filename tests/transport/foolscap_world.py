@@ -134,6 +134,7 @@ class FoolscapWorld:
 
     def __init__(self, test: SynchronousTestCase, root: Path, latency_s: float = 0.0) -> None:
         self.clock = UncollectedClock()
+        self.root = root
         self.latency_s = latency_s
         self.free_bytes: int | None = 1 << 40
         self.settings = FoolscapSettings(stream_piece_bytes=64 * 1024)

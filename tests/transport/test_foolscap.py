@@ -19,6 +19,8 @@ from pipegrid.errors import (
     ServerUnreachable,
     UsageError,
 )
+from pipegrid.storage import foolscap as storage_foolscap
+from pipegrid.storage.foolscap import BucketReader
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import WriteResult
 from tests.transport.contract import (
@@ -148,6 +150,69 @@ class FailureTests(SynchronousTestCase):
         self.world.settle()
         self.assertIn("pipegrid", self.successResultOf(version).application)
         self.assertEqual(len(self.world.connector.wires), 2)
+
+    def test_a_share_that_went_away_and_came_back(self) -> None:
+        """What was known of it is not believed longer than it works: neither by a read nor by a stream."""
+        removals = 0
+
+        class OldReader(BucketReader):
+            """As Tahoe-LAFS's: when the share is gone its error says nothing of shares."""
+
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                self.removals = removals
+
+            def remote_read(self, offset: int, length: int) -> bytes:
+                if self.removals < removals:
+                    raise FileNotFoundError(2, "No such file or directory")
+                return super().remote_read(offset, length)
+
+        self.patch(storage_foolscap, "BucketReader", OldReader)
+        other = self.world.connect()
+        for fetch in (self.fetch_read, self.fetch_stream):
+            for text in (b"first", b"again"):
+                other.allocate(SI, {0}, 5, SECRETS)
+                other.write(SI, 0, 0, [text], SECRETS.upload)
+                self.world.settle()
+                self.assertEqual(fetch(), text)
+                (share,) = self.world.root.glob("shares/??/*/0")
+                share.unlink()
+                removals += 1
+                if text == b"first":
+                    self.assertIsNone(fetch())
+        self.flushLoggedErrors(FileNotFoundError)
+
+    def test_a_share_that_cannot_be_read(self) -> None:
+        """The server says so, is asked where it is once more, and its second answer counts."""
+        self.begin()
+        self.server.write(SI, 0, 3, [b"def"], SECRETS.upload)
+        self.world.settle()
+        (share,) = self.world.root.glob("shares/??/*/0")
+        share.unlink()
+        share.mkdir()
+        for started in (self.server.read(SI, 0, 0, 6), self.server.stream(SI, 0, 0, 6, Consumer())):
+            self.world.settle()
+            self.failureResultOf(started, ServerRefused)
+
+    def fetch_read(self) -> bytes | None:
+        """Return what is read of share 0, or None if there is none."""
+        reading = self.server.read(SI, 0, 0, 5)
+        self.world.settle()
+        return self.found(reading)
+
+    def fetch_stream(self) -> bytes | None:
+        """The same, by a stream."""
+        consumer = Consumer()
+        streaming = self.server.stream(SI, 0, 0, 5, consumer)
+        self.world.settle()
+        self.assertIsNone(consumer.producer)
+        return None if self.found(streaming) is None else consumer.data
+
+    def found(self, fetched: Deferred[Any]) -> bytes | None:
+        """Return what came, or None if there is no such share."""
+        fetched.addErrback(lambda failure: failure.trap(NoSuchShare) and None)
+        result: bytes | None = self.successResultOf(fetched)
+        return result
 
     def test_a_silent_server(self) -> None:
         """A server that owes an answer for a minute is given up, and asked anew on a new connection."""

@@ -5,7 +5,7 @@ The layout is that of a Tahoe-LAFS node directory, so that there is one format t
 of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning is the same:
 
     pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
-                              peers.preferred
+                              peers.preferred, force_foolscap
                               [local] directory, servers, durability; [node] nickname
     private/convergence       the convergence secret, base32
     private/secret            the lease secret, base32
@@ -85,6 +85,7 @@ class GridConfig:
         preferred: ids of servers that come first on every file's ring.
         nickname: what the directory's owner is called, as introducers are told; perhaps empty.
         caches: directories with what introducers said, the first of which may be written.
+        force_foolscap: Foolscap is spoken with servers that speak HTTPS as well.
     """
 
     directory: Path
@@ -98,6 +99,7 @@ class GridConfig:
     preferred: frozenset[str] = frozenset()
     nickname: str = ""
     caches: tuple[Path, ...] = ()
+    force_foolscap: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -167,6 +169,7 @@ def create_client(
     happy: int | None = None,
     files: Mapping[str, str] | None = None,
     preferred: frozenset[str] = frozenset(),
+    force_foolscap: bool = False,
 ) -> GridConfig:
     """
     Make ``directory`` a client's directory without servers of its own, and return what it says.
@@ -176,11 +179,13 @@ def create_client(
     Args:
         files: names in the directory, with contents, such as ``private/servers.yaml``.
         preferred: ids of servers that come first.
+        force_foolscap: speak Foolscap with servers that speak HTTPS as well.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
     check_happy(happy, params)
     more = [f"peers.preferred = {', '.join(sorted(preferred))}"] if preferred else []
+    more += ["force_foolscap = true"] if force_foolscap else []
     return _create(Path(directory), params, happy, more, files)
 
 
@@ -216,6 +221,7 @@ def create_like_tahoe(
         happy=theirs.happy if happy is None and params is None else happy,
         files=files,
         preferred=theirs.preferred,
+        force_foolscap=theirs.force_foolscap,
     )
 
 
@@ -302,6 +308,7 @@ def load(directory: Path | str) -> GridConfig:
         preferred=_preferred(parser),
         nickname=_nickname(parser),
         caches=(_cache_directory(directory), private) if is_tahoe else (private,),
+        force_foolscap=_flag(parser, path, "client", "force_foolscap"),
     )
 
 
@@ -424,6 +431,13 @@ def _number(
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise UsageError(f"{path}: [{section}] {option} is {text!r}; it must be a whole number")
     return int(text)
+
+
+def _flag(parser: configparser.ConfigParser, path: Path, section: str, option: str) -> bool:
+    try:
+        return parser.getboolean(section, option, fallback=False)
+    except ValueError:
+        raise UsageError(f"{path}: [{section}] {option} must be true or false") from None
 
 
 def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:

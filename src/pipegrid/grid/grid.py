@@ -172,7 +172,7 @@ class Grid:
         maximum = window_bytes(total_shares if introducers else min(len(static) or 1, total_shares))
 
         def open_traced(known: KnownServer) -> Peer:
-            peer = open_server(real_reactor, known, maximum)
+            peer = open_server(real_reactor, known, maximum, force_foolscap=config.force_foolscap)
             if tracer is not None:
                 peer.server = TracedServer(peer.server, tracer)
             return peer

@@ -91,22 +91,25 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     )
 
 
-def open_server(reactor: IReactorTime, known: KnownServer, window_bytes: int) -> Peer:
+def open_server(
+    reactor: IReactorTime, known: KnownServer, window_bytes: int, *, force_foolscap: bool = False
+) -> Peer:
     """
     Return a peer for a server; nothing is connected yet.
 
     Args:
         window_bytes: how much may be unacknowledged.
+        force_foolscap: speak Foolscap, whatever else it speaks.
 
     Raises:
         ValueError: no protocol that it speaks is spoken here; the text says why.
     """
     pipeline = Pipeline(AutoWindow(maximum_bytes=window_bytes), reactor)
-    if known.nurl is not None:
+    if known.nurl is not None and not force_foolscap:
         server = _open_gbs(reactor, known.identity, known.nurl)
         return Peer(server, pipeline, "https", f"{known.nurl.host}:{known.nurl.port}")
     if known.furl is None:
-        raise ValueError("nobody knows where it is")
+        raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
     server = _open_foolscap(reactor, known.identity, known.furl)
     return Peer(server, pipeline, "foolscap", known.furl.address)
 

@@ -11,7 +11,8 @@ operations are sent at once; what has to wait, and for what, is ``_Sent.conflict
 
 **Reading.** A share is read through a reference, which ``get_buckets`` brings: one round trip more, the first
 time. References are kept while the connection lasts, for the storage indexes used last. What asks for them at
-the same time (a list, and the reads right behind it) asks once.
+the same time (a list, and the reads right behind it) asks once. A share may go away, and come back, while its
+reference is kept: when the server refuses a read, references are asked for anew, once.
 
 **What Foolscap cannot do.** An unfinished upload ends with its connection, at the server: on a new one writes
 fail with ``NoSuchShare``, and the upload has to begin anew.
@@ -20,7 +21,7 @@ fail with ``NoSuchShare``, and the upload has to begin anew.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from pipegrid.errors import (
     NoSuchShare,
     ServerError,
     ServerProtocolError,
+    ServerRefused,
     UsageError,
 )
 from pipegrid.transport.foolscaplink import Connector, FoolscapLink
@@ -248,12 +250,11 @@ class FoolscapServer:
 
         async def read() -> bytes:
             reader = await self._reader(storage_index, share_number)
-            pieces = [
-                self._read(reader, at, min(READ_PIECE_BYTES, offset + length - at))
-                for at in range(offset, offset + max(1, length), READ_PIECE_BYTES)
-            ]
-            found = await _all(pieces)
-            return found[0] if len(found) == 1 else b"".join(found)
+            try:
+                return await self._read_all(reader, offset, length)
+            except ServerRefused:
+                reader = await self._reader(storage_index, share_number, instead_of=reader)
+            return await self._read_all(reader, offset, length)
 
         return self._submit(storage_index, "ask", {share_number}, read)
 
@@ -269,7 +270,8 @@ class FoolscapServer:
         opening = self._submit(
             storage_index, "ask", {share_number}, lambda: self._reader(storage_index, share_number)
         )
-        return Deferred.fromCoroutine(self._stream(opening, offset, length, consumer))
+        renew = partial(self._reader, storage_index, share_number)
+        return Deferred.fromCoroutine(self._stream(opening, renew, offset, length, consumer))
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of the index; see the contract."""
@@ -329,8 +331,17 @@ class FoolscapServer:
         operation = _Sent(kind, numbers, lambda _: Deferred.fromCoroutine(start()))
         return self._ordering.carry_out(storage_index, operation)
 
-    async def _reader(self, storage_index: bytes, share_number: int) -> Any:
+    async def _reader(self, storage_index: bytes, share_number: int, instead_of: Any = None) -> Any:
+        """
+        Return a reference to a share.
+
+        Args:
+            instead_of: one that is not to be used any more.
+        """
         readers = self._readers.get(storage_index)
+        if readers is not None and readers.get(share_number) is instead_of is not None:
+            self._forget_readers(storage_index)
+            readers = None
         if readers is None or share_number not in readers:
             readers = await self._ask_readers(storage_index)
         else:
@@ -386,10 +397,23 @@ class FoolscapServer:
     def _read(self, reader: Any, offset: int, length: int) -> Deferred[bytes]:
         return Deferred.fromCoroutine(self._checked_read(reader, offset, length))
 
+    async def _read_all(self, reader: Any, offset: int, length: int) -> bytes:
+        pieces = [
+            self._read(reader, at, min(READ_PIECE_BYTES, offset + length - at))
+            for at in range(offset, offset + max(1, length), READ_PIECE_BYTES)
+        ]
+        found = await _all(pieces)
+        return found[0] if len(found) == 1 else b"".join(found)
+
     # Streams.
 
     async def _stream(
-        self, opening: Deferred[Any], offset: int, length: int, consumer: IConsumer
+        self,
+        opening: Deferred[Any],
+        renew: Callable[..., Coroutine[Any, Any, Any]],
+        offset: int,
+        length: int,
+        consumer: IConsumer,
     ) -> int:
         reader = await opening
         stream = Stream()
@@ -397,18 +421,25 @@ class FoolscapServer:
         try:
             consumer.registerProducer(stream, True)
             try:
-                return await self._pump(reader, stream, offset, length, consumer)
+                return await self._pump(reader, renew, stream, offset, length, consumer)
             finally:
                 consumer.unregisterProducer()
         finally:
             self._streams.discard(stream)
 
     async def _pump(
-        self, reader: Any, stream: Stream, offset: int, length: int, consumer: IConsumer
+        self,
+        reader: Any,
+        renew: Callable[..., Coroutine[Any, Any, Any]],
+        stream: Stream,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
     ) -> int:
         piece_bytes = self._settings.stream_piece_bytes
         reads: deque[tuple[Deferred[bytes], int]] = deque()
         asked = delivered = 0
+        may_renew = True
         try:
             while delivered < length:
                 await stream.flowing()
@@ -417,7 +448,17 @@ class FoolscapServer:
                     reads.append((self._read(reader, offset + asked, size), size))
                     asked += size
                 read, size = reads.popleft()
-                piece = await stream.unless_stopped(read)
+                try:
+                    piece = await stream.unless_stopped(read)
+                except ServerRefused:
+                    if not may_renew:
+                        raise
+                    may_renew, asked = False, 0
+                    _give_up(reads)
+                    asking = Deferred.fromCoroutine(renew(instead_of=reader))
+                    reader = await stream.unless_stopped(asking)
+                    continue
+                may_renew = False
                 await stream.flowing()
                 if piece:
                     consumer.write(piece)
@@ -425,9 +466,7 @@ class FoolscapServer:
                 if len(piece) < size:
                     break
         finally:
-            for read, _ in reads:
-                read.addErrback(lambda _: None)
-                read.cancel()
+            _give_up(reads)
         return delivered
 
     # Errors.
@@ -465,6 +504,14 @@ class _Question:
         """There will be none."""
         for waiting in self._waiting:
             waiting.errback(error)
+
+
+def _give_up(reads: deque[tuple[Deferred[bytes], int]]) -> None:
+    """Let go of reads; whatever comes of them, nobody is there to hear it."""
+    while reads:
+        read, _ = reads.popleft()
+        read.addErrback(lambda _: None)
+        read.cancel()
 
 
 async def _all(waiting: Sequence[Deferred[Any]]) -> list[Any]:

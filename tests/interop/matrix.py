@@ -1,0 +1,270 @@
+"""
+One file, stored and fetched by PipeGrid and by a Tahoe-LAFS gateway on the same servers: what must be equal.
+
+A gateway encodes as its node was told to, so there is one pair for each encoding; PipeGrid uses the node's
+very directory. Tahoe-LAFS's gateway makes every key from its convergence secret; to a PipeGrid with another
+secret such a file is as one with a random key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+from unittest import TestCase
+
+import attrs
+from twisted.internet.threads import deferToThread
+
+from pipegrid.core import base32
+from pipegrid.core.caps import ChkCap, parse_cap
+from pipegrid.core.params import Params
+from pipegrid.grid import Grid
+from pipegrid.grid.config import create_client
+from pipegrid.grid.introducers import INTRODUCERS_NAME
+from pipegrid.transfer.results import CheckResult
+from tests.interop.processes import Gateway, Process, TahoeGrid, storage_directory
+
+T = TypeVar("T")
+
+SIZES = (0, 1, 55, 56, 1000, *(131072 + more for more in (-1, 0, 1)))
+LARGE_SIZES = (*((1 << 20) + more for more in (-1, 0, 1)), (3 << 20) + 7, 50_000_000)
+
+_HEADER = struct.Struct(">LLL")  # version, length (informative), number of leases
+_LEASE_BYTES = 72
+
+
+@attrs.frozen
+class Health:
+    """What is said of a file, by either side."""
+
+    healthy: bool
+    recoverable: bool
+    good_shares: int
+    corrupt_shares: int
+    happiness: int
+
+    @classmethod
+    def by_pipegrid(cls, found: CheckResult) -> Health:
+        """Read PipeGrid's answer."""
+        good, corrupt = len(found.good_shares), len(found.corrupt)
+        return cls(found.healthy, found.recoverable, good, corrupt, found.happiness)
+
+    @classmethod
+    def by_tahoe(cls, results: dict[str, Any]) -> Health:
+        """Read the gateway's answer."""
+        return cls(
+            results["healthy"],
+            results["recoverable"],
+            results["count-shares-good"],
+            results["count-corrupt-shares"],
+            results["count-happiness"],
+        )
+
+
+def share_data(path: Path) -> bytes:
+    """Return what a container holds: the share alone, without header and leases."""
+    container = path.read_bytes()
+    leases = _HEADER.unpack_from(container)[2]
+    return container[_HEADER.size : len(container) - leases * _LEASE_BYTES]
+
+
+class Shares:
+    """The shares of one file, as they lie in the servers' directories."""
+
+    def __init__(self, servers: Sequence[Process], cap: ChkCap) -> None:
+        index = base32.encode(cap.storage_index)
+        self._directories = [storage_directory(each) / index[:2] / index for each in servers]
+
+    def paths(self) -> dict[int, list[Path]]:
+        """Return where each share is."""
+        found: dict[int, list[Path]] = {}
+        for directory in self._directories:
+            for path in directory.glob("*"):
+                found.setdefault(int(path.name), []).append(path)
+        return found
+
+    def digests(self) -> dict[int, list[str]]:
+        """Return what is in each share; equal ones count once."""
+        return {
+            number: sorted({hashlib.sha256(share_data(path)).hexdigest() for path in paths})
+            for number, paths in sorted(self.paths().items())
+        }
+
+    def remove(self) -> None:
+        """Let there be none."""
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+class Pair:
+    """
+    A gateway, PipeGrid as the gateway's twin, and PipeGrid with a secret of its own.
+
+    Args:
+        test: asserts.
+        gateway: of Tahoe-LAFS.
+        twin: a grid opened on the gateway's own directory.
+        stranger: a grid on the same servers, with other secrets.
+    """
+
+    def __init__(
+        self,
+        test: TestCase,
+        servers: Sequence[Process],
+        gateway: Gateway,
+        twin: Grid,
+        stranger: Grid,
+    ) -> None:
+        self._test = test
+        self._servers = servers
+        self._gateway = gateway
+        self._twin = twin
+        self._stranger = stranger
+
+    async def assert_alike(self, size: int, random: Random) -> None:
+        """Store and fetch files of one size in all ways."""
+        await self._convergent(random.randbytes(size))
+        await self._unrelated(random.randbytes(size))
+
+    async def _convergent(self, data: bytes) -> None:
+        """The same file from both sides: the same cap, the same shares, the same health."""
+        put = await self._twin.put(data)
+        cap = str(put.cap)
+        await self._tahoe_gets(cap, data)
+        by_pipegrid = await self._look(put.cap)
+        self._assert_equal(await _threaded(self._gateway.put, data), cap, "the cap")
+        await self._pipegrid_gets(self._twin, cap, data)
+        by_tahoe = await self._look(put.cap)
+        self._assert_equal(by_pipegrid, by_tahoe, "the shares")
+
+    async def _unrelated(self, data: bytes) -> None:
+        """A random key on PipeGrid's side, and on Tahoe's one that PipeGrid's secret does not lead to."""
+        first = await self._twin.put(data, random_key=True)
+        second = await self._twin.put(data, random_key=True)
+        if isinstance(first.cap, ChkCap) and isinstance(second.cap, ChkCap):
+            self._test.assertNotEqual(first.cap.key, second.cap.key)
+            Shares(self._servers, second.cap).remove()
+        await self._tahoe_gets(str(first.cap), data)
+        cap = await _threaded(self._gateway.put, data)
+        await self._pipegrid_gets(self._stranger, cap, data)
+        for each in (first.cap, parse_cap(cap)):
+            if isinstance(each, ChkCap):
+                Shares(self._servers, each).remove()
+
+    async def _tahoe_gets(self, cap: str, data: bytes) -> None:
+        got = await _threaded(self._gateway.get, cap)
+        self._test.assertTrue(got == data, f"{len(data)} bytes, put by PipeGrid, got by Tahoe-LAFS")
+
+    async def _pipegrid_gets(self, grid: Grid, cap: str, data: bytes) -> None:
+        got = await grid.read(cap)
+        self._test.assertTrue(got == data, f"{len(data)} bytes, put by Tahoe-LAFS, got by PipeGrid")
+
+    async def _look(self, cap: object) -> dict[int, list[str]]:
+        """Return what is in a file's shares, which are in order, and remove them."""
+        if not isinstance(cap, ChkCap):
+            return {}
+        shares = Shares(self._servers, cap)
+        digests = await _threaded(shares.digests)
+        self._assert_equal(list(digests), list(range(cap.total_shares)), "the numbers of shares")
+        health = await self.assert_same_health(str(cap))
+        perfect = Health(True, True, cap.total_shares, 0, cap.total_shares)
+        self._assert_equal(health, perfect, "the health")
+        await _threaded(shares.remove)
+        return digests
+
+    async def assert_damage_is_seen(self, random: Random) -> None:
+        """Shares are damaged and lost, one after the other: both sides count the same."""
+        size = 10_000
+        put = await self._twin.put(random.randbytes(size))
+        cap = put.cap
+        assert isinstance(cap, ChkCap)
+        paths = [path for paths in Shares(self._servers, cap).paths().values() for path in paths]
+        good = total = len(paths)
+        if total > 1:
+            with open(paths[0], "r+b") as container:
+                container.seek(_HEADER.size + 36)  # the first byte of its only block
+                byte = container.read(1)[0]
+                container.seek(-1, 1)
+                container.write(bytes([byte ^ 1]))
+            good -= 1
+            health = await self.assert_same_health(str(cap))
+            expected = Health(False, good >= cap.required_shares, good, 1, good)
+            self._assert_equal(health, expected, "the health with a corrupt share")
+            paths[0].unlink()
+        for path in paths[1:] or paths:
+            path.unlink()
+            good -= 1
+            health = await self.assert_same_health(str(cap))
+            expected = Health(False, good >= cap.required_shares, good, 0, good)
+            self._assert_equal(health, expected, f"the health with {good} shares")
+
+    async def assert_same_health(self, cap: str) -> Health:
+        """Let both sides verify a file; returns what they agree on."""
+        ours = Health.by_pipegrid(await self._twin.check(cap, verify=True))
+        answer = await _threaded(self._gateway.check, cap)
+        self._assert_equal(ours, Health.by_tahoe(answer["results"]), "the health")
+        return ours
+
+    def _assert_equal(self, first: object, second: object, what: str) -> None:
+        self._test.assertEqual(first, second, what)
+
+
+def make_stranger(
+    directory: Path, introducer: str, shares: tuple[int, int, int], force_foolscap: bool
+) -> None:
+    """Make a client's directory with secrets of its own."""
+    needed, happy, total = shares
+    create_client(
+        directory,
+        params=Params(needed, total),
+        happy=happy,
+        files={INTRODUCERS_NAME: f'introducers: {{default: {{furl: "{introducer}"}}}}\n'},
+        force_foolscap=force_foolscap,
+    )
+
+
+async def with_pair(
+    test: TestCase,
+    reactor: Any,
+    tahoe: TahoeGrid,
+    root: Path,
+    shares: tuple[int, int, int],
+    force_foolscap: bool,
+    work: Callable[[Pair], Any],
+) -> None:
+    """
+    Do something with a gateway and grids that encode like it, and end them.
+
+    Args:
+        root: where their directories are made.
+        shares: needed, happy, total.
+        force_foolscap: of all three; otherwise they speak HTTPS.
+        work: returns something to await.
+    """
+    root.mkdir(parents=True)
+    gateway = await _threaded(
+        lambda: tahoe.start_gateway(root / "gateway", shares, force_foolscap=force_foolscap)
+    )
+    grids: list[Grid] = []
+    try:
+        make_stranger(root / "stranger", tahoe.introducer_furl, shares, force_foolscap)
+        for directory in (root / "gateway", root / "stranger"):
+            grids.append(await Grid.open(reactor, directory, wait_for=len(tahoe.servers)))  # noqa: PERF401
+        protocols = {server.protocol for server in await grids[0].status()}
+        test.assertEqual(protocols, {"foolscap" if force_foolscap else "https"})
+        await work(Pair(test, tahoe.servers, gateway, *grids))
+    finally:
+        for grid in grids:
+            await grid.close()
+        await _threaded(gateway.stop)
+
+
+async def _threaded(call: Callable[..., T], *arguments: Any) -> T:
+    """Wait for what would stop the reactor, and PipeGrid with it."""
+    result: T = await deferToThread(call, *arguments)
+    return result
