@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python import usage
 
+from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.serve import DEFAULT_PORT, DURABILITIES, ServeSettings, StorageNode
 
 log = Logger()
@@ -56,7 +57,7 @@ class Options(usage.Options):
             read_only=bool(self["read-only"]),
             durability=self["durability"],
             metrics=self["metrics"],
-            expire_leases=bool(self["expire-leases"]),
+            expiry=Expiry() if self["expire-leases"] else None,
         )
 
 
