@@ -98,6 +98,8 @@ class Takeover:
         """
         for server in self._world.servers:
             addresses, server_id = (server.nurl, server.furl), server.server_id
+            if server.kind == "tahoe":
+                server.refused_beside()
             server.stop()
             shares = server.directory / "storage/shares"
             for path in shares.glob("[a-z2-7][a-z2-7]/*/*"):

@@ -117,6 +117,19 @@ class Server:
         lines = process.log().splitlines()
         return nurl, lines[lines.index(nurl) + 1]
 
+    def refused_beside(self) -> None:
+        """PipeGrid does not serve a directory in which a node of Tahoe-LAFS still runs."""
+        done = subprocess.run(
+            documented_command("pipegrid", self.directory),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert "still running" in done.stderr, done.stderr
+
     def stop(self) -> None:
         """End it, and wait until it is gone."""
         process, self._process = self._process, None

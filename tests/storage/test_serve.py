@@ -16,7 +16,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Protocol
-from twisted.python import usage
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import Agent, readBody
@@ -24,7 +23,7 @@ from zope.interface import implementer
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.storage import identity, plugin, serve
+from pipegrid.storage import identity, serve
 from pipegrid.storage.serve import ServeSettings
 from pipegrid.wire import nurl
 from tests import vectors
@@ -173,19 +172,6 @@ class SettingsTests(SynchronousTestCase):
         self.assertRaises(UsageError, serve.lock_storage, storage)
         os.close(lock)
         os.close(serve.lock_storage(storage))
-
-    def test_the_plugin(self) -> None:
-        """``twist`` finds the service, and its options are the server's."""
-        from twisted.application.service import IServiceMaker
-        from twisted.plugin import getPlugins
-
-        makers = {maker.tapname: maker for maker in getPlugins(IServiceMaker)}
-        self.assertIs(makers["pipegrid"].options, plugin.Options)
-        options = plugin.Options()
-        options.parseOptions(["-d", "x", "--port", "0", "--durability", "none", "--read-only"])
-        expected = ServeSettings(directory=Path("x"), port="0", durability="none", read_only=True)
-        self.assertEqual(options.settings(), expected)
-        self.assertRaises(usage.UsageError, plugin.Options().parseOptions, [])
 
 
 class Client(Protocol):
