@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 
-INTEROP := tests.interop.tahoe_matrix tests.interop.foolscap_grid
+INTEROP := tests.interop.tahoe_matrix tests.interop.foolscap_grid tests.interop.gateway_grids tests.interop.gateway_replace
 
 .PHONY: demo test lint types trial interop speedtest soak fuzz format clean
 
@@ -45,9 +45,9 @@ fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
 
-# All of what `make test` does a little of: some ten minutes, and 2 GB of memory for all the processes.
+# All of what `make test` does a little of: some twenty minutes, and 2 GB of memory for all the processes.
 interop: $(INSTALLED) $(TAHOE_VENV)/.installed
-	TAHOE=$(TAHOE) timeout 1800 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
+	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
 
 $(TAHOE_VENV)/.installed:
 	$(PYTHON) -m venv $(TAHOE_VENV)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.cli.app import start
+from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.cli.console import Console
-from pipegrid.wire import nurl
+from pipegrid.errors import UsageError
+from pipegrid.grid.serving import ServerDirectory
+from pipegrid.storage import identity
+from pipegrid.storage.running import process_began
+from pipegrid.wire import furl, nurl
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
 
@@ -64,6 +70,37 @@ class ServeTests(TestCase):
         """What cannot be served is a sentence and status 2."""
         return Deferred.fromCoroutine(self._test_refusals())
 
+    def test_a_tahoe_nodes_directory(self) -> Deferred[None]:
+        """What its ``tahoe.cfg`` says is done, a running node is refused, and only a lock is written."""
+        return Deferred.fromCoroutine(self._test_tahoe())
+
+    async def _test_tahoe(self) -> None:
+        node = Path(self.directory)
+        (node / "private").mkdir(parents=True)
+        pem = identity.make_pem()
+        (node / "private/node.pem").write_bytes(pem)
+        known = identity.from_pem(pem, "swissnum", "node.pem").furl(["tcp:example.org:80"])
+        (node / "private/storage.furl").write_text(f"{known}\n")
+        (node / "tahoe.cfg").write_text(
+            f"[node]\ntub.port = {LOOPBACK},{LOOPBACK}\ntub.location = tcp:example.org:80\n"
+            "[storage]\nstorage_dir = shares-here\nplugins = x\n"
+        )
+        (node / "running.process").write_text(f"{os.getpid()} {process_began(os.getpid())}")
+        self.assertEqual(await self.serve("serve"), 2)
+        self.assertIn("still running", self.err.getvalue())
+        (node / "running.process").unlink()
+        before = {path: path.read_bytes() for path in node.rglob("*") if path.is_file()}
+        serving = self.serve("--json", "serve")
+        await self.until_output()
+        result = json.loads(self.out.getvalue())
+        self.assertEqual(result["furl"], str(known))
+        self.assertEqual(result["storage"], str(node / "shares-here"))
+        self.assertIn("plugins are not served", self.err.getvalue())
+        serving.cancel()
+        self.assertEqual(await serving, 0)
+        after = {path: path.read_bytes() for path in node.rglob("*") if path.is_file()}
+        self.assertEqual(after, before | {node / "shares-here/serve.lock": b""})
+
     async def _test_refusals(self) -> None:
         for arguments in (
             ["--port", "nonsense:1"],
@@ -74,3 +111,40 @@ class ServeTests(TestCase):
             self.assertEqual(await self.serve("serve", *arguments), 2, arguments)
         self.assertEqual(self.out.getvalue(), b"")
         self.assertNotIn("Traceback", self.err.getvalue())
+
+
+class TahoeDirectoryTests(SynchronousTestCase):
+    """Whom a server is announced to."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.furl = "pb://hij2vaxfy3gompizcqnolgf7oegbnsfr@tcp:example.org:1/introducer"
+        self.theirs = ServerDirectory({}, {"grid": furl.parse(self.furl)}, is_tahoe=True)
+        self.ours = ServerDirectory({}, {"grid": furl.parse(self.furl)}, is_tahoe=False)
+
+    def names(self, found: ServerDirectory, *given: str) -> list[str]:
+        """Return the names of the introducers that are chosen."""
+        return sorted(introducers_of(self.directory, found, given))
+
+    def test_by_default(self) -> None:
+        """A Tahoe-LAFS node's server goes on to be announced; any other one only if that is asked for."""
+        self.assertEqual(self.names(self.theirs), ["grid"])
+        self.assertEqual(self.names(self.ours), [])
+
+    def test_choices(self) -> None:
+        """All that are given, those of the directory, both, or none."""
+        other = self.furl.replace("example", "other")
+        self.assertEqual(self.names(self.ours, "configured"), ["grid"])
+        self.assertEqual(self.names(self.theirs, other), ["introducer-1"])
+        self.assertEqual(self.names(self.theirs, other, "configured"), ["grid", "introducer-1"])
+        self.assertEqual(self.names(self.theirs, "none"), [])
+
+    def test_refusals(self) -> None:
+        """Contradictions, no introducers where some are asked for, and what is no fURL."""
+        nobody = ServerDirectory()
+        for found, given in (
+            (self.theirs, ("none", self.furl)),
+            (nobody, ("configured",)),
+            (nobody, ("pb://nowhere",)),
+        ):
+            self.assertRaises(UsageError, introducers_of, self.directory, found, given)

@@ -16,7 +16,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Protocol
-from twisted.python import usage
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import Agent, readBody
@@ -24,7 +23,7 @@ from zope.interface import implementer
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.storage import identity, plugin, serve
+from pipegrid.storage import identity, serve
 from pipegrid.storage.serve import ServeSettings
 from pipegrid.wire import nurl
 from tests import vectors
@@ -73,11 +72,55 @@ class IdentityTests(SynchronousTestCase):
         self.assertEqual(base32.encode(who.tub_id), furl[5:37])
 
     def test_a_tahoe_nodes_directory(self) -> None:
-        """The secret of a Tahoe-LAFS node's fURL is taken over."""
+        """The secret of a Tahoe-LAFS node's fURL is taken over, and nothing is added."""
+        directory, who = self.make_tahoe_node()
+        self.assertEqual(identity.load_or_create(directory), who)
+        self.assertEqual(sorted(os.listdir(directory / "private")), ["node.pem", "storage.furl"])
+
+    def make_tahoe_node(self) -> tuple[Path, identity.Identity]:
+        """Return a directory with a key and a fURL, and who that is."""
         directory = Path(self.mktemp())
         (directory / "private").mkdir(parents=True)
-        (directory / "private/storage.furl").write_text(vectors.load("gbs-http")["furl"] + "\n")
-        self.assertEqual(identity.load_or_create(directory).swissnum, SWISSNUM)
+        pem = identity.make_pem()
+        who = identity.from_pem(pem, SWISSNUM, "node.pem")
+        (directory / "private/node.pem").write_bytes(pem)
+        furl = who.furl(["tcp:example.org:80"])
+        (directory / "private/storage.furl").write_text(f"{furl}\n")
+        return directory, who
+
+    def test_a_directory_that_contradicts_itself(self) -> None:
+        """A key, a fURL and a secret that are of different servers are refused, and stay as they are."""
+        for name, content in (
+            ("node.pem", None),
+            ("node.pem", identity.make_pem()),
+            ("storage.swissnum", b"another"),
+            ("storage.furl", b"pb://"),
+        ):
+            directory, _ = self.make_tahoe_node()
+            path = directory / "private" / name
+            if content is None:
+                path.unlink()
+            else:
+                path.write_bytes(content)
+            before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+            error = self.assertRaises(UsageError, identity.load_or_create, directory)
+            self.assertIn(name, str(error))
+            after = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+            self.assertEqual(after, before)
+
+    def test_the_furl_is_kept(self) -> None:
+        """Where clients find the server is written down for nobody else to read, when it changes."""
+        directory, who = self.make_tahoe_node()
+        path = directory / "private/storage.furl"
+        before = path.stat()
+        identity.keep_furl(directory, who.furl(["tcp:example.org:80"]))
+        self.assertEqual(path.stat().st_ino, before.st_ino)
+        moved = who.furl(["tcp:example.org:81"])
+        identity.keep_furl(directory, moved)
+        self.assertEqual(path.read_text(), f"{moved}\n")
+        self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
+        self.assertEqual(identity.load_or_create(directory), who)
+        self.assertEqual(sorted(os.listdir(path.parent)), ["node.pem", "storage.furl"])
 
     def test_damage(self) -> None:
         """Files that hold something else are named, not replaced."""
@@ -104,10 +147,23 @@ class SettingsTests(SynchronousTestCase):
 
     def test_locations(self) -> None:
         """A location is a host and a port, IPv6 with or without brackets."""
-        self.assertEqual(serve.where("example.org:80", None), ("example.org", 80))
-        self.assertEqual(serve.where("[::1]:80", None), ("::1", 80))
-        for wrong in ("example.org", ":80", "example.org:", "x:0", "x:65536", "x:y"):
+        self.assertEqual(serve.where("example.org:80", None), ("tcp:example.org:80",))
+        self.assertEqual(serve.where("[::1]:80", None), ("tcp:[::1]:80",))
+        for wrong in ("example.org", ":80", "example.org:", "x:0", "x:65536", "x:y", "udp:x:1"):
             self.assertRaises(UsageError, serve.where, wrong, None)
+
+    def test_several_locations(self) -> None:
+        """A server may be in several places; those that HTTPS leads to have a NURL each."""
+        hints = serve.where("tcp:a.example:80, tor:b.onion:81,i2p:c.i2p:82,d.example:83", None)
+        expected = ("tcp:a.example:80", "tor:b.onion:81", "i2p:c.i2p:82", "tcp:d.example:83")
+        self.assertEqual(hints, expected)
+        who = identity.from_pem(identity.make_pem(), SWISSNUM, "node.pem")
+        self.assertEqual(who.furl(hints).hints, expected)
+        first, second, third = map(nurl.parse, who.nurls(hints))
+        self.assertEqual((first.host, first.port, first.tor), ("a.example", 80, False))
+        self.assertEqual((second.host, second.port, second.tor), ("b.onion", 81, True))
+        self.assertEqual((third.host, third.port, third.tor), ("d.example", 83, False))
+        self.assertRaises(UsageError, serve.where, "i2p:c.i2p:82", None)
 
     def test_one_server_a_directory(self) -> None:
         """Two servers never have one directory; the first one's end frees it."""
@@ -116,19 +172,6 @@ class SettingsTests(SynchronousTestCase):
         self.assertRaises(UsageError, serve.lock_storage, storage)
         os.close(lock)
         os.close(serve.lock_storage(storage))
-
-    def test_the_plugin(self) -> None:
-        """``twist`` finds the service, and its options are the server's."""
-        from twisted.application.service import IServiceMaker
-        from twisted.plugin import getPlugins
-
-        makers = {maker.tapname: maker for maker in getPlugins(IServiceMaker)}
-        self.assertIs(makers["pipegrid"].options, plugin.Options)
-        options = plugin.Options()
-        options.parseOptions(["-d", "x", "--port", "0", "--durability", "none", "--read-only"])
-        expected = ServeSettings(directory=Path("x"), port="0", durability="none", read_only=True)
-        self.assertEqual(options.settings(), expected)
-        self.assertRaises(usage.UsageError, plugin.Options().parseOptions, [])
 
 
 class Client(Protocol):

@@ -13,6 +13,7 @@ from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
+    from pipegrid.grid.serving import ServerDirectory
     from pipegrid.storage.serve import ServeSettings, StorageNode
     from pipegrid.wire.furl import Furl
 
@@ -25,11 +26,9 @@ class ServeJob(GridJob):
         settings: dict[str, Any],
         log_file: str | None,
         introducers: tuple[str, ...] = (),
-        nickname: str = "",
     ) -> None:
         self._settings = settings
         self._introducers = introducers
-        self._nickname = nickname
         self._log_file = log_file
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
@@ -47,31 +46,30 @@ class ServeJob(GridJob):
         return ExitStatus.DONE
 
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
+        from pipegrid.grid import serving
         from pipegrid.grid.config import default_directory
-        from pipegrid.storage.serve import ServeSettings
+        from pipegrid.storage.running import refuse_if_running
 
         directory = Path(invocation.directory or default_directory())
-        introducers, nickname = introducers_of(directory, self._introducers)
-        return ServeSettings(
-            directory=directory,
-            introducers=introducers,
-            nickname=self._nickname or nickname,
-            **self._settings,
-        )
+        refuse_if_running(directory)
+        found = serving.load(directory)
+        for warning in found.warnings:
+            invocation.console.say(f"pipegrid: {warning}")
+        introducers = introducers_of(directory, found, self._introducers)
+        return found.serve_settings(directory, introducers=introducers, **self._settings)
 
 
 @click.command(name="serve")
 @click.option(
     "--port",
-    default="tcp:8098",
-    show_default=True,
     metavar="PORT",
-    help="A TCP port or a Twisted endpoint; 'tcp:0:interface=127.0.0.1' takes any free one.",
+    help="A TCP port or a Twisted endpoint; 'tcp:0:interface=127.0.0.1' takes any free one.  "
+    "[default: the directory's, or tcp:8098]",
 )
 @click.option(
     "--location",
     metavar="HOST:PORT",
-    help="Where clients find the server.  [default: what it listens on]",
+    help="Where clients find the server.  [default: the directory's, or what it listens on]",
 )
 @click.option(
     "--storage",
@@ -86,7 +84,7 @@ class ServeJob(GridJob):
     metavar="SIZE",
     help="Room on the disk to leave free, such as 1G.",
 )
-@click.option("--read-only", is_flag=True, help="Take no shares.")
+@click.option("--read-only", is_flag=True, default=None, help="Take no shares.")
 @click.option(
     "--durability",
     type=click.Choice(["none", "batch", "strict"]),
@@ -103,9 +101,10 @@ class ServeJob(GridJob):
     "introducers",
     multiple=True,
     metavar="FURL",
-    help="Announce the server there; 'configured' stands for those of the directory.",
+    help="Announce the server there; 'configured' stands for those of the directory (a Tahoe-LAFS node's "
+    "default), 'none' for none.",
 )
-@click.option("--nickname", default="", metavar="NAME", help="What people call the server.")
+@click.option("--nickname", metavar="NAME", help="What people call the server.")
 @click.option(
     "--log",
     "log_file",
@@ -115,16 +114,16 @@ class ServeJob(GridJob):
 )
 @common_options
 def command(
-    port: str,
+    port: str | None,
     location: str | None,
     storage: str | None,
     reserved_bytes: int | None,
-    read_only: bool,
+    read_only: bool | None,
     durability: str,
     expire_leases: bool,
     metrics: str | None,
     introducers: tuple[str, ...],
-    nickname: str,
+    nickname: str | None,
     log_file: str | None,
 ) -> GridJob:
     """
@@ -132,47 +131,57 @@ def command(
 
     Prints the server's NURL and fURL: each is its address and the secret that opens it, for clients that
     speak HTTPS, and for those that speak Foolscap. -d is the node's directory, where its key is kept, or
-    made; a Tahoe-LAFS node's will do.
+    made. A Tahoe-LAFS node's will do: its tahoe.cfg is followed, and options here say otherwise.
     """
+    from pipegrid.storage.expiry import Expiry
+
     settings = {
         "port": port,
         "location": location,
         "storage": None if storage is None else Path(storage),
-        "reserved_bytes": reserved_bytes or 0,
+        "reserved_bytes": reserved_bytes,
         "read_only": read_only,
         "durability": durability,
-        "expire_leases": expire_leases,
+        "expiry": Expiry() if expire_leases else None,
         "metrics": metrics,
+        "nickname": nickname,
     }
-    return ServeJob(settings, log_file, introducers, nickname)
+    return ServeJob(settings, log_file, introducers)
 
 
-def introducers_of(directory: Path, given: tuple[str, ...]) -> tuple[dict[str, Furl], str]:
+def introducers_of(
+    directory: Path, found: ServerDirectory, given: tuple[str, ...]
+) -> dict[str, Furl]:
     """
-    Return the introducers to announce the server to, and the directory's nickname.
+    Return the introducers to announce the server to; by default, those that a Tahoe-LAFS node announces to.
 
     Raises:
         UsageError: one of them is no fURL, or the directory has none although they are asked for.
     """
     from pipegrid.errors import UsageError
-    from pipegrid.grid.config import announcing_settings
     from pipegrid.wire import furl
 
-    configured, nickname = announcing_settings(directory) if given else ((), "")
-    found: dict[str, Furl] = {}
+    chosen: dict[str, Furl] = {}
+    if not given and found.is_tahoe:
+        chosen |= found.introducers
     for number, text in enumerate(given, 1):
-        if text == "configured":
-            if not configured:
+        if text == "none":
+            if len(given) > 1:
+                raise UsageError(
+                    "--introducer none leaves no room for another; give one or the other"
+                )
+        elif text == "configured":
+            if not found.introducers:
                 raise UsageError(
                     f"{directory} names no introducer; give its fURL with --introducer"
                 )
-            found |= {each.name: each.furl for each in configured}
-            continue
-        try:
-            found[f"introducer-{number}"] = furl.parse(text.strip())
-        except UsageError as error:
-            raise UsageError(f"--introducer: {error}") from None
-    return found, nickname
+            chosen |= found.introducers
+        else:
+            try:
+                chosen[f"introducer-{number}"] = furl.parse(text.strip())
+            except UsageError as error:
+                raise UsageError(f"--introducer: {error}") from None
+    return chosen
 
 
 def announce(console: Console, node: StorageNode) -> None:

@@ -32,12 +32,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
-from pipegrid.grid.introducers import (
-    INTRODUCERS_NAME,
-    IntroducerAddress,
-    Introducers,
-    load_introducers,
-)
+from pipegrid.grid.introducers import INTRODUCERS_NAME, Introducers, load_introducers
 from pipegrid.grid.servers import SERVERS_NAME, StaticServers, load_static_servers
 from pipegrid.storage.durability import Policy
 
@@ -289,7 +284,7 @@ def load(directory: Path | str) -> GridConfig:
         UsageError: it is not one, or says something impossible; the text names file and setting.
     """
     directory = Path(directory)
-    path, parser = _read_config(directory)
+    path, parser = read_config(directory)
     is_tahoe = path.name == TAHOE_CONFIG_NAME
     params, happy = _encoding(parser, path)
     private = directory / "private"
@@ -303,30 +298,22 @@ def load(directory: Path | str) -> GridConfig:
         # One file that nobody can read must not take away the servers that the other names.
         static=_or_warning(lambda: load_static_servers(directory), StaticServers),
         introducers=_or_warning(
-            lambda: load_introducers(directory, _old_introducer(parser)), Introducers
+            lambda: load_introducers(directory, old_introducer(parser)), Introducers
         ),
         preferred=_preferred(parser),
-        nickname=_nickname(parser),
+        nickname=nickname_of(parser),
         caches=(_cache_directory(directory), private) if is_tahoe else (private,),
         force_foolscap=_flag(parser, path, "client", "force_foolscap"),
     )
 
 
-def announcing_settings(directory: Path) -> tuple[tuple[IntroducerAddress, ...], str]:
+def read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     """
-    Return the introducers that a server's directory names, and its nickname; whatever is there of them.
+    Return the directory's configuration file, and what is in it.
 
     Raises:
-        UsageError: a file cannot be understood.
+        UsageError: there is none, or it cannot be understood.
     """
-    if not is_configured(directory):
-        return load_introducers(directory).addresses, ""
-    _, parser = _read_config(directory)
-    introducers = load_introducers(directory, _old_introducer(parser))
-    return introducers.addresses, _nickname(parser)
-
-
-def _read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     path = directory / CONFIG_NAME
     is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
     if is_tahoe:
@@ -349,7 +336,8 @@ def _read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     return path, parser
 
 
-def _nickname(parser: configparser.ConfigParser) -> str:
+def nickname_of(parser: configparser.ConfigParser) -> str:
+    """Return what the directory's owner is called; perhaps nothing."""
     return parser.get("node", "nickname", fallback="").strip()
 
 
@@ -360,7 +348,8 @@ def _or_warning(load: Callable[[], T], empty: Callable[..., T]) -> T:
         return empty(warnings=(str(error),))
 
 
-def _old_introducer(parser: configparser.ConfigParser) -> str | None:
+def old_introducer(parser: configparser.ConfigParser) -> str | None:
+    """Return the introducer that configurations of old name, if any."""
     text = parser.get("client", "introducer.furl", fallback="").strip()
     return text if text not in ("", "None") else None
 

@@ -128,13 +128,19 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def storage_fields(
-    identity: AnnouncedIdentity, *, nickname: str, nurls: Sequence[str], furl: str | None
+    identity: AnnouncedIdentity,
+    *,
+    nickname: str,
+    nurls: Sequence[str],
+    furl: str | None,
+    certificates: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """
     Return what a storage server's announcement says.
 
     Args:
         furl: Tahoe-LAFS's clients need it even where they speak HTTPS: secrets derive from its tub id.
+        certificates: of grid managers, without which their clients put nothing there.
     """
     fields = {
         "version": 0,
@@ -150,6 +156,8 @@ def storage_fields(
     }
     if furl is not None:
         fields[FURL] = furl
+    if certificates:
+        fields["grid-manager-certificates"] = list(certificates)
     return fields
 
 

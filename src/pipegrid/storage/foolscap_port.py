@@ -6,6 +6,7 @@ Foolscap, and the tub, are loaded when the first client asks for them: most neve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -14,6 +15,7 @@ from zope.interface import implementer
 
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.identity import Identity
+from pipegrid.wire.furl import Furl
 
 if TYPE_CHECKING:
     from pipegrid.storage.foolscap import FoolscapStorage
@@ -34,17 +36,18 @@ class FoolscapPort:
     def __init__(self, service: GbsService, who: Identity) -> None:
         self._service = service
         self._who = who
-        self._hint = "tcp:localhost:1"  # nobody has to connect to us by what the tub thinks
+        self._hints: tuple[str, ...] = (
+            "tcp:localhost:1",
+        )  # nobody has to connect to us by what the tub thinks
         self._storage: FoolscapStorage | None = None
         self._tub: Any = None
         self._factory: Any = None
         self._stopped = False
 
-    def located(self, host: str, port: int) -> str:
+    def located(self, hints: Sequence[str]) -> Furl:
         """Take note of where clients find the port, and return the fURL to give to them."""
-        furl = self._who.furl(host, port)
-        self._hint = furl.hints[0]
-        return str(furl)
+        self._hints = tuple(hints)
+        return self._who.furl(hints)
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return what negotiates with a client, or None at the end."""
@@ -73,7 +76,7 @@ class FoolscapPort:
         tub.setOption("accept-gifts", False)
         tub.setOption("keepaliveTimeout", KEEPALIVE_S)
         tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
-        tub.setLocation(self._hint)
+        tub.setLocation(*self._hints)
         self._storage = FoolscapStorage(self._service)
         tub.registerReference(self._storage, name=self._who.swissnum)
         accepted_elsewhere = _AcceptedElsewhere()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from pipegrid.storage import disk, leases, sidecar, slotfiles
+from pipegrid.storage.expiry import Expiry
 
 _NUMBER = re.compile(r"[0-9]+\Z")
 _SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")
@@ -47,18 +48,19 @@ def remove_abandoned(incoming: str, too_old: float) -> int:
     return removed
 
 
-def remove_expired(shares: str, now: float) -> int:
-    """Remove shares of both kinds whose leases have all run out; returns how many."""
+def remove_expired(shares: str, expiry: Expiry, now: float) -> int:
+    """Remove shares whose leases have all run out; returns how many."""
     removed = 0
+    threshold = expiry.threshold(now)
     for directory, name in _walk(shares):
         path = f"{directory}/{name}"
         if not _NUMBER.match(name):
             continue
-        if leases.remove_if_expired(path, now):
+        if slotfiles.is_mutable(path):
+            removed += expiry.mutable and slotfiles.remove_if_expired(path, threshold)
+        elif expiry.immutable and leases.remove_if_expired(path, threshold):
             disk.remove_empty(directory)
             removed += 1
-        elif slotfiles.is_mutable(path):
-            removed += slotfiles.remove_if_expired(path, now)
     return removed
 
 

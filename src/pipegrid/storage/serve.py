@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from pipegrid.errors import UsageError
 from pipegrid.flow.workers import Workers
 from pipegrid.storage import identity
 from pipegrid.storage.durability import Durability, Policy
+from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.foolscap_port import FoolscapPort
 from pipegrid.storage.front import FrontFactory
 from pipegrid.storage.http_service import GbsService
@@ -43,6 +46,9 @@ DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
 HOUSEKEEPING_S = 5 * 60.0
 COLLECTION_S = 12 * 3600.0
 _SPARE_FILES = 64
+_LOCATION = re.compile(
+    r"(?:(?P<how>tcp|tor|i2p):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
+)
 
 log = Logger()
 
@@ -54,16 +60,19 @@ class ServeSettings:
 
     Attributes:
         directory: the node's: its identity is in ``private``.
-        port: a TCP port, or a Twisted endpoint.
-        location: ``host:port`` where clients find it; None: the port's own interface, or the host's name.
+        port: a TCP port, or a Twisted endpoint; perhaps several, with commas between.
+        location: ``host:port`` where clients find it, perhaps several, with commas between, also as hints of
+            Foolscap's (``tcp:host:port``); None: the port's own interface, or the host's name.
         storage: the storage directory; None: ``storage`` in the node's.
         reserved_bytes: room on the disk to leave free.
         read_only: take no shares.
         durability: see ``durability``.
         metrics: a port (on 127.0.0.1) or endpoint for Prometheus, or None.
-        expire_leases: remove shares whose leases have all run out.
+        expiry: when to remove shares whose leases have all run out; None: never.
         introducers: whom to tell that it is there: names, for the log, and fURLs.
         nickname: what people call the server, once it is announced.
+        announce_nurls: announce that it speaks HTTPS; else only that it speaks Foolscap.
+        certificates: of grid managers, as they are announced.
         max_connections: clients at a time.
     """
 
@@ -75,9 +84,11 @@ class ServeSettings:
     read_only: bool = False
     durability: Policy = "batch"
     metrics: str | None = None
-    expire_leases: bool = False
+    expiry: Expiry | None = None
     introducers: Mapping[str, Furl] = attrs.field(factory=dict)
     nickname: str = ""
+    announce_nurls: bool = True
+    certificates: Sequence[Mapping[str, Any]] = ()
     max_connections: int = MAX_CONNECTIONS
 
 
@@ -151,10 +162,14 @@ class StorageNode:
             self._server = GbsServer(service, self._reactor, connections)
             self._foolscap = FoolscapPort(service, who)
             self._front = FrontFactory(self._server, who.contexts(), self._reactor, self._foolscap)
-            port = await self._listen(endpoint_text(self.settings.port), self._front)
-            host, number = where(self.settings.location, port.getHost())
-            self.nurl = str(who.nurl(host, number))
-            self.furl = self._foolscap.located(host, number)
+            for text in self.settings.port.split(","):
+                await self._listen(endpoint_text(text.strip()), self._front)
+            hints = where(self.settings.location, self._ports[0].getHost())
+            nurls = who.nurls(hints)
+            self.nurl = nurls[0]
+            furl = self._foolscap.located(hints)
+            self.furl = str(furl)
+            identity.keep_furl(self.settings.directory, furl)
             if self.settings.metrics is not None:
                 from pipegrid.storage.metrics import metrics_site
 
@@ -163,13 +178,15 @@ class StorageNode:
                 metrics = await self._listen(text, site)
                 self.metrics_port = getattr(metrics.getHost(), "port", None)
             if self.settings.introducers:
-                self._announce(who.tub_id)
+                self._announce(who.tub_id, nurls if self.settings.announce_nurls else [])
         except BaseException:
             await self._stop()
             raise
         self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
-        if self.settings.expire_leases:
-            self._every(COLLECTION_S, "expired shares removed", self._store.collect_garbage)
+        expiry = self.settings.expiry
+        if expiry is not None:
+            collect = partial(self._store.collect_garbage, expiry)
+            self._every(COLLECTION_S, "expired shares removed", collect)
         log.info(
             "serving {storage} with durability {durability}",
             storage=str(self.storage),
@@ -189,7 +206,7 @@ class StorageNode:
         self._ports.append(port)
         return port
 
-    def _announce(self, tub_id: bytes) -> None:
+    def _announce(self, tub_id: bytes, nurls: list[str]) -> None:
         # Foolscap takes long to import.
         from foolscap.api import Referenceable
 
@@ -202,8 +219,9 @@ class StorageNode:
         fields = announce.storage_fields(
             identity,
             nickname=self.settings.nickname or socket.gethostname(),
-            nurls=[self.nurl],
+            nurls=nurls,
             furl=self.furl,
+            certificates=self.settings.certificates,
         )
         self.server_id = identity.key.server_id
         self._tub = make_tub()
@@ -347,23 +365,38 @@ def endpoint_text(text: str, interface: str = "") -> str:
     return f"tcp:{text}:interface={interface}" if interface else f"tcp:{text}"
 
 
-def where(location: str | None, host: Any) -> tuple[str, int]:
+def where(location: str | None, host: Any) -> tuple[str, ...]:
     """
-    Return the host and port to tell clients.
+    Return where clients are told to look, as Foolscap's hints; one at least is ``tcp:`` or ``tor:``.
+
+    Args:
+        location: as in ``ServeSettings``.
+        host: what the first port says of itself.
 
     Raises:
-        UsageError: the location is not of the form HOST:PORT.
+        UsageError: the location makes no sense.
     """
     if location is None:
         name = str(getattr(host, "host", ""))
         if name in ("", "0.0.0.0", "::"):
             name = socket.gethostname()
-        return name, int(getattr(host, "port", 0))
-    name, _, port = location.rpartition(":")
-    name = name.removeprefix("[").removesuffix("]")
-    if not name or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise UsageError(f"the location {location!r} is not of the form HOST:PORT; correct it")
-    return name, int(port)
+        return (_hint(name, int(getattr(host, "port", 0))),)
+    hints = []
+    for text in location.split(","):
+        match = _LOCATION.match(text.strip())
+        if match is None or not 1 <= int(match["port"]) <= 65535:
+            raise UsageError(
+                f"the location {text.strip()!r} is not of the form HOST:PORT; correct it"
+            )
+        host_name = match["host"].removeprefix("[").removesuffix("]")
+        hints.append(_hint(host_name, int(match["port"]), match["how"] or "tcp"))
+    if not any(hint.startswith(("tcp:", "tor:")) for hint in hints):
+        raise UsageError(f"the location {location!r} leads to no TCP port; add one, as HOST:PORT")
+    return tuple(hints)
+
+
+def _hint(host: str, port: int, how: str = "tcp") -> str:
+    return f"{how}:[{host}]:{port}" if ":" in host else f"{how}:{host}:{port}"
 
 
 def raise_file_limit() -> int:

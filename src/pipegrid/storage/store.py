@@ -59,6 +59,7 @@ from pipegrid.core import base32
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage import containers, disk, housekeeping, leases, sidecar, slotfiles, uploads
+from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable_containers import NODE_ID_BYTES
 from pipegrid.storage.reader import ShareReader, open_reader
 from pipegrid.storage.slots import Slots
@@ -67,6 +68,7 @@ from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, Uplo
 
 ABANDONED_AFTER_S = 30 * 60
 MAX_SHARE_NUMBER = 255
+DEFAULT_EXPIRY = Expiry()
 MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
 MAX_ADVISORIES = 1000
 ONE_CALL_BYTES = 4096  # a hole so small is no room saved, and writing around it is two calls
@@ -363,13 +365,13 @@ class ShareStore:
             upload.discard()
         return len(idle) + housekeeping.remove_abandoned(self._incoming, too_old)
 
-    def collect_garbage(self) -> int:
+    def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY) -> int:
         """
-        Remove shares of either kind whose leases have all run out; returns how many.
+        Remove shares whose leases have all run out; returns how many.
 
         Nothing calls this unless the operator wants it. It may take long; call it in a thread.
         """
-        return housekeeping.remove_expired(self._shares, self._clock())
+        return housekeeping.remove_expired(self._shares, expiry, self._clock())
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may go on with them."""

@@ -3,7 +3,8 @@ The storage server as a service of ``twist``:
 
     twist pipegrid --directory DIR [--port PORT] [--durability batch] ...
 
-The options are those of ``pipegrid serve``. The NURL and the fURL are in the log.
+The options are those of ``pipegrid serve``, and the directory's settings count as they do there. The NURL and
+the fURL are in the log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python import usage
 
-from pipegrid.storage.serve import DEFAULT_PORT, DURABILITIES, ServeSettings, StorageNode
+from pipegrid.cli.cmd_serve import introducers_of
+from pipegrid.errors import UsageError
+from pipegrid.grid import serving
+from pipegrid.storage.expiry import Expiry
+from pipegrid.storage.running import refuse_if_running
+from pipegrid.storage.serve import DURABILITIES, ServeSettings, StorageNode
 
 log = Logger()
 
@@ -26,17 +32,27 @@ class Options(usage.Options):
 
     optParameters = [
         ["directory", "d", None, "The node's directory."],
-        ["port", "p", DEFAULT_PORT, "A TCP port or an endpoint."],
-        ["location", None, None, "Where clients find the server, HOST:PORT."],
+        ["port", "p", None, "A TCP port or an endpoint; several with commas."],
+        ["location", None, None, "Where clients find the server, HOST:PORT; several with commas."],
         ["storage", None, None, "The storage directory."],
-        ["reserved-space", None, 0, "Bytes on the disk to leave free.", int],
+        ["reserved-space", None, None, "Bytes on the disk to leave free.", int],
         ["durability", None, "batch", "none, batch or strict."],
         ["metrics", None, None, "A port or an endpoint for Prometheus."],
+        ["nickname", None, None, "What people call the server."],
     ]
     optFlags = [
         ["read-only", None, "Take no shares."],
         ["expire-leases", None, "Remove shares whose leases have all run out."],
     ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._introducers: list[str] = []
+        self._settings: ServeSettings | None = None
+
+    def opt_introducer(self, furl: str) -> None:
+        """Announce the server there; 'configured' or 'none'."""
+        self._introducers.append(furl)
 
     def postOptions(self) -> None:
         """Refuse what makes no sense."""
@@ -44,19 +60,34 @@ class Options(usage.Options):
             raise usage.UsageError("give the node's directory with --directory")
         if self["durability"] not in DURABILITIES:
             raise usage.UsageError(f"the durability is one of {', '.join(DURABILITIES)}")
+        try:
+            self._settings = self._read()
+        except UsageError as error:
+            raise usage.UsageError(str(error)) from None
 
     def settings(self) -> ServeSettings:
         """Return them as the server takes them."""
-        return ServeSettings(
-            directory=Path(self["directory"]),
+        assert self._settings is not None, "options were parsed"
+        return self._settings
+
+    def _read(self) -> ServeSettings:
+        directory = Path(self["directory"])
+        refuse_if_running(directory)
+        found = serving.load(directory)
+        for warning in found.warnings:
+            log.warn("{warning}", warning=warning)
+        return found.serve_settings(
+            directory,
+            introducers=introducers_of(directory, found, tuple(self._introducers)),
             port=self["port"],
             location=self["location"],
             storage=None if self["storage"] is None else Path(self["storage"]),
             reserved_bytes=self["reserved-space"],
-            read_only=bool(self["read-only"]),
+            read_only=bool(self["read-only"]) or None,
             durability=self["durability"],
             metrics=self["metrics"],
-            expire_leases=bool(self["expire-leases"]),
+            nickname=self["nickname"],
+            expiry=Expiry() if self["expire-leases"] else None,
         )
 
 

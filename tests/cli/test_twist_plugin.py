@@ -1,0 +1,79 @@
+"""``twist pipegrid``: the options, and what the directory says beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.python import usage
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli import twist_plugin
+from pipegrid.storage.serve import ServeSettings
+from tests.grid.introducer_support import FURL
+
+
+class PluginTests(SynchronousTestCase):
+    """Options in, settings out."""
+
+    def test_it_is_found(self) -> None:
+        """``twist`` finds the service, and its options are the server's."""
+        from twisted.application.service import IServiceMaker
+        from twisted.plugin import getPlugins
+
+        makers = {maker.tapname: maker for maker in getPlugins(IServiceMaker)}
+        self.assertIs(makers["pipegrid"].options, twist_plugin.Options)
+
+    def test_options(self) -> None:
+        """They are those of ``pipegrid serve``."""
+        options = twist_plugin.Options()
+        arguments = [
+            "--port",
+            "0",
+            "--durability",
+            "none",
+            "--read-only",
+            "--introducer",
+            str(FURL),
+        ]
+        options.parseOptions(["-d", "x", *arguments])
+        expected = ServeSettings(
+            directory=Path("x"),
+            port="0",
+            durability="none",
+            read_only=True,
+            introducers={"introducer-1": FURL},
+        )
+        self.assertEqual(options.settings(), expected)
+
+    def test_a_tahoe_nodes_directory(self) -> None:
+        """What its ``tahoe.cfg`` says counts, introducers too, unless an option says otherwise."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        (directory / "tahoe.cfg").write_text(
+            f"[node]\ntub.port = tcp:1\nnickname = n\n[client]\nintroducer.furl = {FURL}\n"
+        )
+        options = twist_plugin.Options()
+        options.parseOptions(["-d", str(directory), "--port", "tcp:2"])
+        self.assertEqual(
+            options.settings(),
+            ServeSettings(
+                directory=directory, port="tcp:2", nickname="n", introducers={"default": FURL}
+            ),
+        )
+        options = twist_plugin.Options()
+        options.parseOptions(["-d", str(directory), "--introducer", "none"])
+        self.assertEqual(options.settings().introducers, {})
+
+    def test_refusals(self) -> None:
+        """What makes no sense is said before anything starts."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        (directory / "tahoe.cfg").write_text("[storage]\nenabled = false\n")
+        for arguments in (
+            [],
+            ["-d", "x", "--durability", "perhaps"],
+            ["-d", "x", "--introducer", "pb:"],
+            ["-d", "x", "--introducer", "configured"],
+            ["-d", str(directory)],
+        ):
+            self.assertRaises(usage.UsageError, twist_plugin.Options().parseOptions, arguments)

@@ -1,0 +1,250 @@
+"""
+Grids on loopback for Tahoe-LAFS's own gateway: an introducer, and storage servers of either kind.
+
+Every server has a Tahoe-LAFS node's directory, whoever serves it, and is started with nothing but that: with
+the commands of docs/how-to-replace-a-node.md, which says that this is enough. A directory stays when its
+server is stopped, so that one of the other kind can be started on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from pipegrid.storage import identity
+from pipegrid.wire import furl
+from tests.interop.processes import (
+    PATIENCE_S,
+    TAHOE,
+    Gateway,
+    Process,
+    free_port,
+    introducer_furl,
+    launch_introducer,
+    listening,
+    make_node,
+    start_gateway,
+    until,
+    write_introducers,
+)
+
+Kind = Literal["tahoe", "pipegrid"]
+Protocol = Literal["gbs", "foolscap"]
+HOW_TO = Path(__file__).parents[2] / "docs/how-to-replace-a-node.md"
+_NURL = re.compile(r"^pb://\S+#v=1$", re.M)
+_COMMAND = re.compile(r"^    ((?:tahoe|pipegrid) .*~/node.*)$", re.M)
+_PROGRAMS: dict[str, tuple[str, ...]] = {
+    "tahoe": (TAHOE,),
+    "pipegrid": (sys.executable, "-m", "pipegrid.cli"),
+}
+
+
+def documented_command(kind: Kind, directory: Path) -> list[str]:
+    """Return the command with which the page for operators starts a server of this kind."""
+    starts = {
+        "tahoe": ["tahoe", "run"],
+        "pipegrid": ["pipegrid", "-d", "~/node", "serve"],
+    }[kind]
+    for text in _COMMAND.findall(HOW_TO.read_text("utf-8")):
+        words = shlex.split(text)
+        if words[: len(starts)] == starts:
+            rest = [str(directory) if word == "~/node" else word for word in words[1:]]
+            if kind == "tahoe":  # which else ends with the terminal's input
+                rest.insert(1, "--allow-stdin-close")
+            return [*_PROGRAMS[words[0]], *rest]
+    raise AssertionError(f"{HOW_TO} says nowhere how to start {' '.join(starts)}")
+
+
+def tahoe(*arguments: str) -> str:
+    """Run a Tahoe-LAFS command; returns what it prints."""
+    done = subprocess.run(
+        [TAHOE, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    if done.returncode:
+        text = (done.stdout + done.stderr).decode("utf-8", "replace")
+        raise AssertionError(f"tahoe {arguments}: status {done.returncode}: {text}")
+    return done.stdout.decode()
+
+
+@attrs.define
+class Server:
+    """
+    A storage server on a Tahoe-LAFS node's directory.
+
+    Attributes:
+        directory: its name is the server's.
+        port: where it listens.
+        kind: whose software serves it, or served it last.
+    """
+
+    directory: Path
+    port: int
+    kind: Kind | None = None
+    _process: Process | None = None
+    _starts: int = 0
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.directory.name
+
+    def start(self, kind: Kind) -> None:
+        """Start to serve the directory; nothing is waited for."""
+        assert self._process is None
+        self.kind = kind
+        self._starts += 1
+        log = self.directory.with_name(f"{self.name}-{self._starts}-{kind}")
+        self._process = Process(log, *documented_command(kind, self.directory))
+
+    def addresses(self) -> tuple[str, str]:
+        """Return the NURL and fURL that ``pipegrid serve`` prints, once it does."""
+        process = self._process
+        assert process is not None
+        found = until(lambda: _NURL.search(process.log()), f"{self.name}'s NURL", process)
+        nurl = found[0]
+        lines = process.log().splitlines()
+        return nurl, lines[lines.index(nurl) + 1]
+
+    def refused_beside(self) -> None:
+        """PipeGrid does not serve a directory in which a node of Tahoe-LAFS still runs."""
+        done = subprocess.run(
+            documented_command("pipegrid", self.directory),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert "still running" in done.stderr, done.stderr
+
+    def stop(self) -> None:
+        """End it, and wait until it is gone."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.stop()
+
+    @property
+    def furl(self) -> str:
+        """Its Foolscap address, as its directory has it."""
+        return (self.directory / "private/storage.furl").read_text().strip()
+
+    @property
+    def nurl(self) -> str:
+        """Its HTTPS address: that follows from the key, the secret and the port."""
+        pem = (self.directory / "private/node.pem").read_bytes()
+        who = identity.from_pem(pem, furl.parse(self.furl).swissnum, "node.pem")
+        return str(who.nurl("127.0.0.1", self.port))
+
+    @property
+    def server_id(self) -> str:
+        """By which introducers know it, as its directory has it."""
+        return (self.directory / "node.pubkey").read_text().strip().removeprefix("pub-")
+
+    def shares(self, storage_index: str) -> dict[int, Path]:
+        """Return the files of the shares that it has of a file."""
+        directory = self.directory / "storage/shares" / storage_index[:2] / storage_index
+        return {int(path.name): path for path in directory.glob("*")}
+
+
+class World:
+    """
+    An introducer, storage servers that announce themselves to it, and gateways that hear of them.
+
+    Args:
+        root: where everything is.
+        shares: needed, happy, total.
+    """
+
+    def __init__(self, root: Path, kinds: Sequence[Kind], shares: tuple[int, int, int]) -> None:
+        root.mkdir(parents=True)
+        self.root = root
+        self.servers: list[Server] = []
+        self._shares = shares
+        self._gateways: list[Gateway] = []
+        self._introducer = launch_introducer(root / "introducer")
+        try:
+            self.introducer_furl = introducer_furl(self._introducer)
+            for number, kind in enumerate(kinds):
+                server = self.make_server(f"server{number}")
+                server.start(kind)
+        except BaseException:
+            self.stop()
+            raise
+
+    def make_server(self, name: str) -> Server:
+        """Make a directory as operators of Tahoe-LAFS storage nodes have them."""
+        port = free_port()
+        directory = self.root / name
+        storage = "[client]\n[storage]\nenabled = true\nreserved_space = 1M\n"
+        make_node(directory, listening(directory, port) + storage)
+        write_introducers(directory, self.introducer_furl)
+        server = Server(directory, port)
+        self.servers.append(server)
+        return server
+
+    def start_gateway(self, protocol: Protocol) -> Gateway:
+        """Start Tahoe-LAFS's gateway; it is connected to all servers."""
+        gateway = start_gateway(
+            self.root / f"gateway-{protocol}",
+            {},
+            self._shares,
+            introducer=self.introducer_furl,
+            servers=len(self.servers),
+            force_foolscap=protocol == "foolscap",
+        )
+        self._gateways.append(gateway)
+        return gateway
+
+    def until_found(self, gateway: Gateway) -> None:
+        """Wait until the gateway is connected to every server as it is now, whatever it was before."""
+        wanted = {server.server_id: server for server in self.servers}
+
+        def all_are() -> bool:
+            page = json.loads(gateway.request("GET", "?t=json"))
+            found = {each["nodeid"]: each for each in page["servers"]}
+            return found.keys() == wanted.keys() and all(
+                found[server_id]["connection_status"].casefold().startswith("connected")
+                and found[server_id]["version"].startswith(f"{server.kind}")
+                for server_id, server in wanted.items()
+            )
+
+        until(all_are, "the gateway's connection to all servers", gateway)
+
+    def stop(self) -> None:
+        """End everything."""
+        for gateway in self._gateways:
+            gateway.stop()
+        for server in self.servers:
+            server.stop()
+        self._introducer.stop()
+
+
+def share_files(servers: Iterable[Server], storage_index: str) -> dict[int, Path]:
+    """Return one file of each share of a file, wherever it is."""
+    found: dict[int, Path] = {}
+    for server in servers:
+        found |= server.shares(storage_index)
+    return found
+
+
+def flip_byte(path: Path, offset: int) -> None:
+    """Damage a file."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        assert byte, f"{path} ends before {offset}"
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
