@@ -12,9 +12,25 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
 from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.simulation.relay import Link, LinkShape, RelayFactory
+from pipegrid.simulation.relay import (
+    EARLY_S,
+    MAX_QUEUE_BYTES,
+    MIN_QUEUE_BYTES,
+    Link,
+    LinkShape,
+    RelayFactory,
+    queue_bytes,
+)
 
-EARLY_S = 0.001
+TOLERANCE_S = 2 * EARLY_S
+
+
+class Greeter(Protocol):
+    """Speaks first."""
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.write(b"hello")
 
 
 class Echo(Protocol):
@@ -23,6 +39,19 @@ class Echo(Protocol):
     def dataReceived(self, data: bytes) -> None:
         assert self.transport is not None
         self.transport.write(data)
+
+
+class Flood(Protocol):
+    """Sends much, and notes what it hears."""
+
+    heard = b""
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.write(bytes(200_000))
+
+    def dataReceived(self, data: bytes) -> None:
+        Flood.heard = data
 
 
 class Collector(Protocol):
@@ -57,11 +86,17 @@ class RelayTests(SynchronousTestCase):
         self.network = SimulatedNetwork(self.clock, latency_s=0.0)
         self.network.host("server").listen(1, Factory.forProtocol(Echo))
 
-    def connect(self, shape: LinkShape, target_port: int = 1) -> Collector:
+    def connect(
+        self, shape: LinkShape, target_port: int = 1, early_s: float = EARLY_S
+    ) -> Collector:
         """Return a connection to the echo server over a link of this shape."""
-        link = Link(self.clock, shape)
+        link = Link(self.clock, shape, early_s)
         target = self.network.endpoint("relay", "server", target_port)
         self.network.host("relay").listen(2, RelayFactory(link, target))
+        return self.connect_again()
+
+    def connect_again(self) -> Collector:
+        """Return one more connection over that link."""
         endpoint = self.network.endpoint("client", "relay", 2)
         connecting = endpoint.connect(Factory.forProtocol(Collector))
         return cast(Collector, run(self.clock, connecting, network=self.network))
@@ -82,8 +117,60 @@ class RelayTests(SynchronousTestCase):
     def test_round_trip(self) -> None:
         """An answer takes the link's round trip, and the first one that of the handshake too."""
         client = self.connect(LinkShape(rtt_s=0.1))
-        self.assert_close(self.ask(client, b"first"), 0.2, EARLY_S)
-        self.assert_close(self.ask(client, b"second"), 0.1, EARLY_S)
+        self.assert_close(self.ask(client, b"first"), 0.2, TOLERANCE_S)
+        self.assert_close(self.ask(client, b"second"), 0.1, TOLERANCE_S)
+
+    def test_a_round_trip_below_a_millisecond(self) -> None:
+        """With a clock that is fine enough it is exact; the reactor's own would make nothing of it."""
+        client = self.connect(LinkShape(rtt_s=0.00012), early_s=0.00001)
+        self.ask(client, b"first")
+        self.assert_close(self.ask(client, b"second"), 0.00012, 0.00002)
+
+    def test_a_server_that_speaks_first(self) -> None:
+        """It knows of the connection after one and a half round trips, so its word takes two."""
+        self.network.host("server").listen(3, Factory.forProtocol(Greeter))
+        started = self.clock.seconds()
+        client = self.connect(LinkShape(rtt_s=0.1), target_port=3)
+        self.assertEqual(run(self.clock, client.expect(5), network=self.network), b"hello")
+        self.assert_close(self.clock.seconds() - started, 0.2, TOLERANCE_S)
+
+    def test_connections_share_a_direction_fairly(self) -> None:
+        """Two that send at once need twice the time, and both of them end at about that time."""
+        rate = 100_000
+        first = self.connect(LinkShape(0.01, up_bytes_per_s=rate))
+        second = self.connect_again()
+        for client in (first, second):
+            self.ask(client, b"x")
+        data = b"z" * 500_000
+        started = self.clock.seconds()
+        ends = []
+        for client in (first, second):
+            answer = client.expect(len(data))
+            answer.addCallback(lambda _: ends.append(self.clock.seconds() - started))
+            assert client.transport is not None
+            client.transport.write(data)
+        self.clock.advance(30)
+        self.assertEqual(len(ends), 2)
+        for seconds in ends:
+            self.assert_close(seconds, 2 * len(data) / rate, 0.05)
+
+    def test_directions_are_apart(self) -> None:
+        """What goes up does not wait for what comes down, though the line down is full."""
+        self.network.host("server").listen(4, Factory.forProtocol(Flood))
+        flooded = self.connect(LinkShape(0.01, 10_000, 10_000), target_port=4)
+        self.clock.advance(1)
+        self.assertGreater(len(flooded.received), 5_000)
+        assert flooded.transport is not None
+        flooded.transport.write(b"stop")
+        self.clock.advance(0.1)
+        self.assertEqual(Flood.heard, b"stop")
+
+    def test_a_fast_line_may_have_more_waiting(self) -> None:
+        """So that it does not run empty when the relay is held up; a slow one has what a socket has."""
+        self.assertEqual(queue_bytes(None), MIN_QUEUE_BYTES)
+        self.assertEqual(queue_bytes(80_000), MIN_QUEUE_BYTES)
+        self.assertEqual(queue_bytes(125_000_000), 2_500_000)
+        self.assertEqual(queue_bytes(10**10), MAX_QUEUE_BYTES)
 
     def test_bandwidth(self) -> None:
         """Bytes take as long as the slower of the two directions needs for them."""

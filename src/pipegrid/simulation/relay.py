@@ -5,15 +5,18 @@ Kernels often lack netem, and it needs root; this needs neither. Connections to 
 each direction over a ``Path`` of the same model that the virtual network uses, so that many
 connections share one line as behind a DSL modem.
 
-**Exactness.** What arrives is written within a millisecond of when it should be: reactors round timers up to
-milliseconds, so whatever is due within half of one is delivered at once. Nothing adds up, since the
-model derives times from the bytes and not from when its timers ran.
+**Exactness.** What arrives is written when the clock's timers allow. A reactor rounds them up to
+milliseconds, so with its clock whatever is due within half of one (``EARLY_S``) is delivered at once, and a
+round trip of less than a millisecond vanishes; with a finer clock (``pipegrid.speedtest.precise``) give a
+smaller ``early_s``. Nothing adds up, since the model derives times from the bytes and not from when its timers ran.
 
 **The handshake.** The kernel accepts at once, while over the link it would have taken a round trip. So what a
-client sends first enters the link one round trip after it was accepted.
+client sends first enters the link one round trip after it was accepted, and what the server sends half a
+round trip later still: it could not have known of the connection before.
 
-**Bounds.** A sender whose bytes wait for the line is paused at ``QUEUE_BYTES``, as a full socket buffer would
-pause it; what is under way on the link is bounded by rate times latency, or ``FLYING_BYTES``.
+**Bounds.** A sender whose bytes wait for the line is paused, as a full socket buffer would pause it, when as
+much waits as the line sends in ``QUEUE_S``: should this process be held up for a moment, the line need not
+run empty. What is under way on the link is bounded by rate times latency, or ``FLYING_BYTES``.
 """
 
 from __future__ import annotations
@@ -33,15 +36,22 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from pipegrid.flow.tls import read_much
 from pipegrid.simulation.link import Flow, Line, Packet, Path, to_ns, to_seconds
 
-QUEUE_BYTES = 256 << 10
+QUEUE_S = 0.02
+MIN_QUEUE_BYTES = 256 << 10
+MAX_QUEUE_BYTES = 4 << 20
 """What one sender may have waiting for the line: about what a kernel's send buffer holds."""
+
+READ_BYTES = 256 << 10
+"""Read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB."""
 
 FLYING_BYTES = 64 << 20
 """What one direction of a connection may have under way."""
 
-_EARLY_NS = to_ns(0.0005)
+EARLY_S = 0.0005
+"""Half of what a reactor's timers are exact to."""
 
 
 @attrs.frozen
@@ -60,23 +70,33 @@ class LinkShape:
 
 
 class Link:
-    """One link, which all connections of one or more relays share."""
+    """
+    One link, which all connections of one or more relays share.
 
-    def __init__(self, reactor: IReactorTime, shape: LinkShape) -> None:
+    Args:
+        clock: the reactor, or something that is more exact.
+        early_s: what is due so soon is delivered now.
+    """
+
+    def __init__(self, clock: IReactorTime, shape: LinkShape, early_s: float = EARLY_S) -> None:
         self.shape = shape
-        self.clock = reactor
-        self.up = Wire(reactor, Path(shape.rtt_s / 2, Line(shape.up_bytes_per_s)))
-        self.down = Wire(reactor, Path(shape.rtt_s / 2, Line(shape.down_bytes_per_s)))
+        self.clock = clock
+        early_ns = to_ns(early_s)
+        self.up = Wire(clock, Path(shape.rtt_s / 2, Line(shape.up_bytes_per_s)), early_ns)
+        self.down = Wire(clock, Path(shape.rtt_s / 2, Line(shape.down_bytes_per_s)), early_ns)
 
 
 class Wire:
     """One direction of a link: starts packets when the line is free, and hands them over in time."""
 
-    def __init__(self, clock: IReactorTime, path: Path) -> None:
+    def __init__(self, clock: IReactorTime, path: Path, early_ns: int) -> None:
         self.path = path
+        self.queue_bytes = queue_bytes(path.line.bytes_per_s)
         self._clock = clock
+        self._early_ns = early_ns
         self._arrivals: deque[Packet] = deque()
         self._timer: IDelayedCall | None = None
+        self._timer_ns = 0
 
     def now_ns(self) -> int:
         """Return the time as the link model counts it."""
@@ -89,7 +109,7 @@ class Wire:
         self._turn()
 
     def _turn(self) -> None:
-        now_ns = self.now_ns() + _EARLY_NS
+        now_ns = self.now_ns() + self._early_ns
         # All packets of a path take equally long, so they arrive in the order in which they start.
         self._arrivals.extend(self.path.line.transmit(now_ns))
         while self._arrivals and self._arrivals[0].arrival_ns <= now_ns:
@@ -104,12 +124,22 @@ class Wire:
         line_ns = self.path.line.next_ns()
         if line_ns is not None:
             due.append(line_ns)
+        first_ns = min(due, default=0)
         if self._timer is not None and self._timer.active():
+            if due and first_ns == self._timer_ns:
+                return
             self._timer.cancel()
         self._timer = None
         if due:
-            delay_ns = max(0, min(due) - self.now_ns() - _EARLY_NS)
+            self._timer_ns = first_ns
+            delay_ns = max(0, first_ns - self.now_ns() - self._early_ns)
             self._timer = self._clock.callLater(to_seconds(delay_ns), self._turn)
+
+
+def queue_bytes(bytes_per_s: int | None) -> int:
+    """Return how much one sender may have waiting for a line of this rate."""
+    wanted_bytes = int((bytes_per_s or 0) * QUEUE_S)
+    return min(max(wanted_bytes, MIN_QUEUE_BYTES), MAX_QUEUE_BYTES)
 
 
 @implementer(IPushProducer)
@@ -203,7 +233,7 @@ class Stream:
 
     def _pace(self) -> None:
         full = (
-            self.flow.queued_bytes > QUEUE_BYTES
+            self.flow.queued_bytes > self._wire.queue_bytes
             or self._held_bytes > FLYING_BYTES
             or self._sink_full
         )
@@ -241,6 +271,7 @@ class Side(Protocol):
         assert self.transport is not None
         transport = cast(TCPTransport, self.transport)
         transport.setTcpNoDelay(True)
+        read_much(transport, READ_BYTES)
         self._outgoing.read_from(transport)
         self._incoming.write_to(transport)
 
@@ -271,8 +302,9 @@ class RelayFactory(Factory):
     def buildProtocol(self, _address: object) -> Side:
         """Relay one connection."""
         link = self._link
-        up = Stream(link.up, link.clock, link.clock.seconds() + link.shape.rtt_s)
-        down = Stream(link.down, link.clock, 0.0)
+        now_s, rtt_s = link.clock.seconds(), link.shape.rtt_s
+        up = Stream(link.up, link.clock, now_s + rtt_s)
+        down = Stream(link.down, link.clock, now_s + 1.5 * rtt_s)
         connecting = self._target.connect(Factory.forProtocol(lambda: Side(down, up)))
 
         def refused(_failure: Failure) -> None:
