@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
+from pipegrid.simulation.link import to_seconds
 from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.simulation.relay import (
     EARLY_S,
+    LATE_S,
     MAX_QUEUE_BYTES,
     MIN_QUEUE_BYTES,
+    READ_BYTES,
     Link,
     LinkShape,
     RelayFactory,
+    Stream,
     queue_bytes,
 )
 
@@ -52,6 +57,22 @@ class Flood(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         Flood.heard = data
+
+
+class Sink:
+    """A transport that counts what it is given."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def registerProducer(self, *_: object) -> None:
+        pass
+
+    def writeSequence(self, data: list[bytes]) -> None:
+        self.write(b"".join(data))
+
+    def write(self, data: bytes) -> None:
+        self.size_bytes += len(data)
 
 
 class Collector(Protocol):
@@ -164,6 +185,30 @@ class RelayTests(SynchronousTestCase):
         flooded.transport.write(b"stop")
         self.clock.advance(0.1)
         self.assertEqual(Flood.heard, b"stop")
+
+    def line_of(self, steps: list[tuple[float, int]], rate: int) -> float:
+        """Return when a line of this rate is free, after reads at these times, of so many bytes."""
+        clock = Clock()
+        link = Link(clock, LinkShape(up_bytes_per_s=rate))
+        stream = Stream(link.up, clock, 0.0)
+        stream.write_to(cast(Any, Sink()))
+        for at_s, size_bytes in steps:
+            clock.advance(at_s - clock.seconds())  # what was due on the way runs late, at the end
+            stream.send(bytes(size_bytes))
+        for _ in range(10):
+            clock.advance(1)
+        return to_seconds(link.up.path.line.free_ns)
+
+    def test_a_relay_that_is_held_up_makes_up_for_it(self) -> None:
+        """What was in the socket meanwhile goes as if it had been read in time, within limits."""
+        rate = 10 * READ_BYTES
+        for late_s, expected_s in ((0.05, 0.2), (0.09, 0.2), (0.4, 0.5 - LATE_S + 0.1)):
+            steps = [(0.0, READ_BYTES), (0.1 + late_s, READ_BYTES)]
+            self.assertAlmostEqual(self.line_of(steps, rate), expected_s, 6)
+
+    def test_what_comes_later_is_not_earlier(self) -> None:
+        """After a read that took all there was, the next bytes are as late as they are."""
+        self.assertAlmostEqual(self.line_of([(0.0, 100), (5.0, 100)], 1000), 5.1, 6)
 
     def test_a_fast_line_may_have_more_waiting(self) -> None:
         """So that it does not run empty when the relay is held up; a slow one has what a socket has."""

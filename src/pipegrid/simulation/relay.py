@@ -17,7 +17,9 @@ round trip later still: it could not have known of the connection before.
 
 **Bounds.** A sender whose bytes wait for the line is paused, as a full socket buffer would pause it, when as
 much waits as the line sends in ``QUEUE_S``: should this process be held up for a moment, the line need not
-run empty. What is under way on the link is bounded by rate times latency, or ``FLYING_BYTES``.
+run empty. Should it be held up longer, it makes up for that: after a read that left bytes in the socket, what
+is read next counts as having been there since, up to ``LATE_S``. What is under way on the link is bounded by
+rate times latency, or ``FLYING_BYTES``.
 """
 
 from __future__ import annotations
@@ -45,14 +47,24 @@ MIN_QUEUE_BYTES = 256 << 10
 MAX_QUEUE_BYTES = 4 << 20
 """What one sender may have waiting for the line: about what a kernel's send buffer holds."""
 
-READ_BYTES = 256 << 10
-"""Read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB."""
+READ_BYTES = (256 << 10) - 1
+"""
+Read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB.
+
+Odd, so that hardly any message fills it exactly.
+"""
+
+LATE_S = 0.1
+"""How late this process may be without the line running empty."""
 
 FLYING_BYTES = 64 << 20
 """What one direction of a connection may have under way."""
 
 EARLY_S = 0.0005
 """Half of what a reactor's timers are exact to."""
+
+
+_LATE_NS = to_ns(LATE_S)
 
 
 @attrs.frozen
@@ -103,10 +115,10 @@ class Wire:
         """Return the time as the link model counts it."""
         return to_ns(self._clock.seconds())
 
-    def offer(self, stream: Stream, size_bytes: int) -> None:
-        """Queue bytes of a stream for the line."""
-        now_ns = self.now_ns()
-        self.path.line.offer(now_ns, stream.flow, size_bytes)
+    def offer(self, stream: Stream, size_bytes: int, since_ns: int | None = None) -> None:
+        """Queue bytes of a stream for the line; ``since_ns``: when they could have been sent, if not now."""
+        ready_ns = self.now_ns() if since_ns is None else since_ns
+        self.path.line.offer(ready_ns, stream.flow, size_bytes)
         self._turn()
 
     def _turn(self) -> None:
@@ -157,7 +169,8 @@ class Stream:
         self._wire = wire
         self._clock = clock
         self._opens_at_s = opens_at_s
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytes | memoryview] = deque()
+        self._more_since_ns: int | None = None
         self._held_bytes = 0
         self._arrived: list[bytes] = []
         self._source: TCPTransport | None = None
@@ -186,11 +199,15 @@ class Stream:
         self._chunks.append(data)
         self._held_bytes += len(data)
         self._pace()
+        now_ns, since_ns = self._wire.now_ns(), self._more_since_ns
+        if since_ns is not None:
+            since_ns = max(since_ns, now_ns - _LATE_NS)
+        self._more_since_ns = now_ns if len(data) >= READ_BYTES else None
         wait_s = self._opens_at_s - self._clock.seconds()
         if wait_s > 0:
             self._clock.callLater(wait_s, self._wire.offer, self, len(data))
         else:
-            self._wire.offer(self, len(data))
+            self._wire.offer(self, len(data), since_ns)
 
     def arrived(self, size_bytes: int) -> None:
         """The next bytes have come through the link."""
@@ -198,9 +215,11 @@ class Stream:
         while size_bytes:
             chunk = self._chunks.popleft()
             if len(chunk) > size_bytes:
-                self._chunks.appendleft(chunk[size_bytes:])
-                chunk = chunk[:size_bytes]
+                view = memoryview(chunk)  # the rest is copied once, not at every turn
+                self._chunks.appendleft(view[size_bytes:])
+                chunk = view[:size_bytes]
             size_bytes -= len(chunk)
+            chunk = bytes(chunk)
             if self._sink is not None:
                 self._sink.write(chunk)
             elif not self._sink_gone:
