@@ -20,6 +20,7 @@ from pipegrid.simulation.relay import (
     MAX_QUEUE_BYTES,
     MIN_QUEUE_BYTES,
     READ_BYTES,
+    WINDOW_BYTES,
     Link,
     LinkShape,
     RelayFactory,
@@ -57,6 +58,18 @@ class Flood(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         Flood.heard = data
+
+
+class Source:
+    """A transport that can be paused."""
+
+    paused = False
+
+    def pauseProducing(self) -> None:
+        self.paused = True
+
+    def resumeProducing(self) -> None:
+        self.paused = False
 
 
 class Sink:
@@ -209,6 +222,23 @@ class RelayTests(SynchronousTestCase):
     def test_what_comes_later_is_not_earlier(self) -> None:
         """After a read that took all there was, the next bytes are as late as they are."""
         self.assertAlmostEqual(self.line_of([(0.0, 100), (5.0, 100)], 1000), 5.1, 6)
+
+    def test_a_receiver_that_does_not_read_stops_the_sender(self) -> None:
+        """After a window's worth of bytes; when it reads again, the sender goes on."""
+        clock = Clock()
+        stream = Stream(Link(clock, LinkShape()).up, clock, 0.0)
+        source = Source()
+        stream.read_from(cast(Any, source))
+        stream.write_to(cast(Any, Sink()))
+        stream.pauseProducing()
+        sent_bytes = 0
+        while not source.paused and sent_bytes < 2 * WINDOW_BYTES:
+            stream.send(bytes(100_000))
+            sent_bytes += 100_000
+            clock.advance(0.001)
+        self.assertTrue(WINDOW_BYTES < sent_bytes < WINDOW_BYTES + 200_000, sent_bytes)
+        stream.resumeProducing()
+        self.assertFalse(source.paused)
 
     def test_a_fast_line_may_have_more_waiting(self) -> None:
         """So that it does not run empty when the relay is held up; a slow one has what a socket has."""

@@ -19,7 +19,8 @@ round trip later still: it could not have known of the connection before.
 much waits as the line sends in ``QUEUE_S``: should this process be held up for a moment, the line need not
 run empty. Should it be held up longer, it makes up for that: after a read that left bytes in the socket, what
 is read next counts as having been there since, up to ``LATE_S``. What is under way on the link is bounded by
-rate times latency, or ``FLYING_BYTES``.
+rate times latency, or ``FLYING_BYTES``. A receiver that reads too slowly stops its sender as a full receive
+window does, at ``WINDOW_BYTES``, and what is under way by then waits here.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ Read from a socket at a time: a turn of the reactor costs as much as copying 100
 
 Odd, so that hardly any message fills it exactly.
 """
+
+WINDOW_BYTES = 4 << 20
+"""What a receiver that reads too slowly may leave unread before its sender hears of it: a receive window."""
 
 LATE_S = 0.1
 """How late this process may be without the line running empty."""
@@ -179,6 +183,7 @@ class Stream:
         self._paused = False
         self._sink: TCPTransport | None = None
         self._sink_full = False
+        self._unread_bytes = 0
         self._sink_gone = False
 
     def read_from(self, source: TCPTransport) -> None:
@@ -222,6 +227,8 @@ class Stream:
             chunk = bytes(chunk)
             if self._sink is not None:
                 self._sink.write(chunk)
+                if self._sink_full:
+                    self._unread_bytes += len(chunk)
             elif not self._sink_gone:
                 self._arrived.append(chunk)
         self._pace()
@@ -255,7 +262,7 @@ class Stream:
         full = (
             self.flow.queued_bytes > self._wire.queue_bytes
             or self._held_bytes > FLYING_BYTES
-            or self._sink_full
+            or self._unread_bytes > WINDOW_BYTES
         )
         if self._source is None or full == self._paused:
             return
@@ -266,13 +273,13 @@ class Stream:
             self._source.resumeProducing()
 
     def pauseProducing(self) -> None:
-        """The receiver reads too slowly: what a full receive window does, pausing the sender does."""
+        """The receiver reads too slowly: what arrives from now on fills its window."""
         self._sink_full = True
-        self._pace()
 
     def resumeProducing(self) -> None:
         """The receiver has room again."""
         self._sink_full = False
+        self._unread_bytes = 0
         self._pace()
 
     def stopProducing(self) -> None:
