@@ -240,6 +240,38 @@ class RelayTests(SynchronousTestCase):
         stream.resumeProducing()
         self.assertFalse(source.paused)
 
+    def test_who_has_gone_leaves_the_line_to_others(self) -> None:
+        """What waits for the line when its receiver hangs up is not sent."""
+        self.network.host("server").listen(4, Factory.forProtocol(Flood))
+        first = self.connect(LinkShape(0.1, 10_000, 10_000), target_port=4)
+        second = self.connect_again()
+        self.clock.advance(1)
+        cast(Any, first.transport).abortConnection()
+        self.clock.advance(0.5)
+        before = len(second.received)
+        self.clock.advance(2)
+        self.assert_close((len(second.received) - before) / 10_000, 2.0, 0.3)
+        cast(Any, second.transport).abortConnection()
+        self.clock.advance(60)
+        self.assertEqual(leaks(self.clock, self.network), [])
+
+    def test_dropping_leaves_what_is_on_the_line(self) -> None:
+        """And the count of bytes right, wherever a chunk is cut."""
+        clock = Clock()
+        link = Link(clock, LinkShape(0.2, up_bytes_per_s=146_000))
+        stream = Stream(link.up, clock, 0.0)
+        stream.write_to(cast(Any, Sink()))
+        for size_bytes in (1000, 2000, 300):
+            stream.send(bytes(size_bytes))
+        stream.sink_gone()
+        stream.source_ended()
+        for _ in range(1000):
+            clock.advance(0.001)
+        self.assertEqual((stream._held_bytes, len(stream._chunks)), (0, 0))
+        stream.send(b"nobody hears this")
+        self.assertEqual(stream.flow.queued_bytes, 0)
+        self.assertEqual(clock.getDelayedCalls(), [])
+
     def test_a_fast_line_may_have_more_waiting(self) -> None:
         """So that it does not run empty when the relay is held up; a slow one has what a socket has."""
         self.assertEqual(queue_bytes(None), MIN_QUEUE_BYTES)

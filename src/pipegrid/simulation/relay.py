@@ -185,6 +185,7 @@ class Stream:
         self._sink_full = False
         self._unread_bytes = 0
         self._sink_gone = False
+        self._sender_stopped = False
 
     def read_from(self, source: TCPTransport) -> None:
         """Pause this transport while too much of it is on its way."""
@@ -201,6 +202,8 @@ class Stream:
 
     def send(self, data: bytes) -> None:
         """Take bytes from the sender."""
+        if self._sender_stopped:
+            return
         self._chunks.append(data)
         self._held_bytes += len(data)
         self._pace()
@@ -242,10 +245,29 @@ class Stream:
             self._clock.callLater(latency_s, self._check_all_arrived)
 
     def sink_gone(self) -> None:
-        """There is nobody to hand anything to; what is under way goes nowhere."""
+        """There is nobody to hand anything to; the sender hears of it after the way there."""
         self._sink, self._sink_gone = None, True
         self._arrived.clear()
         self.resumeProducing()
+        if self._all_arrived:
+            return
+        latency_s = to_seconds(self._wire.path.latency_ns)
+        self._clock.callLater(latency_s, self._sender_knows)
+
+    def _sender_knows(self) -> None:
+        """What has not left the sender never does: others may need the line."""
+        self._sender_stopped = True
+        dropped_bytes, self.flow.queued_bytes = self.flow.queued_bytes, 0
+        self._held_bytes -= dropped_bytes
+        while dropped_bytes:
+            last = self._chunks.pop()
+            if len(last) > dropped_bytes:
+                last = memoryview(last)[: len(last) - dropped_bytes]
+                self._chunks.append(last)
+                break
+            dropped_bytes -= len(last)
+        self._pace()
+        self._check_all_arrived()
 
     def _check_all_arrived(self) -> None:
         if self._source_ended and not self._held_bytes and not self._all_arrived:
