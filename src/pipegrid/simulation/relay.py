@@ -5,15 +5,22 @@ Kernels often lack netem, and it needs root; this needs neither. Connections to 
 each direction over a ``Path`` of the same model that the virtual network uses, so that many
 connections share one line as behind a DSL modem.
 
-**Exactness.** What arrives is written within a millisecond of when it should be: reactors round timers up to
-milliseconds, so whatever is due within half of one is delivered at once. Nothing adds up, since the
-model derives times from the bytes and not from when its timers ran.
+**Exactness.** What arrives is written when the clock's timers allow. A reactor rounds them up to
+milliseconds, so with its clock whatever is due within half of one (``EARLY_S``) is delivered at once, and a
+round trip of less than a millisecond vanishes; with a finer clock (``pipegrid.speedtest.precise``) give a
+smaller ``early_s``. Nothing adds up, since the model derives times from the bytes and not from when its
+timers ran.
 
 **The handshake.** The kernel accepts at once, while over the link it would have taken a round trip. So what a
-client sends first enters the link one round trip after it was accepted.
+client sends first enters the link one round trip after it was accepted, and what the server sends half a
+round trip later still: it could not have known of the connection before.
 
-**Bounds.** A sender whose bytes wait for the line is paused at ``QUEUE_BYTES``, as a full socket buffer would
-pause it; what is under way on the link is bounded by rate times latency, or ``FLYING_BYTES``.
+**Bounds.** A sender whose bytes wait for the line is paused, as a full socket buffer would pause it, when as
+much waits as the line sends in ``QUEUE_S``: should this process be held up for a moment, the line need not
+run empty. Should it be held up longer, it makes up for that: after a read that left bytes in the socket, what
+is read next counts as having been there since, up to ``LATE_S``. What is under way on the link is bounded by
+rate times latency, or ``FLYING_BYTES``. A receiver that reads too slowly stops its sender as a full receive
+window does, at ``WINDOW_BYTES``, and what is under way by then waits here.
 """
 
 from __future__ import annotations
@@ -33,15 +40,35 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from pipegrid.flow.tls import read_much
 from pipegrid.simulation.link import Flow, Line, Packet, Path, to_ns, to_seconds
 
-QUEUE_BYTES = 256 << 10
+QUEUE_S = 0.02
+MIN_QUEUE_BYTES = 256 << 10
+MAX_QUEUE_BYTES = 4 << 20
 """What one sender may have waiting for the line: about what a kernel's send buffer holds."""
+
+READ_BYTES = (256 << 10) - 1
+"""
+Read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB.
+
+Odd, so that hardly any message fills it exactly.
+"""
+
+WINDOW_BYTES = 4 << 20
+"""What a receiver that reads too slowly may leave unread before its sender hears of it: a receive window."""
+
+LATE_S = 0.1
+"""How late this process may be without the line running empty."""
 
 FLYING_BYTES = 64 << 20
 """What one direction of a connection may have under way."""
 
-_EARLY_NS = to_ns(0.0005)
+EARLY_S = 0.0005
+"""Half of what a reactor's timers are exact to."""
+
+
+_LATE_NS = to_ns(LATE_S)
 
 
 @attrs.frozen
@@ -60,36 +87,46 @@ class LinkShape:
 
 
 class Link:
-    """One link, which all connections of one or more relays share."""
+    """
+    One link, which all connections of one or more relays share.
 
-    def __init__(self, reactor: IReactorTime, shape: LinkShape) -> None:
+    Args:
+        clock: the reactor, or something that is more exact.
+        early_s: what is due so soon is delivered now.
+    """
+
+    def __init__(self, clock: IReactorTime, shape: LinkShape, early_s: float = EARLY_S) -> None:
         self.shape = shape
-        self.clock = reactor
-        self.up = Wire(reactor, Path(shape.rtt_s / 2, Line(shape.up_bytes_per_s)))
-        self.down = Wire(reactor, Path(shape.rtt_s / 2, Line(shape.down_bytes_per_s)))
+        self.clock = clock
+        early_ns = to_ns(early_s)
+        self.up = Wire(clock, Path(shape.rtt_s / 2, Line(shape.up_bytes_per_s)), early_ns)
+        self.down = Wire(clock, Path(shape.rtt_s / 2, Line(shape.down_bytes_per_s)), early_ns)
 
 
 class Wire:
     """One direction of a link: starts packets when the line is free, and hands them over in time."""
 
-    def __init__(self, clock: IReactorTime, path: Path) -> None:
+    def __init__(self, clock: IReactorTime, path: Path, early_ns: int) -> None:
         self.path = path
+        self.queue_bytes = queue_bytes(path.line.bytes_per_s)
         self._clock = clock
+        self._early_ns = early_ns
         self._arrivals: deque[Packet] = deque()
         self._timer: IDelayedCall | None = None
+        self._timer_ns = 0
 
     def now_ns(self) -> int:
         """Return the time as the link model counts it."""
         return to_ns(self._clock.seconds())
 
-    def offer(self, stream: Stream, size_bytes: int) -> None:
-        """Queue bytes of a stream for the line."""
-        now_ns = self.now_ns()
-        self.path.line.offer(now_ns, stream.flow, size_bytes)
+    def offer(self, stream: Stream, size_bytes: int, since_ns: int | None = None) -> None:
+        """Queue bytes of a stream for the line; ``since_ns``: when they could have been sent, if not now."""
+        ready_ns = self.now_ns() if since_ns is None else since_ns
+        self.path.line.offer(ready_ns, stream.flow, size_bytes)
         self._turn()
 
     def _turn(self) -> None:
-        now_ns = self.now_ns() + _EARLY_NS
+        now_ns = self.now_ns() + self._early_ns
         # All packets of a path take equally long, so they arrive in the order in which they start.
         self._arrivals.extend(self.path.line.transmit(now_ns))
         while self._arrivals and self._arrivals[0].arrival_ns <= now_ns:
@@ -104,12 +141,22 @@ class Wire:
         line_ns = self.path.line.next_ns()
         if line_ns is not None:
             due.append(line_ns)
+        first_ns = min(due, default=0)
         if self._timer is not None and self._timer.active():
+            if due and first_ns == self._timer_ns:
+                return
             self._timer.cancel()
         self._timer = None
         if due:
-            delay_ns = max(0, min(due) - self.now_ns() - _EARLY_NS)
+            self._timer_ns = first_ns
+            delay_ns = max(0, first_ns - self.now_ns() - self._early_ns)
             self._timer = self._clock.callLater(to_seconds(delay_ns), self._turn)
+
+
+def queue_bytes(bytes_per_s: int | None) -> int:
+    """Return how much one sender may have waiting for a line of this rate."""
+    wanted_bytes = int((bytes_per_s or 0) * QUEUE_S)
+    return min(max(wanted_bytes, MIN_QUEUE_BYTES), MAX_QUEUE_BYTES)
 
 
 @implementer(IPushProducer)
@@ -126,7 +173,8 @@ class Stream:
         self._wire = wire
         self._clock = clock
         self._opens_at_s = opens_at_s
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytes | memoryview] = deque()
+        self._more_since_ns: int | None = None
         self._held_bytes = 0
         self._arrived: list[bytes] = []
         self._source: TCPTransport | None = None
@@ -135,7 +183,9 @@ class Stream:
         self._paused = False
         self._sink: TCPTransport | None = None
         self._sink_full = False
+        self._unread_bytes = 0
         self._sink_gone = False
+        self._sender_stopped = False
 
     def read_from(self, source: TCPTransport) -> None:
         """Pause this transport while too much of it is on its way."""
@@ -152,14 +202,20 @@ class Stream:
 
     def send(self, data: bytes) -> None:
         """Take bytes from the sender."""
+        if self._sender_stopped:
+            return
         self._chunks.append(data)
         self._held_bytes += len(data)
         self._pace()
+        now_ns, since_ns = self._wire.now_ns(), self._more_since_ns
+        if since_ns is not None:
+            since_ns = max(since_ns, now_ns - _LATE_NS)
+        self._more_since_ns = now_ns if len(data) >= READ_BYTES else None
         wait_s = self._opens_at_s - self._clock.seconds()
         if wait_s > 0:
             self._clock.callLater(wait_s, self._wire.offer, self, len(data))
         else:
-            self._wire.offer(self, len(data))
+            self._wire.offer(self, len(data), since_ns)
 
     def arrived(self, size_bytes: int) -> None:
         """The next bytes have come through the link."""
@@ -167,11 +223,15 @@ class Stream:
         while size_bytes:
             chunk = self._chunks.popleft()
             if len(chunk) > size_bytes:
-                self._chunks.appendleft(chunk[size_bytes:])
-                chunk = chunk[:size_bytes]
+                view = memoryview(chunk)  # the rest is copied once, not at every turn
+                self._chunks.appendleft(view[size_bytes:])
+                chunk = view[:size_bytes]
             size_bytes -= len(chunk)
+            chunk = bytes(chunk)
             if self._sink is not None:
                 self._sink.write(chunk)
+                if self._sink_full:
+                    self._unread_bytes += len(chunk)
             elif not self._sink_gone:
                 self._arrived.append(chunk)
         self._pace()
@@ -185,10 +245,29 @@ class Stream:
             self._clock.callLater(latency_s, self._check_all_arrived)
 
     def sink_gone(self) -> None:
-        """There is nobody to hand anything to; what is under way goes nowhere."""
+        """There is nobody to hand anything to; the sender hears of it after the way there."""
         self._sink, self._sink_gone = None, True
         self._arrived.clear()
         self.resumeProducing()
+        if self._all_arrived:
+            return
+        latency_s = to_seconds(self._wire.path.latency_ns)
+        self._clock.callLater(latency_s, self._sender_knows)
+
+    def _sender_knows(self) -> None:
+        """What has not left the sender never does: others may need the line."""
+        self._sender_stopped = True
+        dropped_bytes, self.flow.queued_bytes = self.flow.queued_bytes, 0
+        self._held_bytes -= dropped_bytes
+        while dropped_bytes:
+            last = self._chunks.pop()
+            if len(last) > dropped_bytes:
+                last = memoryview(last)[: len(last) - dropped_bytes]
+                self._chunks.append(last)
+                break
+            dropped_bytes -= len(last)
+        self._pace()
+        self._check_all_arrived()
 
     def _check_all_arrived(self) -> None:
         if self._source_ended and not self._held_bytes and not self._all_arrived:
@@ -203,9 +282,9 @@ class Stream:
 
     def _pace(self) -> None:
         full = (
-            self.flow.queued_bytes > QUEUE_BYTES
+            self.flow.queued_bytes > self._wire.queue_bytes
             or self._held_bytes > FLYING_BYTES
-            or self._sink_full
+            or self._unread_bytes > WINDOW_BYTES
         )
         if self._source is None or full == self._paused:
             return
@@ -216,13 +295,13 @@ class Stream:
             self._source.resumeProducing()
 
     def pauseProducing(self) -> None:
-        """The receiver reads too slowly: what a full receive window does, pausing the sender does."""
+        """The receiver reads too slowly: what arrives from now on fills its window."""
         self._sink_full = True
-        self._pace()
 
     def resumeProducing(self) -> None:
         """The receiver has room again."""
         self._sink_full = False
+        self._unread_bytes = 0
         self._pace()
 
     def stopProducing(self) -> None:
@@ -241,6 +320,7 @@ class Side(Protocol):
         assert self.transport is not None
         transport = cast(TCPTransport, self.transport)
         transport.setTcpNoDelay(True)
+        read_much(transport, READ_BYTES)
         self._outgoing.read_from(transport)
         self._incoming.write_to(transport)
 
@@ -271,8 +351,9 @@ class RelayFactory(Factory):
     def buildProtocol(self, _address: object) -> Side:
         """Relay one connection."""
         link = self._link
-        up = Stream(link.up, link.clock, link.clock.seconds() + link.shape.rtt_s)
-        down = Stream(link.down, link.clock, 0.0)
+        now_s, rtt_s = link.clock.seconds(), link.shape.rtt_s
+        up = Stream(link.up, link.clock, now_s + rtt_s)
+        down = Stream(link.down, link.clock, now_s + 1.5 * rtt_s)
         connecting = self._target.connect(Factory.forProtocol(lambda: Side(down, up)))
 
         def refused(_failure: Failure) -> None:
