@@ -1,8 +1,8 @@
 """
 A real browser for tests: Chromium without a window, spoken to over a pipe.
 
-The DevTools protocol with ``--remote-debugging-pipe``: JSON messages that end in a zero byte, to the browser on
-its descriptor 3 and back on 4. So no port is open, and nothing of it is left when the pipe closes.
+The DevTools protocol with ``--remote-debugging-pipe``: JSON messages that end in a zero byte, to the browser
+on its descriptor 3 and back on 4. So no port is open, and nothing of it is left when the pipe closes.
 
     async with browser(reactor) as page:
         await page.show("file:///tmp/page.html", width=390, dark=True)
@@ -86,8 +86,10 @@ class _Process(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         self.running = False
         problem = BrowserError(f"the browser ended: {self._noise.decode('utf-8', 'replace')}")
-        for call in (*self._calls.values(), *itertools.chain(*self._events.values())):
+        for call in self._calls.values():
             call.errback(problem)
+        for event in itertools.chain(*self._events.values()):
+            event.errback(problem)
         reason.trap(ProcessTerminated, Exception)
         self.ended.callback(None)
 
@@ -99,7 +101,7 @@ class _Process(ProcessProtocol):
         answer: Deferred[dict[str, Any]] = Deferred()
         self._calls[number] = answer
         assert self.transport is not None
-        self.transport.writeToChild(TO_BROWSER, json.dumps(message).encode() + b"\0")  # type: ignore[attr-defined]
+        self.transport.writeToChild(TO_BROWSER, json.dumps(message).encode() + b"\0")
         return answer
 
     def event(self, method: str) -> Deferred[None]:
@@ -168,7 +170,9 @@ def executable() -> str:
         path = shutil.which(name)
         if path:
             return path
-    raise BrowserError("no Chromium is installed; run `make chromium`, or install your system's package")
+    raise BrowserError(
+        "no Chromium is installed; run `make chromium`, or install your system's package"
+    )
 
 
 @asynccontextmanager
@@ -183,7 +187,7 @@ async def browser(reactor: IReactorProcess) -> AsyncIterator[Page]:
         path,
         [path, *SWITCHES, f"--user-data-dir={profile}"],
         env=environment,
-        childFDs={0: "w", 1: "r", 2: "r", TO_BROWSER: "w", FROM_BROWSER: "r"},  # type: ignore[dict-item]
+        childFDs={0: "w", 1: "r", 2: "r", TO_BROWSER: "w", FROM_BROWSER: "r"},
     )
     try:
         target = await process.call("Target.createTarget", None, url="about:blank")

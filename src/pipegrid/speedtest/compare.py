@@ -203,7 +203,8 @@ def compare(
     unjudged = sum(each.verdict == UNJUDGED for each in changes)
     if unjudged:
         warnings.append(
-            f"measurements with too few rounds to be judged: {unjudged}; five before and five after are enough"
+            f"measurements with too few rounds to be judged: {unjudged}; five before and five after are"
+            " enough"
         )
     path = max((abs(sides[1].path(key, sides[0])) for key in keys), default=0.0)
     if path > math.log(1.5):
