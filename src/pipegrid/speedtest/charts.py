@@ -271,6 +271,7 @@ def _bar(
     )
     low, high = min(bar.samples), min(max(bar.samples), limit)
     if bar.value <= limit and high > low:
+        axes.plot([low, high], [place, place], color=PAPER, linewidth=3.4, zorder=4)
         axes.plot([low, high], [place, place], color=INK, linewidth=1.4, zorder=4)
         axes.plot([low, high], [place, place], "|", color=INK, markersize=7, zorder=4)
     cut = "▸▸ " if bar.value > limit else ""

@@ -83,6 +83,8 @@ class Row:
 
 def seconds(value: float) -> str:
     """Return a duration with three digits."""
+    if value >= 600:
+        return f"{digits(value / 60)} min"
     for limit, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= limit:
             return f"{digits(value / limit)} {unit}"
@@ -219,12 +221,13 @@ def headline(run: Run) -> tuple[str, str]:
         first = f"One small file takes {digits(value or 0)} round trips to {VERBS[way]}."
     else:
         first = "What a run of the speed test measured."
-    said = []
+    said: list[str] = []
     for way in DIRECTIONS:
         measured = largest(run, way)
         if measured is not None:
             share = percent(statistics.median(shares(run, measured)))
-            said.append(f"{measured.name} {'goes up' if way == UP else 'comes down'} at {share}")
+            name = "" if measured.name in " ".join(said) else f"{measured.name} "
+            said.append(f"{name}{'goes up' if way == UP else 'comes down'} at {share}")
     second = f"{' and '.join(said)} of what raw TCP carried in the same run." if said else ""
     return first, second
 
