@@ -137,7 +137,9 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
         loaded = self._process.event("Page.loadEventFired")
-        await self.call("Page.navigate", url=url)
+        answer = await self.call("Page.navigate", url=url)
+        if "errorText" in answer:
+            raise BrowserError(f"{url} could not be shown: {answer['errorText']}")
         await loaded
 
     async def evaluate(self, script: str) -> Any:

@@ -49,7 +49,7 @@ five rounds scattered once to twice as far as the rounds.
 """
 
 BUSY = 0.15
-"""Rounds that typically scatter by more say that the machine did other things; then single runs tell little."""
+"""Rounds that scatter by more say that the machine did other things; then single runs tell little."""
 
 _RESAMPLES = 200
 _SEED = 5
