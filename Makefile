@@ -30,7 +30,7 @@ trial: $(INSTALLED) chromium
 
 # The report of the speed test is looked at in a real browser.
 chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	@for each in chromium chromium-browser google-chrome; do command -v $$each >/dev/null && exit 0; done; \
 		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 		apt-get -qq install --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 		{ echo "The tests need Chromium; install it with your system's packages." >&2; false; }

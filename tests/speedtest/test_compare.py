@@ -11,7 +11,8 @@ from misc.speedtest import power
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.compare import FASTER, SAME, SLOWER, UNJUDGED, compare
+from pipegrid.speedtest.compare import compare
+from pipegrid.speedtest.comparison import FASTER, SAME, SLOWER, UNJUDGED
 from pipegrid.speedtest.results import DOWN, SCENARIO, UP, Measurement, Run
 from tests.speedtest.sample import sample_run
 
@@ -164,7 +165,7 @@ class RefusalTests(SynchronousTestCase):
         for changes, words in (
             ({"servers": 5}, "servers differs (10 and 5)"),
             ({"window": "50000"}, "window differs"),
-            ({"link": None}, "link differs"),
+            ({"link": None}, "link differs (dsl 11 ms 80 kB/s 520 kB/s and none)"),
         ):
             other = attrs.evolve(run, parameters=attrs.evolve(run.parameters, **changes))
             with self.assertRaises(UsageError) as caught:

@@ -1,4 +1,4 @@
-"""The report: its figures, its charts, and its page, before any browser has seen it."""
+"""The report: its figures, its drawing, and its page, before any browser has seen it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 import pipegrid.speedtest
 from pipegrid.errors import UsageError
-from pipegrid.speedtest import charts, figures
+from pipegrid.speedtest import drawing, figures
 from pipegrid.speedtest.report import render_report, write_report
 from pipegrid.speedtest.results import DOWN, UP, Burst, Run, Timeline
 from tests.speedtest.sample import sample_history, sample_run
@@ -145,10 +145,10 @@ class PageTests(SynchronousTestCase):
         self.assertNotIn("<script", page)
         self.assertNotIn("@import", page)
         # Colours are all the page's own, or dark mode would miss them.
-        for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
-            ElementTree.fromstring(drawing)
-            self.assertEqual(re.findall(r"#[0-9a-f]{6}\b", drawing), [])
-            self.assertRegex(drawing, r'<svg class="(wide|narrow)" role="img" aria-label="[A-Z]')
+        for picture in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+            ElementTree.fromstring(picture)
+            self.assertEqual(re.findall(r"#[0-9a-f]{6}\b", picture), [])
+            self.assertRegex(picture, r'<svg class="(wide|narrow)" role="img" aria-label="[A-Z]')
         self.assertEqual([each.name for each in self.path.parent.glob(".*.new")], [])
 
     def test_the_same_run_gives_the_same_page(self) -> None:
@@ -205,17 +205,17 @@ class PageTests(SynchronousTestCase):
     def test_without_the_libraries(self) -> None:
         """The sentence says what to install."""
         for name in ("matplotlib", "jinja2"):
-            known: Any = {each: sys.modules[each] for each in (name, charts.__name__)}
-            self.addCleanup(setattr, pipegrid.speedtest, "charts", charts)
+            known: Any = {each: sys.modules[each] for each in (name, drawing.__name__)}
+            self.addCleanup(setattr, pipegrid.speedtest, "drawing", drawing)
             self.addCleanup(sys.modules.update, known)
             absent: Any = None  # what the import system calls "not there"
             sys.modules[name] = absent
-            del sys.modules[charts.__name__]
-            del pipegrid.speedtest.charts
+            del sys.modules[drawing.__name__]
+            del pipegrid.speedtest.drawing
             with self.assertRaises(UsageError) as caught:
                 render_report(sample_run())
             sys.modules.update(known)
-            pipegrid.speedtest.charts = charts
+            pipegrid.speedtest.drawing = drawing
             self.assertIn(f"needs {name}", str(caught.exception))
             self.assertIn("pipegrid[speedtest]", str(caught.exception))
 

@@ -1,7 +1,8 @@
 """
 What a report says of a run: its figures, each with spread and ceiling, as text.
 
-Pure. The page (`report`) and the charts (`charts`) take their numbers here, so that they cannot disagree.
+Pure. The page (`report`) and the charts (`bars`, `curves`) take their numbers here, so that they cannot
+disagree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The report of a run that people look at: one HTML file that needs nothing else.
 
-What it says is decided in `figures`, what it draws in `charts`; here both meet the template. The libraries
-for it come with ``pipegrid[speedtest]`` and are loaded when a report is written.
+What it says is decided in `figures`, what it draws in `bars` and `curves`; here both meet the template. The
+libraries for it come with ``pipegrid[speedtest]`` and are loaded when a report is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipegrid.speedtest import figures
 from pipegrid.speedtest.results import DIRECTIONS, DOWN, UP, Run
 
 if TYPE_CHECKING:
-    from pipegrid.speedtest.charts import Chart
+    from pipegrid.speedtest.drawing import Chart
 
 MOST_HISTORY = 50
 """Earlier runs that a picture can hold; of more, the latest are shown."""
@@ -75,7 +75,7 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
         import jinja2
         import markupsafe
 
-        from pipegrid.speedtest import charts
+        from pipegrid.speedtest import bars, curves, drawing
     except ImportError as error:
         raise UsageError(
             f"a report needs {error.name}, which is not installed; install pipegrid[speedtest]"
@@ -97,7 +97,7 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
                 narrow=markupsafe.Markup(section.chart.narrow),
             ),
         )
-        for section in _sections(charts, run, history)
+        for section in _sections((bars, curves, drawing), run, history)
     ]
     return environment.get_template("report.html").render(
         title=f"PipeGrid speed test{f', {run.commit}' if run.commit else ''}",
@@ -114,8 +114,9 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
     )
 
 
-def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
-    """Return the pictures that this run has material for."""
+def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
+    """Return the pictures that this run has material for; the modules that draw are loaded late."""
+    bars, curves, drawing = modules
     runs = [*history[-MOST_HISTORY:], run]
     found = []
 
@@ -123,7 +124,7 @@ def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
         name: str, title: str, text: str, paint: Callable[[bool], Any], key: bool = False
     ) -> None:
         label = f"{title} {text}"
-        found.append(Section(name, title, text, charts.draw(name, label, paint), key))
+        found.append(Section(name, title, text, drawing.draw(name, label, paint), key))
 
     if any(figures.small(run, way) for way in DIRECTIONS):
         add(
@@ -131,7 +132,7 @@ def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "Round trips for each small file",
             "Time for a file, divided by the round trip. One is the least for a file by itself; files that go"
             " at once share it.",
-            lambda wide: charts.trips_chart(run, wide),
+            lambda wide: bars.trips_chart(run, wide),
             key=True,
         )
     if any(figures.large(run, way) for way in DIRECTIONS):
@@ -140,20 +141,20 @@ def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "Throughput beside raw TCP",
             "Bytes of shares on the wire, as a part of what bare TCP streams carried on the same path in the"
             " same run. The grey band is how far raw TCP itself varied.",
-            lambda wide: charts.throughput_chart(run, wide),
+            lambda wide: bars.throughput_chart(run, wide),
             key=True,
         )
     if run.timeline is not None and run.timeline.bursts:
         taken = run.timeline.took_s / run.timeline.rtt_s if run.timeline.rtt_s else 0.0
         servers = len({burst.server for burst in run.timeline.bursts})
-        left_out = servers - charts.MOST_SERVERS
+        left_out = servers - curves.MOST_SERVERS
         add(
             "timeline",
             f"One upload, from the wire: {figures.digits(taken)} round trips",
             f"{run.timeline.name} to {servers} servers. Filled circles are sent, hollow squares come back;"
             f" the larger, the more bytes. It took {figures.seconds(run.timeline.took_s)}."
             + (f" {left_out} servers are not shown." if left_out > 0 else ""),
-            lambda wide: charts.timeline_chart(run, wide),
+            lambda wide: curves.timeline_chart(run, wide),
         )
     if any(figures.window_curve(run, way) for way in DIRECTIONS):
         add(
@@ -162,14 +163,14 @@ def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "Plaintext a second over the bytes that may be unacknowledged for each server. The knee, circled,"
             f" is the least window with {100 * figures.KNEE:.0f} % of the best; the diamond is the window"
             " that sizes itself.",
-            lambda wide: charts.window_chart(run, wide),
+            lambda wide: curves.window_chart(run, wide),
         )
     if any(figures.encodings(run, way) for way in DIRECTIONS):
         add(
             "encoding",
             "Speed by encoding",
             "Plaintext a second for k needed of n shares: an upload carries n/k times the file.",
-            lambda wide: charts.encoding_chart(run, wide),
+            lambda wide: bars.encoding_chart(run, wide),
             key=True,
         )
     if len(runs) > 1:
@@ -178,7 +179,7 @@ def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             f"The last {len(runs)} runs",
             "Each point is a run's median, its line from the fastest to the slowest round; filled circles are"
             " stores, hollow squares fetches. The dashed line is the ceiling. This run is the last.",
-            lambda wide: charts.history_chart(runs, wide),
+            lambda wide: curves.history_chart(runs, wide),
         )
     return found
 

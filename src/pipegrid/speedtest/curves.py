@@ -1,348 +1,34 @@
-"""
-Charts of a run, as SVG that lives inside a page.
-
-Drawn by matplotlib, each twice: wide, and narrow for a phone, because a picture that shrinks has letters that
-nobody can read. Colours are names of the page's own (CSS variables), so that the page's dark mode reaches
-them; text stays text. Nothing is told by colour alone: up is solid, down is hatched or hollow, and every
-series is labelled where it is.
-"""
+"""Curves of a run: throughput over the window, one upload over time, the main figures over many runs."""
 
 from __future__ import annotations
 
-import html
-import io
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from pipegrid.speedtest import figures
+from pipegrid.speedtest.drawing import (
+    ARROWS,
+    CEILING,
+    COLOURS,
+    INK,
+    LINE,
+    MARKERS,
+    MUTED,
+    NARROW_PX,
+    PAPER,
+    WIDE_PX,
+    add_axes,
+    panel,
+)
 from pipegrid.speedtest.results import DIRECTIONS, DOWN, UP, Burst, Measurement, Run
 
-# matplotlib knows colours only as numbers; these stand for the page's variables until the SVG is made.
-INK = "#000001"
-MUTED = "#000002"
-LINE = "#000003"
-PAPER = "#000004"
-UP_COLOUR = "#000005"
-DOWN_COLOUR = "#000006"
-CEILING = "#000007"
-_VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    LINE: "--line",
-    PAPER: "--paper",
-    UP_COLOUR: "--up",
-    DOWN_COLOUR: "--down",
-    CEILING: "--ceiling",
-}
-COLOURS = {UP: UP_COLOUR, DOWN: DOWN_COLOUR}
-MARKERS = {UP: "o", DOWN: "s"}
-ARROWS = {UP: "↑", DOWN: "↓"}
-
-WIDE_PX = 700
-NARROW_PX = 330
 MOST_SERVERS = 20
 """Rows of the timeline; more servers than these are left out, and the caption says so."""
-
-_SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 12,
-    "font.family": "DejaVu Sans",
-    "hatch.linewidth": 1.6,
-    "axes.edgecolor": LINE,
-    "axes.linewidth": 1,
-    "axes.labelcolor": MUTED,
-    "text.color": INK,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-}
-
-
-@attrs.frozen
-class Chart:
-    """
-    One picture, twice.
-
-    Attributes:
-        wide, narrow: SVG elements.
-    """
-
-    wide: str
-    narrow: str
-
-
-def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> Chart:
-    """
-    Return a chart.
-
-    Args:
-        name: unique in the page; starts the ids inside the SVG.
-        label: what a reader who sees no picture is told.
-        paint: makes the figure; its argument says whether it is the wide one.
-    """
-    drawn = []
-    for kind, wide in (("wide", True), ("narrow", False)):
-        settings: Any = {**_SETTINGS, "svg.hashsalt": f"{name}-{kind}"}
-        with matplotlib.rc_context(settings):
-            figure = paint(wide)
-            drawn.append(_svg(figure, f"{name}-{kind}", label))
-    return Chart(*drawn)
-
-
-def _svg(figure: Figure, name: str, label: str) -> str:
-    """Return a figure as an SVG element that can stand in a page beside others."""
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # It would reach the whole page; the page says the same for its charts alone.
-    text = re.sub(r'<style type="text/css">.*?</style>', "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'href="#', f'href="#{name}-', text)
-    text = re.sub(r"url\(#", f"url(#{name}-", text)
-    text = text.replace("xlink:href", "href")
-    text = re.sub(r"(font: (?:\w+ )?[\d.]+px) [^;\"]+", r"\1 var(--sans)", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    width, height = (72 * inches for inches in figure.get_size_inches())
-    head = (
-        f'<svg class="{name.rpartition("-")[2]}" role="img" aria-label="{html.escape(label)}"'
-        f' viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg">'
-    )
-    return re.sub(r"<svg\b[^>]*>", lambda _: head, text, count=1)
-
-
-def _panel(
-    width: float, height: float, left: float, right: float, top: float, bottom: float
-) -> tuple[Figure, Axes]:
-    """Return a figure of so many pixels, with one set of axes inside these margins."""
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-    axes = _axes(figure, (width, height), left, right, top, bottom)
-    return figure, axes
-
-
-def _axes(
-    figure: Figure,
-    area: tuple[float, float],
-    left: float,
-    right: float,
-    top: float,
-    bottom: float,
-) -> Axes:
-    width, height = area
-    return figure.add_axes(
-        (
-            left / width,
-            bottom / height,
-            (width - left - right) / width,
-            (height - top - bottom) / height,
-        )
-    )
-
-
-@attrs.frozen
-class Bar:
-    """A bar with its range: samples, and the label at its end."""
-
-    direction: str
-    samples: tuple[float, ...]
-    label: str
-
-    @property
-    def value(self) -> float:
-        """Where it ends."""
-        return statistics.median(self.samples)
-
-
-def bars(
-    groups: Sequence[tuple[str, Sequence[Bar]]],
-    wide: bool,
-    ceiling: float | None,
-    ceiling_label: str,
-    band: tuple[float, float] | None = None,
-) -> Figure:
-    """
-    Return horizontal bars, in groups, from the top down.
-
-    Args:
-        groups: title and bars of each.
-        wide: titles stand beside their bars; otherwise above them.
-        ceiling: where a line is drawn, if any.
-        band: what the ceiling's own samples span.
-    """
-    thickness, gap = 17.0, 14.0
-    above = 0.0 if wide else 19.0
-    places: list[tuple[float, Bar]] = []
-    titles: list[tuple[float, str]] = []
-    y = 0.0
-    for title, members in groups:
-        titles.append((y + (len(members) * thickness / 2 if wide else above / 2), title))
-        y += above
-        for bar in members:
-            places.append((y + thickness / 2, bar))
-            y += thickness
-        y += gap
-    width = WIDE_PX if wide else NARROW_PX
-    top = 24.0 if ceiling is not None else 4.0
-    figure, axes = _panel(width, y + top, 150 if wide else 2, 74 if wide else 66, top, 4)
-    values = [bar.value for _, bar in places]
-    limit = _limit(values, ceiling)
-    axes.set_xlim(0, limit)
-    axes.set_ylim(y - gap + 4, -4)
-    if band is not None:
-        axes.axvspan(*band, color=CEILING, alpha=0.16, linewidth=0)
-    line = None if ceiling is None else (ceiling, max(ceiling, band[1] if band else 0.0))
-    for place, bar in places:
-        _bar(axes, place, bar, thickness - 3, limit, line)
-    if ceiling is not None and ceiling <= limit:
-        axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
-        beyond = ceiling > limit / 2
-        axes.annotate(
-            ceiling_label,
-            (ceiling, 1),
-            (4 if beyond else -2, 7),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="right" if beyond else "left",
-            color=INK,
-            fontsize=11,
-        )
-    for place, title in titles:
-        if wide:
-            axes.annotate(
-                title,
-                (0, place),
-                (-12, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-            )
-        else:
-            # The line of the ceiling makes way for it.
-            paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
-            axes.annotate(title, (0, place), ha="left", va="center", bbox=paper, zorder=5)
-    axes.set_axis_off()
-    return figure
-
-
-def _limit(values: Sequence[float], ceiling: float | None) -> float:
-    """Return where the axis ends: longer bars are cut, so that one of them does not hide all others."""
-    usual = 4 * statistics.median(values)
-    greatest = max(values)
-    return max(min(greatest, usual) * 1.03, (ceiling or 0.0) * 1.03, 1e-9)
-
-
-def _bar(
-    axes: Axes,
-    place: float,
-    bar: Bar,
-    thickness: float,
-    limit: float,
-    line: tuple[float, float] | None,
-) -> None:
-    """Draw a bar, its range, and its label: behind both, and not on the line of the ceiling, if any."""
-    end = min(bar.value, limit)
-    solid = bar.direction == UP
-    axes.barh(
-        place,
-        end,
-        thickness,
-        facecolor=COLOURS[bar.direction] if solid else PAPER,
-        edgecolor=COLOURS[bar.direction],
-        hatch=None if solid else "////",
-        linewidth=1.2,
-        zorder=3,
-    )
-    low, high = min(bar.samples), min(max(bar.samples), limit)
-    if bar.value <= limit and high > low:
-        axes.plot([low, high], [place, place], color=PAPER, linewidth=3.4, zorder=4)
-        axes.plot([low, high], [place, place], color=INK, linewidth=1.4, zorder=4)
-        axes.plot([low, high], [place, place], "|", color=INK, markersize=7, zorder=4)
-    cut = "▸▸ " if bar.value > limit else ""
-    text = f"{cut}{ARROWS[bar.direction]} {bar.label}"
-    at = max(end, high if bar.value <= limit else end)
-    pixel = limit / axes.get_window_extent().width
-    if line is not None and at - 2 * pixel < line[1] and at + 8 * pixel * len(text) > line[0]:
-        at = line[1]
-    axes.annotate(
-        text,
-        (at, place),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        annotation_clip=False,
-    )
-
-
-def trips_chart(run: Run, wide: bool) -> Figure:
-    """Return bars of round trips a file."""
-    groups = []
-    for name in _names([each for way in DIRECTIONS for each in figures.small(run, way)]):
-        members = []
-        for way in DIRECTIONS:
-            for each in figures.small(run, way):
-                if each.name == name:
-                    samples = figures.trips(run, each)
-                    members.append(Bar(way, samples, figures.digits(statistics.median(samples))))
-        groups.append((name, members))
-    return bars(groups, wide, 1.0, "1 round trip")
-
-
-def throughput_chart(run: Run, wide: bool) -> Figure:
-    """Return bars of throughput as a share of raw TCP."""
-    groups = []
-    for name in _names([each for way in DIRECTIONS for each in figures.large(run, way)]):
-        members = []
-        for way in DIRECTIONS:
-            for each in figures.large(run, way):
-                if each.name == name:
-                    samples = figures.shares(run, each)
-                    label = figures.percent(statistics.median(samples))
-                    members.append(Bar(way, samples, label))
-        groups.append((name, members))
-    spans = []
-    for way in DIRECTIONS:
-        ceiling = figures.raw(run, way)
-        if ceiling:
-            middle = statistics.median(ceiling)
-            spans += [min(ceiling) / middle, max(ceiling) / middle]
-    return bars(groups, wide, 1.0, "raw TCP", (min(spans), max(spans)))
-
-
-def encoding_chart(run: Run, wide: bool) -> Figure:
-    """Return bars of plaintext a second for each k/n."""
-    groups = []
-    for name in _names([each for way in DIRECTIONS for each in figures.encodings(run, way)]):
-        members = []
-        for way in DIRECTIONS:
-            for each in figures.encodings(run, way):
-                if each.name == name:
-                    samples = tuple(
-                        each.files * each.file_bytes / sample for sample in each.samples_s
-                    )
-                    members.append(Bar(way, samples, figures.rate(each.bytes_per_s)))
-        groups.append((name, members))
-    return bars(groups, wide, None, "")
-
-
-def _names(measured: Sequence[Measurement]) -> list[str]:
-    return list(dict.fromkeys(each.name for each in measured))
 
 
 def window_chart(run: Run, wide: bool) -> Figure:
@@ -366,7 +52,7 @@ def window_chart(run: Run, wide: bool) -> Figure:
             for index in range(len(ways))
         ]
     for way, box in zip(ways, boxes, strict=True):
-        _window_panel(_axes(figure, area, *box), run, way)
+        _window_panel(add_axes(figure, area, *box), run, way)
     return figure
 
 
@@ -472,7 +158,7 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
     row_px = 20.0
     height = row_px * len(servers) + 34 + 44
     width = WIDE_PX if wide else NARROW_PX
-    figure, axes = _panel(width, height, 100 if wide else 78, 16, 34, 44)
+    figure, axes = panel(width, height, 100 if wide else 78, 16, 34, 44)
     unit = 1e-3 if timeline.took_s < 2 else 1.0
     end = max(timeline.took_s, timeline.rtt_s) / unit
     span = end * 1.04
@@ -558,7 +244,7 @@ def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
     height = each_px * len(panels) + 22
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     for index, (title, read, ceiling) in enumerate(panels):
-        axes = _axes(
+        axes = add_axes(
             figure,
             (width, height),
             46,
