@@ -1,0 +1,340 @@
+"""Curves of a run: throughput over the window, one upload over time, the main figures over many runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from pipegrid.speedtest import figures
+from pipegrid.speedtest.drawing import (
+    ARROWS,
+    CEILING,
+    COLOURS,
+    INK,
+    LINE,
+    MARKERS,
+    MUTED,
+    NARROW_PX,
+    PAPER,
+    WIDE_PX,
+    add_axes,
+    panel,
+)
+from pipegrid.speedtest.results import DIRECTIONS, DOWN, UP, Burst, Measurement, Run
+
+MOST_SERVERS = 20
+"""Rows of the timeline; more servers than these are left out, and the caption says so."""
+
+
+def window_chart(run: Run, wide: bool) -> Figure:
+    """Return throughput over the window, a panel for each direction that was swept."""
+    ways = [way for way in DIRECTIONS if figures.window_curve(run, way)]
+    each_px = 240.0
+    width = WIDE_PX if wide else NARROW_PX
+    if wide:
+        area = (float(width), each_px)
+        figure = Figure(figsize=(area[0] / 72, area[1] / 72), dpi=72)
+        step = width / len(ways)
+        boxes = [
+            (index * step + 62, width - (index + 1) * step + 14, 34.0, 44.0)
+            for index in range(len(ways))
+        ]
+    else:
+        area = (float(width), each_px * len(ways))
+        figure = Figure(figsize=(area[0] / 72, area[1] / 72), dpi=72)
+        boxes = [
+            (58.0, 10.0, index * each_px + 34, area[1] - (index + 1) * each_px + 44)
+            for index in range(len(ways))
+        ]
+    for way, box in zip(ways, boxes, strict=True):
+        _window_panel(add_axes(figure, area, *box), run, way)
+    return figure
+
+
+def _window_panel(axes: Axes, run: Run, way: str) -> None:
+    curve = figures.window_curve(run, way)
+    colour = COLOURS[way]
+    # Measured windows are equally spaced; the last place is that of the automatic one.
+    rates = [[each.files * each.file_bytes / sample for sample in each.samples_s] for each in curve]
+    middles = [statistics.median(samples) for samples in rates]
+    places = [float(index) for index in range(len(curve))]
+    auto = figures.auto_window(run, way)
+    top = max(middles)
+    labels = [_short(each.window_bytes or 0) for each in curve]
+    axes.set_title(
+        f"{ARROWS[way]} {figures.VERBS[way]}", loc="left", fontsize=12, color=INK, pad=14
+    )
+    for place, samples in zip(places, rates, strict=True):
+        axes.plot([place, place], [min(samples), max(samples)], color=colour, linewidth=1.4)
+    axes.plot(
+        places,
+        middles,
+        marker=MARKERS[way],
+        color=colour,
+        markerfacecolor=colour if way == UP else PAPER,
+        markersize=6,
+        linewidth=2,
+        linestyle="-" if way == UP else (0, (5, 1.5)),
+    )
+    knee = figures.knee(curve)
+    if knee is not None:
+        at = curve.index(knee)
+        axes.plot(at, middles[at], "o", markersize=15, markerfacecolor="none", color=INK, mew=1.4)
+        axes.annotate(
+            "knee",
+            (at, middles[at]),
+            (4, -26),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+        )
+    if auto is not None:
+        place = len(curve) + 0.4
+        samples = [auto.files * auto.file_bytes / sample for sample in auto.samples_s]
+        value = statistics.median(samples)
+        top = max(top, value)
+        axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+        axes.plot([place, place], [min(samples), max(samples)], color=INK, linewidth=1.4)
+        axes.plot(place, value, "D", color=INK, markersize=8)
+        places.append(place)
+        labels.append("auto")
+    ceiling = _plaintext_ceiling(run, way, curve[-1])
+    if ceiling is not None and ceiling < 3 * top:
+        top = max(top, ceiling)
+        axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
+        axes.annotate(
+            "raw TCP",
+            (0, ceiling),
+            (2, 4),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            fontsize=11,
+        )
+    axes.set_xticks(places, labels, fontsize=11)
+    for number, tick in enumerate(axes.get_xticklabels()):
+        # Every other name is enough, and leaves each room.
+        tick.set_visible(number % 2 == 0 or labels[number] == "auto")
+        if len(labels) > 1 and labels[-1] == "auto" and number == len(labels) - 2:
+            tick.set_visible(False)
+    axes.set_ylim(0, top * 1.12)
+    axes.set_xlim(-0.5, places[-1] + 0.6)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: figures.round_rate(value) if value else "0")
+    )
+    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("window for each server", fontsize=11)
+
+
+def _short(value: int) -> str:
+    """Return a window's size as ``50k`` or ``2M``."""
+    if value >= 10**6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k"
+
+
+def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | None:
+    """Return raw TCP in bytes of plaintext a second: what the shares cost on top is taken off."""
+    ceiling = figures.raw(run, way)
+    if not ceiling or not measured.wire_bytes:
+        return None
+    return statistics.median(ceiling) * measured.files * measured.file_bytes / measured.wire_bytes
+
+
+def timeline_chart(run: Run, wide: bool) -> Figure:
+    """Return what passed between us and each server, over time."""
+    timeline = run.timeline
+    assert timeline is not None
+    servers = list(dict.fromkeys(burst.server for burst in timeline.bursts))[:MOST_SERVERS]
+    rows = {server: row for row, server in enumerate(servers)}
+    row_px = 20.0
+    height = row_px * len(servers) + 34 + 44
+    width = WIDE_PX if wide else NARROW_PX
+    figure, axes = panel(width, height, 100 if wide else 78, 16, 34, 44)
+    unit = 1e-3 if timeline.took_s < 2 else 1.0
+    end = max(timeline.took_s, timeline.rtt_s) / unit
+    span = end * 1.04
+    for row in rows.values():
+        axes.axhline(row, color=LINE, linewidth=1, zorder=1)
+    columns = (width - 116) / 9
+    for way in DIRECTIONS:
+        bursts = [each for each in timeline.bursts if each.direction == way]
+        joined = _joined(bursts, rows, span * unit / columns)
+        most = max((amount for _, _, amount in joined), default=1)
+        for row, at_s, amount in joined:
+            axes.plot(
+                at_s / unit,
+                row,
+                marker=MARKERS[way],
+                markersize=5 + 5 * (amount / most) ** 0.5,
+                color=COLOURS[way],
+                markerfacecolor=COLOURS[way] if way == UP else PAPER,
+                markeredgewidth=1.8,
+                linestyle="none",
+                zorder=3,
+            )
+    lines: list[tuple[float, str, Any, str]] = [
+        (timeline.rtt_s / unit, "1 round trip", (0, (4, 2)), CEILING)
+    ]
+    if timeline.took_s > 1.6 * timeline.rtt_s:
+        lines.append((timeline.took_s / unit, "stored", "solid", INK))
+    for at, label, style, colour in lines:
+        axes.axvline(at, color=colour, linewidth=1.5, linestyle=style, zorder=2)
+        axes.annotate(
+            label,
+            (at, 1),
+            (4, 6),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right" if at > span / 3 else "left",
+            fontsize=11,
+        )
+    axes.set_xlim(-span * 0.03, span)
+    axes.set_ylim(len(servers) - 0.4, -0.7)
+    axes.set_yticks(range(len(servers)), [_clip(each, 14 if wide else 10) for each in servers])
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_xlabel("milliseconds" if unit < 1 else "seconds", fontsize=11)
+    return figure
+
+
+def _clip(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _joined(
+    bursts: Sequence[Burst], rows: dict[str, int], apart_s: float
+) -> list[tuple[int, float, int]]:
+    """Join bursts of a server that no eye could tell apart: row, time of the first, bytes."""
+    found: list[tuple[int, float, int]] = []
+    last: dict[int, int] = {}
+    for each in sorted(bursts, key=lambda each: each.at_s):
+        row = rows.get(each.server)
+        if row is None:
+            continue
+        index = last.get(row)
+        if index is not None and each.at_s - found[index][1] < apart_s:
+            found[index] = (row, found[index][1], found[index][2] + each.size_bytes)
+        else:
+            last[row] = len(found)
+            found.append((row, each.at_s, each.size_bytes))
+    return found
+
+
+def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
+    """Return how the main figures went, oldest run first; the last one is this."""
+    width = WIDE_PX if wide else NARROW_PX
+    panels: list[tuple[str, _Reader, float]] = [
+        ("round trips for a small file", _trips_of, 1.0),
+        ("throughput of the largest file, of raw TCP", _shares_of, 1.0),
+    ]
+    panels = [
+        panel for panel in panels if any(panel[1](run, way) for run in runs for way in (UP, DOWN))
+    ]
+    each_px = 190.0
+    height = each_px * len(panels) + 22
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    for index, (title, read, ceiling) in enumerate(panels):
+        axes = add_axes(
+            figure,
+            (width, height),
+            46,
+            62,
+            index * each_px + 30,
+            height - (index + 1) * each_px + 10,
+        )
+        _history_panel(axes, runs, title, read, ceiling, read is _shares_of)
+        if index == len(panels) - 1:
+            names = [(run.commit or run.when[:10])[:7] for run in runs]
+            shown = sorted({0, len(runs) - 1})
+            axes.set_xticks(shown, [names[place] for place in shown], fontsize=11)
+            axes.tick_params(labelbottom=True)
+    return figure
+
+
+_Reader = Callable[[Run, str], tuple[float, ...]]
+
+
+def _trips_of(run: Run, way: str) -> tuple[float, ...]:
+    measured = figures.one_small(run, way)
+    return () if measured is None else figures.trips(run, measured)
+
+
+def _shares_of(run: Run, way: str) -> tuple[float, ...]:
+    measured = figures.largest(run, way)
+    return () if measured is None else figures.shares(run, measured)
+
+
+def _history_panel(
+    axes: Axes, runs: Sequence[Run], title: str, read: _Reader, ceiling: float, percents: bool
+) -> None:
+    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=12)
+    ends: list[tuple[float, str]] = []
+    values = [ceiling]
+    for way, aside in ((UP, -0.07), (DOWN, 0.07)):
+        points = [(place, read(run, way)) for place, run in enumerate(runs)]
+        points = [(place, samples) for place, samples in points if samples]
+        if not points:
+            continue
+        middles = [statistics.median(samples) for _, samples in points]
+        places = [place + aside for place, _ in points]
+        for place, (_, samples) in zip(places, points, strict=True):
+            axes.plot([place] * 2, [min(samples), max(samples)], color=COLOURS[way], linewidth=1.4)
+            values += samples
+        axes.plot(
+            places,
+            middles,
+            marker=MARKERS[way],
+            color=COLOURS[way],
+            markerfacecolor=COLOURS[way] if way == UP else PAPER,
+            markersize=6,
+            linewidth=1.6,
+            linestyle="-" if way == UP else (0, (5, 1.5)),
+        )
+        ends.append((middles[-1], way))
+    low, high = min(values), max(values)
+    room = (high - low) * 0.15 or 0.05
+    axes.set_ylim(low - room, high + room)
+    axes.set_xlim(-0.5, len(runs) - 0.5)
+    axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)), zorder=1)
+    _label_ends(axes, ends, len(runs) - 0.5, 0.1 * (high - low + 2 * room), percents)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{100 * value:g} %" if percents else f"{value:.3g}")
+    )
+    axes.xaxis.set_major_locator(NullLocator())
+    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED, labelbottom=False)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["left", "bottom"]].set_visible(False)
+
+
+def _label_ends(
+    axes: Axes, ends: Sequence[tuple[float, str]], place: float, apart: float, percents: bool
+) -> None:
+    """Write each series' name and last value at its end; names that would meet move apart."""
+    if len(ends) == 2 and abs(ends[0][0] - ends[1][0]) < 1.4 * apart:
+        middle = (ends[0][0] + ends[1][0]) / 2
+        first = 1 if ends[0][0] >= ends[1][0] else -1
+        heights = [middle + first * 0.7 * apart, middle - first * 0.7 * apart]
+    else:
+        heights = [value for value, _ in ends]
+    for (value, way), height in zip(ends, heights, strict=True):
+        text = f"{100 * value:.1f} %" if percents else figures.digits(value)
+        axes.annotate(
+            f"{ARROWS[way]} {text}",
+            (place, height),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
+        )
