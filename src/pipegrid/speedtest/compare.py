@@ -1,0 +1,423 @@
+"""
+What changed between two builds, beyond noise, by a stated test.
+
+A measurement has changed if it did so
+
+* by more than 10 %, than one round of it differs from the next (standard deviation), and than runs of one
+  side differ among themselves, where a side has several;
+* both in seconds and beside the ceiling of its own run: round trips and raw TCP were measured in the same
+  run, and when they got slower, that much is the path's fault and not the build's;
+* and farther than relabelling of the rounds explains: a permutation test of the maximum over all
+  measurements (`significance`), at 1 % for the whole comparison, "slower" and "faster" each.
+
+What that finds and what it misses was simulated: docs/explanation-speedtest-compare.md. This module is pure.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from pipegrid.errors import UsageError
+from pipegrid.speedtest.results import Measurement, Parameters, Run
+from pipegrid.speedtest.significance import Pair, greater, least_p
+
+SLOWER = "slower"
+FASTER = "faster"
+SAME = "same"
+UNJUDGED = "unjudged"
+
+LEVEL = 0.01
+"""Share of comparisons of equal builds in which anything may be called slower; the same for faster."""
+
+LEAST_CHANGE = 0.1
+"""
+Smaller changes are not told from noise: that much may two runs of one build differ as a whole, because of
+what else the machine did in those minutes. A single run a side holds no trace of it.
+"""
+
+ROUND_FACTOR = 1.0
+
+_RESAMPLES = 400
+_SEED = 5
+
+_Key = tuple[str, str, str]
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """
+    One measurement, before and after.
+
+    Attributes:
+        name, group, direction: as in the runs.
+        before_s, after_s: median seconds of a round.
+        ratio: of the medians, after / before; above 1 is slower.
+        low, high: 95 % of bootstrapped ratios lie between.
+        margin: the ratio that the test calls noise in the direction of the change, above 1.
+        p: chance of such a change somewhere, were all builds the same; None if there are too few samples.
+        verdict: ``slower``, ``faster``, ``same``, or ``unjudged`` for too few samples.
+    """
+
+    name: str
+    group: str
+    direction: str
+    before_s: float
+    after_s: float
+    ratio: float
+    low: float
+    high: float
+    margin: float
+    p: float | None
+    verdict: str
+
+    @property
+    def percent(self) -> str:
+        """The change and its interval, as ``+31 % (+25 to +38)``."""
+        low, high = _percent(self.low), _percent(self.high)
+        return f"{_percent(self.ratio)} % ({low} to {high})"
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """
+    What the test says.
+
+    Attributes:
+        changes: every measurement that both sides have, in the order of the first run.
+        warnings: sentences on what makes the comparison weaker.
+        missing, added: names of measurements that only the runs before, or after, have.
+    """
+
+    changes: tuple[Change, ...]
+    warnings: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    def having(self, verdict: str) -> tuple[Change, ...]:
+        """Return the changes with this verdict."""
+        return tuple(each for each in self.changes if each.verdict == verdict)
+
+    @property
+    def slower(self) -> tuple[Change, ...]:
+        """What takes longer now."""
+        return self.having(SLOWER)
+
+    @property
+    def faster(self) -> tuple[Change, ...]:
+        """What takes less time now."""
+        return self.having(FASTER)
+
+    @property
+    def regressed(self) -> bool:
+        """Whether anything is slower."""
+        return bool(self.slower)
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        judged = len(self.changes) - len(self.having(UNJUDGED))
+        if not judged:
+            return "Nothing could be judged: there are too few rounds."
+        if not self.slower and not self.faster:
+            return f"No change beyond noise in {judged} measurements."
+        said = [
+            f"{len(changes)} {verdict}"
+            for verdict, changes in ((SLOWER, self.slower), (FASTER, self.faster))
+            if changes
+        ]
+        return f"Of {judged} measurements {' and '.join(said)}, beyond noise."
+
+    def as_text(self, everything: bool = False) -> str:
+        """
+        Return lines for a person.
+
+        Args:
+            everything: also what did not change.
+        """
+        shown = [each for each in self.changes if everything or each.verdict in (SLOWER, FASTER)]
+        lines = [self.summary]
+        if shown:
+            lines += ["", *_table(shown)]
+        lines += [""] if self.warnings or self.missing or self.added else []
+        lines += [f"Note: {each}" for each in self.warnings]
+        if self.missing:
+            lines.append(f"Only before: {', '.join(self.missing)}.")
+        if self.added:
+            lines.append(f"Only after: {', '.join(self.added)}.")
+        lines += [
+            "",
+            f"A change is one of more than {LEAST_CHANGE:.0%}, in seconds and beside the run's own ceiling,"
+            " that relabelling of the rounds (maximum over all measurements) explains in at most"
+            f" {LEVEL:.0%}.",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return {
+            "regressed": self.regressed,
+            "summary": self.summary,
+            "level": LEVEL,
+            "least_change": LEAST_CHANGE,
+            **attrs.asdict(self),
+        }
+
+
+def compare(
+    before: Run | Sequence[Run], after: Run | Sequence[Run], anyway: bool = False
+) -> Comparison:
+    """
+    Say what changed beyond noise.
+
+    Args:
+        before, after: at least one run each, all with the same parameters and on the same machine; more runs
+            of a side tell how far runs differ that should not.
+        anyway: only warn if they are not.
+
+    Raises:
+        UsageError: the runs cannot be compared; the sentence says why.
+    """
+    olds = [before] if isinstance(before, Run) else list(before)
+    news = [after] if isinstance(after, Run) else list(after)
+    if not olds or not news:
+        raise UsageError(
+            "a comparison needs a run before and a run after; give at least one of each"
+        )
+    warnings = _differences([*olds, *news])
+    if warnings and not anyway:
+        raise UsageError(
+            f"these runs cannot be compared: {warnings[0]}; measure both in the same way and place,"
+            " or compare them anyway"
+        )
+    sides = (_Side.of(olds), _Side.of(news))
+    keys = [key for key in sides[0].samples if key in sides[1].samples]
+    if not keys:
+        raise UsageError("the runs have no measurement in common; measure the same scenarios twice")
+    changes = _judge(keys, *sides)
+    unjudged = sum(each.verdict == UNJUDGED for each in changes)
+    if unjudged:
+        warnings.append(
+            f"measurements with too few rounds to be judged: {unjudged}; five before and five after are enough"
+        )
+    path = max((abs(sides[1].path(key, sides[0])) for key in keys), default=0.0)
+    if path > math.log(1.5):
+        warnings.append(
+            f"the path itself (round trips, raw TCP) differs by up to {math.exp(path):.1f} times, so smaller"
+            " changes of the build cannot be seen"
+        )
+    return Comparison(
+        changes=tuple(changes),
+        warnings=tuple(warnings),
+        missing=tuple(_title(key) for key in sides[0].samples if key not in sides[1].samples),
+        added=tuple(_title(key) for key in sides[1].samples if key not in sides[0].samples),
+    )
+
+
+def _differences(runs: Sequence[Run]) -> list[str]:
+    """Return a clause for everything that should be equal in all runs and is not."""
+    ignored = {"seed", "rounds"}
+    found = []
+    for field in attrs.fields(Parameters):
+        values = {str(getattr(run.parameters, field.name)) for run in runs}
+        if field.name not in ignored and len(values) > 1:
+            found.append(f"{field.name} differs ({' and '.join(sorted(values))})")
+    # Keys that only some have say nothing: later versions may write more.
+    shared = set.intersection(*(set(run.machine) for run in runs))
+    for name in sorted(shared):
+        values = {run.machine[name] for run in runs}
+        if len(values) > 1:
+            found.append(f"the machine's {name} differs ({' and '.join(sorted(values))})")
+    return found
+
+
+@attrs.frozen
+class _Side:
+    """
+    The runs of one build.
+
+    Attributes:
+        samples: of each measurement, logarithms of seconds, one tuple a run.
+        floors: of each measurement, logarithm of the seconds that its run's path needs at the least, or None.
+    """
+
+    samples: Mapping[_Key, list[tuple[float, ...]]]
+    floors: Mapping[_Key, float | None]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> _Side:
+        samples: dict[_Key, list[tuple[float, ...]]] = {}
+        floors: dict[_Key, list[float]] = {}
+        for run in runs:
+            for each in run.measurements:
+                key = (each.group, each.direction, each.name)
+                samples.setdefault(key, []).append(
+                    tuple(math.log(max(sample, 1e-9)) for sample in each.samples_s)
+                )
+                floor = _floor_s(run, each)
+                if floor:
+                    floors.setdefault(key, []).append(math.log(floor))
+        middle = {key: statistics.median(floors[key]) if key in floors else None for key in samples}
+        return cls(samples, middle)
+
+    def pooled(self, key: _Key) -> tuple[float, ...]:
+        """Return all samples of a measurement, each run's hiccups drawn in."""
+        return tuple(value for run in self.samples[key] for value in _tamed(run))
+
+    def noise(self, key: _Key) -> float:
+        """
+        Return how far apart a measurement's rounds and runs are that should not be.
+
+        The greater of the standard deviation of a round, in the typical run, and of the distance of a run
+        from the middle of this side's runs. Where rounds scatter, the next run as a whole is elsewhere too,
+        and a side of one run has nothing else to tell so.
+        """
+        runs = self.samples[key]
+        middles = [statistics.median(run) for run in runs]
+        centre = statistics.median(middles)
+        rounds = [statistics.stdev(_tamed(run)) for run in runs if len(run) > 1]
+        return max(
+            *(abs(middle - centre) for middle in middles),
+            ROUND_FACTOR * statistics.median(rounds) if rounds else 0.0,
+        )
+
+    def path(self, key: _Key, other: _Side) -> float:
+        """Return how much slower this side's path is than another's, as a logarithm; 0 if not known."""
+        mine, theirs = self.floors[key], other.floors[key]
+        return 0.0 if mine is None or theirs is None else mine - theirs
+
+
+def _floor_s(run: Run, measured: Measurement) -> float | None:
+    """Return what a round costs on this run's path at the least: round trips, and bytes over raw TCP."""
+    floor_s = 0.0
+    if run.round_trips:
+        trips = [sample for each in run.round_trips for sample in each.samples_s]
+        floor_s += statistics.median(trips) * (1 if measured.at_once else measured.files)
+    if measured.wire_bytes:
+        servers = run.parameters.servers
+        for streams, tls in ((servers, True), (servers, False), (1, True), (1, False)):
+            rate = run.baseline(measured.direction, streams, tls)
+            if rate:
+                floor_s += measured.wire_bytes / rate
+                break
+    return floor_s or None
+
+
+def _tamed(values: tuple[float, ...]) -> tuple[float, ...]:
+    """
+    Draw what lies far out nearer to a run's middle, to three robust deviations.
+
+    A round in which the machine did something else for a second is a slow round, not the measure of all
+    noise. The margin bounds it from below, so that samples that agree by chance are left alone.
+    """
+    middle = statistics.median(values)
+    deviation = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    reach = max(3 * deviation, math.log1p(LEAST_CHANGE))
+    return tuple(min(max(value, middle - reach), middle + reach) for value in values)
+
+
+def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[Change]:
+    """Test all measurements together, in both directions."""
+    noise = {key: max(math.log1p(LEAST_CHANGE), old.noise(key), new.noise(key)) for key in keys}
+    # A path that got slower excuses a slower build, and cannot make one look faster.
+    slower = {key: noise[key] + max(new.path(key, old), 0.0) for key in keys}
+    faster = {key: noise[key] + max(old.path(key, new), 0.0) for key in keys}
+    before = {key: old.pooled(key) for key in keys}
+    after = {key: new.pooled(key) for key in keys}
+    judged = [key for key in keys if least_p(len(before[key]), len(after[key])) <= LEVEL]
+    up = greater([Pair(before[key], after[key], slower[key]) for key in judged])
+    down = greater([Pair(after[key], before[key], faster[key]) for key in judged])
+    p_slower = dict(zip(judged, up, strict=True))
+    p_faster = dict(zip(judged, down, strict=True))
+    rng = random.Random(_SEED)
+    changes = []
+    for key in keys:
+        middles = [_middle(side.samples[key]) for side in (old, new)]
+        log_ratio = middles[1] - middles[0]
+        rises = log_ratio > 0
+        margin = slower[key] if rises else faster[key]
+        p = (p_slower if rises else p_faster).get(key)
+        if p is None:
+            verdict = UNJUDGED
+        elif p <= LEVEL and abs(log_ratio) > margin:
+            verdict = SLOWER if rises else FASTER
+        else:
+            verdict = SAME
+        low, high = _interval(old.samples[key], new.samples[key], rng)
+        group, direction, name = key
+        changes.append(
+            Change(
+                name=name,
+                group=group,
+                direction=direction,
+                before_s=math.exp(middles[0]),
+                after_s=math.exp(middles[1]),
+                ratio=math.exp(log_ratio),
+                low=math.exp(low),
+                high=math.exp(high),
+                margin=math.exp(margin),
+                p=p,
+                verdict=verdict,
+            )
+        )
+    return changes
+
+
+def _middle(runs: Iterable[Sequence[float]]) -> float:
+    """Return the middle of a side: the median over its runs of their medians."""
+    return statistics.median(statistics.median(run) for run in runs)
+
+
+def _interval(
+    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], rng: random.Random
+) -> tuple[float, float]:
+    """Return where 95 % of bootstrapped differences lie; runs are drawn first, then rounds of each."""
+
+    def draw(runs: Sequence[Sequence[float]]) -> float:
+        chosen = rng.choices(runs, k=len(runs))
+        return _middle([rng.choices(run, k=len(run)) for run in chosen])
+
+    differences = sorted(draw(after) - draw(before) for _ in range(_RESAMPLES))
+    tail = round(0.025 * _RESAMPLES)
+    return differences[tail], differences[-tail - 1]
+
+
+def _title(key: _Key) -> str:
+    group, direction, name = key
+    return f"{name} {direction}" if group == "scenario" else f"{group} {name} {direction}"
+
+
+def _percent(ratio: float) -> str:
+    change = 100 * (ratio - 1)
+    return f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+
+
+def _table(changes: Sequence[Change]) -> list[str]:
+    """Return a line for each change, with a head, in columns."""
+    rows = [("", "before", "after", "change (95 %)", "p", "")]
+    rows += [
+        (
+            _title((each.group, each.direction, each.name)),
+            _seconds(each.before_s),
+            _seconds(each.after_s),
+            each.percent,
+            "" if each.p is None else f"{each.p:.3f}",
+            each.verdict,
+        )
+        for each in changes
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return [
+        (f"{row[0]:<{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in range(1, 5)))
+        + f"  {row[5]}".rstrip()
+        for row in rows
+    ]
