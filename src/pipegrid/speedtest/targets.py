@@ -9,10 +9,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -47,7 +47,7 @@ SPARE_BYTES = 100 * 10**6
 """What a disk should have left when all is stored."""
 
 
-class Target(Protocol):
+class Target:
     """
     Something to put files on.
 
@@ -64,20 +64,24 @@ class Target(Protocol):
         adjustable: whether windows and encodings can be chosen.
     """
 
-    kind: str
-    transport: str
-    servers: int
-    params: Params
-    happy: int
-    link: Link | None
-    durability: str | None
-    responders: Sequence[Responder]
-    directory: Path | None
-    names: Mapping[Address, str]
-    adjustable: bool
+    kind = ""
+    transport = GBS
+    servers = 1
+    params = Params()
+    happy = 0
+    link: Link | None = None
+    durability: str | None = None
+    responders: Sequence[Responder] = ()
+    directory: Path | None = None
+    adjustable = True
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self.names: dict[Address, str] = {}
 
     async def start(self) -> None:
         """Start what has to be started, and see whether it is there."""
+        raise NotImplementedError
 
     async def open(
         self,
@@ -87,18 +91,25 @@ class Target(Protocol):
         tracer: Tracing | None = None,
     ) -> Session:
         """Return a client with no connections yet."""
+        assert self.directory is not None, "not started"
+        grid = await Grid.open(
+            reactor or self._reactor, self.directory, window_bytes=window_bytes, tracer=tracer
+        )
+        return GridSession(grid)
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure each server's round trip so many times."""
+        raise NotImplementedError
 
     async def free_bytes(self) -> int | None:
         """Return how much the servers can store, all shares together; None if nobody knows."""
+        return None
 
     async def stop(self) -> None:
         """End all that was started."""
 
 
-class PrivateGrid:
+class PrivateGrid(Target):
     """
     Storage servers of its own, each a process on this machine, perhaps behind an emulated link.
 
@@ -109,7 +120,6 @@ class PrivateGrid:
     """
 
     kind = "private grid"
-    adjustable = True
 
     def __init__(
         self,
@@ -123,17 +133,14 @@ class PrivateGrid:
         durability: str = "batch",
         scratch: Path | None = None,
     ) -> None:
-        self._reactor = reactor
+        super().__init__(reactor)
         self._scratch = scratch
         self.servers = count
         self.transport = transport
         self.link = link
         self.params = params or fitting_params(count)
         self.happy = min(7, count, self.params.total_shares) if happy is None else happy
-        self.durability: str | None = durability
-        self.responders: Sequence[Responder] = ()
-        self.directory: Path | None = None
-        self.names: dict[Address, str] = {}
+        self.durability = durability
         self._stack = ExitStack()
         self._running: Servers | None = None
         self._responding: RunningResponders | None = None
@@ -192,20 +199,6 @@ class PrivateGrid:
         make_client(self.directory, addresses, self.params, self.happy)
         self.names = {(LOOPBACK, port): server_name(number) for number, port in enumerate(ports)}
 
-    async def open(
-        self,
-        window_bytes: int | None = None,
-        *,
-        reactor: Any = None,
-        tracer: Tracing | None = None,
-    ) -> Session:
-        """Return a client with no connections yet."""
-        assert self.directory is not None, "not started"
-        grid = await Grid.open(
-            reactor or self._reactor, self.directory, window_bytes=window_bytes, tracer=tracer
-        )
-        return GridSession(grid)
-
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure the way to each server, over the same link."""
         trips = await ping_responders(self._reactor, self.responders, count)
@@ -225,7 +218,7 @@ class PrivateGrid:
             await in_thread(self._reactor, self._stack.close)
 
 
-class ConfiguredGrid:
+class ConfiguredGrid(Target):
     """
     The grid that a client's directory configures.
 
@@ -235,21 +228,13 @@ class ConfiguredGrid:
     """
 
     kind = "grid"
-    adjustable = True
-    link = None
-    durability = None
 
     def __init__(
         self, reactor: Any, directory: Path | None, responders: Sequence[Responder] = ()
     ) -> None:
-        self._reactor = reactor
-        self.directory: Path | None = directory or config.default_directory()
+        super().__init__(reactor)
+        self.directory = directory or config.default_directory()
         self.responders = responders
-        self.transport = GBS
-        self.servers = 0
-        self.params = Params()
-        self.happy = 0
-        self.names: dict[Address, str] = {}
         self._places: dict[str, Address] = {}
         self._free: int | None = None
 
@@ -294,19 +279,6 @@ class ConfiguredGrid:
             # Shares are spread evenly, so that the fullest server is the first to refuse.
             self._free = min(rooms) * self.servers
 
-    async def open(
-        self,
-        window_bytes: int | None = None,
-        *,
-        reactor: Any = None,
-        tracer: Tracing | None = None,
-    ) -> Session:
-        """Return a client with no connections yet."""
-        grid = await Grid.open(
-            reactor or self._reactor, self.directory, window_bytes=window_bytes, tracer=tracer
-        )
-        return GridSession(grid)
-
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connections to each server take to be there: one round trip of TCP."""
         return [
@@ -318,19 +290,13 @@ class ConfiguredGrid:
         """Return what the servers say they have room for."""
         return self._free
 
-    async def stop(self) -> None:
-        """Nothing was started."""
 
-
-class Gateway:
+class Gateway(Target):
     """A gateway, by its URL."""
 
     kind = "gateway"
     transport = GATEWAY
     adjustable = False
-    link = None
-    durability = None
-    directory = None
 
     def __init__(self, reactor: Any, url: str, responders: Sequence[Responder] = ()) -> None:
         """
@@ -344,14 +310,10 @@ class Gateway:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise UsageError(f"{url!r} is no gateway; give its URL, such as http://127.0.0.1:3456")
-        self._reactor = reactor
+        super().__init__(reactor)
         self._url = url.rstrip("/").removesuffix("/uri")
         self._place = (parts.hostname, port or (443 if parts.scheme == "https" else 80))
         self.responders = responders
-        self.servers = 1
-        self.params = Params()
-        self.happy = 0
-        self.names: dict[Address, str] = {}
 
     def __str__(self) -> str:
         return f"the gateway {self._url}"
@@ -383,13 +345,6 @@ class Gateway:
         name = f"{self._place[0]}:{self._place[1]}"
         samples = [await connect_s(self._reactor, *self._place) for _ in range(count)]
         return [RoundTrip(name, samples)]
-
-    async def free_bytes(self) -> int | None:
-        """Nobody knows."""
-        return None
-
-    async def stop(self) -> None:
-        """Nothing was started."""
 
 
 def fitting_params(servers: int) -> Params:
