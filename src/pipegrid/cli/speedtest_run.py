@@ -250,7 +250,7 @@ def choose(target: Target, given: dict[str, Any], console: Console) -> Sequence[
     if beyond and given["only"] and not within:
         within, beyond = beyond, []  # asked for by name
     if beyond:
-        names = ", ".join(each.name for each in beyond)
+        names = ", ".join(each.title for each in beyond)
         console.say(f"left out, since they would take minutes on this link: {names}")
     if not within:
         raise UsageError(f"nothing that was chosen can be measured on {target}; choose other names")

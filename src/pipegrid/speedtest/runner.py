@@ -250,8 +250,7 @@ class Rounds:
         for direction, took_s in times.items():
             self._samples.setdefault((scenario, direction), []).append(took_s)
         told = ", ".join(f"{took_s:.3f} {direction}" for direction, took_s in times.items())
-        name = scenario.name if scenario.group != "window" else f"window {scenario.name}"
-        self._say(f"round {number + 1} of {self._settings.rounds}: {name}: {told}")
+        self._say(f"round {number + 1} of {self._settings.rounds}: {scenario.title}: {told}")
 
     async def _warm(self, session: Session) -> None:
         """Have connections to all servers up, which end when they are idle for a minute."""

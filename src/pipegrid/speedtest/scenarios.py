@@ -79,6 +79,11 @@ class Scenario:
     most_rounds: int | None = None
 
     @property
+    def title(self) -> str:
+        """Its name among all scenarios: that of the window sweep's ``1MB`` is ``window 1MB``."""
+        return f"{WINDOW} {self.name}" if self.group == WINDOW else self.name
+
+    @property
     def files(self) -> int:
         """How many files there are."""
         return len(self.sizes)
@@ -241,7 +246,8 @@ def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenari
     Return those whose name or group is wanted; all if nothing is.
 
     Args:
-        wanted: names or groups; case does not matter. A name that is none chooses what contains it.
+        wanted: titles or groups; case does not matter. A text that is neither chooses the titles that have it
+            in them.
 
     Raises:
         UsageError: one of them is no scenario.
@@ -252,12 +258,12 @@ def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenari
     for text in wanted:
         word = text.casefold()
         exact = [
-            each for each in scenarios if word in (each.name.casefold(), each.group.casefold())
+            each for each in scenarios if word in (each.title.casefold(), each.group.casefold())
         ]
-        found = exact or [each for each in scenarios if word in each.name.casefold()]
+        found = exact or [each for each in scenarios if word in each.title.casefold()]
         if not found:
-            names = ", ".join(each.name for each in scenarios if each.group != WINDOW)
-            raise UsageError(f"there is no scenario {text!r}; choose of {names}, or window")
+            titles = ", ".join(each.title for each in scenarios if each.group != WINDOW)
+            raise UsageError(f"there is no scenario {text!r}; choose of {titles}, or {WINDOW}")
         chosen += found
     return [each for each in scenarios if each in chosen]
 

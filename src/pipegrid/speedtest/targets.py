@@ -38,7 +38,7 @@ from pipegrid.speedtest.timeline import Address
 GBS = "gbs"
 FOOLSCAP = "foolscap"
 GATEWAY = "gateway"
-TRANSPORTS = (GBS, FOOLSCAP)
+_TRANSPORT_NAMES = {"https": GBS}
 
 DEFAULT_SERVERS = 10
 MAX_SERVERS = 100
@@ -266,8 +266,9 @@ class ConfiguredGrid(Target):
                 f" upload needs {self.happy}{why}; see 'pipegrid status'"
             )
         self.servers = len(there)
-        if all(each.protocol == "foolscap" for each in there):
-            self.transport = FOOLSCAP
+        protocols = {each.protocol for each in there}
+        if len(protocols) == 1:
+            self.transport = _TRANSPORT_NAMES.get(*protocols, *protocols)
         for each in there:
             host, _, port = each.address.rpartition(":")
             if each.protocol in ("https", "foolscap") and port.isdigit():
