@@ -8,7 +8,8 @@ connections share one line as behind a DSL modem.
 **Exactness.** What arrives is written when the clock's timers allow. A reactor rounds them up to
 milliseconds, so with its clock whatever is due within half of one (``EARLY_S``) is delivered at once, and a
 round trip of less than a millisecond vanishes; with a finer clock (``pipegrid.speedtest.precise``) give a
-smaller ``early_s``. Nothing adds up, since the model derives times from the bytes and not from when its timers ran.
+smaller ``early_s``. Nothing adds up, since the model derives times from the bytes and not from when its
+timers ran.
 
 **The handshake.** The kernel accepts at once, while over the link it would have taken a round trip. So what a
 client sends first enters the link one round trip after it was accepted, and what the server sends half a

@@ -1,30 +1,51 @@
-"""Raw TCP: what plain and encrypted streams carry on the path that the scenarios take. (Interface first.)"""
+"""
+Raw TCP: what plain and encrypted streams carry on the path that the scenarios take, and its round trip.
+
+**A sample.** One stream, or one to each responder at the same time, moves incompressible bytes in one
+direction. The clock starts when the first byte may go and stops when the last stream's receiver has said that
+it has the last byte (up), or when that has come (down). One round trip is taken off that, the least that was
+seen on these connections just before: the way there and the way of the answer are latency, and no matter of
+bytes a second. What counts is what arrived. Connecting, TLS's handshake and the request are not in it.
+
+**Warm-up.** TCP begins slowly, and again after a pause. So before the samples ever larger transfers go the
+same way, until one takes a quarter of ``sample_s``. Its rate says how many bytes make a sample last so long.
+
+The streams are ``rawstream``'s, with as little around the socket as there can be: what is set beside a
+measurement must not be slow itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.speedtest.results import Baseline, Measurement, RoundTrip
+from pipegrid.errors import UsageError
+from pipegrid.flow.together import together
+from pipegrid.speedtest.probe import Probe
+from pipegrid.speedtest.probe import Responder as Responder
+from pipegrid.speedtest.rawstream import Buffers
+from pipegrid.speedtest.results import (
+    DIRECTIONS,
+    SCENARIO,
+    UP,
+    Baseline,
+    Measurement,
+    RoundTrip,
+)
 
+SAMPLE_TRIPS = 10
+"""A sample lasts at least so many round trips."""
 
-@attrs.frozen
-class Responder:
-    """
-    Where a responder is, and what opens it.
-
-    Attributes:
-        token: the shared secret.
-        spki_hash: SHA-256 of its public key, for TLS; None: whoever knows the token is trusted.
-    """
-
-    host: str
-    port: int
-    token: str
-    spki_hash: bytes | None = None
+WARM_UP_BYTES = 1 << 15
+WARM_UP_FACTOR = 4
+MAX_SAMPLE_BYTES = 1 << 34
+MIN_STREAM_BYTES = 1 << 12
+_SHORTEST_S = 1e-6
 
 
 @attrs.frozen
@@ -54,33 +75,97 @@ def measure_baselines(
     Measure one stream and one to each responder, up and down; samples are in ``before``.
 
     Call it before and after the scenarios, and join both with ``join``.
+
+    Fails with ResponderError.
     """
-    raise NotImplementedError
+    return Deferred.fromCoroutine(_measure_baselines(reactor, responders, effort, tls))
+
+
+async def _measure_baselines(
+    reactor: Any, responders: Sequence[Responder], effort: Effort, tls: Sequence[bool]
+) -> list[Baseline]:
+    found = []
+    for secure in tls:
+        bench = await Bench.open(reactor, responders, secure, effort)
+        try:
+            for direction in DIRECTIONS:
+                for streams in sorted({1, len(responders)}):
+                    size_bytes = await bench.warm_up(direction, streams)
+                    rates = [
+                        await bench.rate(direction, streams, size_bytes)
+                        for _ in range(effort.rounds)
+                    ]
+                    found.append(Baseline(streams, secure, direction, tuple(rates)))
+        finally:
+            bench.close()
+    return found
 
 
 def join(before: Sequence[Baseline], after: Sequence[Baseline]) -> tuple[Baseline, ...]:
     """Return baselines with the samples of two calls, as ``before`` and ``after``."""
-    raise NotImplementedError
+
+    def key(baseline: Baseline) -> tuple[int, bool, str]:
+        return baseline.streams, baseline.tls, baseline.direction
+
+    later = {key(each): each.samples for each in after}
+    joined = [attrs.evolve(each, after=later.pop(key(each), ())) for each in before]
+    alone = [each for each in after if key(each) in later]
+    return (*joined, *(attrs.evolve(each, before=(), after=each.samples) for each in alone))
 
 
 def ping_responders(
     reactor: Any, responders: Sequence[Responder], count: int = 20
 ) -> Deferred[list[RoundTrip]]:
     """Measure the round trip to each responder by tiny exchanges on a connection that is up."""
-    raise NotImplementedError
+    return Deferred.fromCoroutine(_ping_responders(reactor, responders, count))
+
+
+async def _ping_responders(
+    reactor: Any, responders: Sequence[Responder], count: int
+) -> list[RoundTrip]:
+    trips = []
+    buffers = Buffers()
+    for responder in responders:
+        probe = await Probe.connect(reactor, responder, buffers=buffers)
+        try:
+            samples = [await probe.ping() for _ in range(count)]
+        finally:
+            probe.close()
+        trips.append(RoundTrip(responder.address, tuple(samples)))
+    return trips
 
 
 def ping_servers(
-    reactor: Any, exchanges: Mapping[str, Callable[[], Awaitable[Any]]], count: int = 20
+    exchanges: Mapping[str, Callable[[], Awaitable[Any]]],
+    count: int = 20,
+    now: Callable[[], float] = time.perf_counter,
 ) -> Deferred[list[RoundTrip]]:
     """
     Measure the round trip to each server of a grid: the time of a tiny answer on a connection that is up.
+
+    The server's own time for the answer is in it. One server after the other, so that they do not wait for
+    each other in this process.
 
     Args:
         exchanges: by the server's name; each asks for little and waits for the answer, as
             ``StorageServer.version`` does. The first call of each, which may connect, does not count.
     """
-    raise NotImplementedError
+    return Deferred.fromCoroutine(_ping_servers(exchanges, count, now))
+
+
+async def _ping_servers(
+    exchanges: Mapping[str, Callable[[], Awaitable[Any]]], count: int, now: Callable[[], float]
+) -> list[RoundTrip]:
+    trips = []
+    for name, exchange in exchanges.items():
+        await exchange()
+        samples = []
+        for _ in range(count):
+            began = now()
+            await exchange()
+            samples.append(now() - began)
+        trips.append(RoundTrip(name, tuple(samples)))
+    return trips
 
 
 def perfect_pipe(
@@ -94,6 +179,125 @@ def perfect_pipe(
     """
     The self-check: raw streams of so many bytes in all, measured as if they were a scenario, up and down.
 
-    Set beside ``measure_baselines`` of the same run it must report 100 % of raw TCP, within 3 %.
+    Set beside ``measure_baselines`` of the same run it must report 100 % of raw TCP, within 3 %. As with a
+    scenario, its round trip counts: choose a size that takes a hundred of them.
     """
-    raise NotImplementedError
+    return Deferred.fromCoroutine(_perfect_pipe(reactor, responders, size_bytes, effort, tls))
+
+
+async def _perfect_pipe(
+    reactor: Any, responders: Sequence[Responder], size_bytes: int, effort: Effort, tls: bool
+) -> list[Measurement]:
+    found = []
+    bench = await Bench.open(reactor, responders, tls, effort)
+    streams = len(responders)
+    try:
+        for direction in DIRECTIONS:
+            await bench.warm_up(direction, streams)
+            samples = [
+                await bench.move(direction, streams, size_bytes) for _ in range(effort.rounds)
+            ]
+            moved_bytes = sum(share_out(size_bytes, streams))
+            found.append(
+                Measurement(
+                    name="perfect pipe",
+                    group=SCENARIO,
+                    direction=direction,
+                    files=1,
+                    file_bytes=moved_bytes,
+                    wire_bytes=moved_bytes,
+                    samples_s=tuple(samples),
+                )
+            )
+    finally:
+        bench.close()
+    return found
+
+
+class Bench:
+    """Connections to all responders, and what goes over them."""
+
+    def __init__(self, probes: list[Probe], sample_s: float, rtt_s: float) -> None:
+        self._probes = probes
+        self._sample_s = max(sample_s, SAMPLE_TRIPS * rtt_s)
+        self._rtt_s = rtt_s
+        self._known_rates: dict[str, float] = {}
+
+    @classmethod
+    async def open(
+        cls, reactor: Any, responders: Sequence[Responder], tls: bool, effort: Effort
+    ) -> Bench:
+        """Connect to all, one after the other, and measure the round trip."""
+        if not responders:
+            raise UsageError("raw TCP needs a responder at the other end; name one")
+        buffers = Buffers()
+        probes: list[Probe] = []
+        trips: list[float] = []
+        try:
+            for responder in responders:
+                probe = await Probe.connect(reactor, responder, tls=tls, buffers=buffers)
+                probes.append(probe)
+                trips += [await probe.ping() for _ in range(min(effort.pings, 5))]
+        except BaseException:
+            for probe in probes:
+                probe.close()
+            raise
+        return cls(probes, effort.sample_s, min(trips))
+
+    def close(self) -> None:
+        """Close all connections."""
+        for probe in self._probes:
+            probe.close()
+
+    async def warm_up(self, direction: str, streams: int) -> int:
+        """Return how many bytes over so many streams make a sample, which are then warm."""
+        wanted_s = self._sample_s / 4
+        known = self._known_rates.get(direction, 0.0)
+        size_bytes = max(WARM_UP_BYTES, int(known * wanted_s))
+        while True:
+            took_s = await self.move(direction, streams, size_bytes) - self._rtt_s
+            rate = size_bytes / max(took_s, _SHORTEST_S)
+            if took_s >= wanted_s or size_bytes >= MAX_SAMPLE_BYTES:
+                break
+            size_bytes = min(size_bytes * WARM_UP_FACTOR, MAX_SAMPLE_BYTES)
+        self._known_rates[direction] = rate
+        return min(int(rate * self._sample_s), MAX_SAMPLE_BYTES)
+
+    async def rate(self, direction: str, streams: int, size_bytes: int) -> float:
+        """Return one sample, bytes a second of all streams together."""
+        took_s = await self.move(direction, streams, size_bytes) - self._rtt_s
+        return sum(share_out(size_bytes, streams)) / max(took_s, _SHORTEST_S)
+
+    async def move(self, direction: str, streams: int, size_bytes: int) -> float:
+        """Move so many bytes over so many streams; returns the seconds until the last has arrived."""
+        shares = share_out(size_bytes, streams)
+        probes = self._probes[:streams]
+        if direction == UP:
+            await _all(
+                probe.prepare_send(share) for probe, share in zip(probes, shares, strict=True)
+            )
+            began = time.perf_counter()
+            ends = await _all(probe.send() for probe in probes)
+        else:
+            began = time.perf_counter()
+            ends = await _all(
+                probe.receive(share) for probe, share in zip(probes, shares, strict=True)
+            )
+        end: float = max(ends)
+        return end - began
+
+
+def share_out(size_bytes: int, streams: int) -> list[int]:
+    """Return what each stream moves: equal shares, and no stream idle."""
+    each = max(-(-size_bytes // streams), MIN_STREAM_BYTES)
+    return [each] * streams
+
+
+def percent_of_raw(measurement: Measurement, baseline: Baseline) -> float:
+    """Return what percentage of raw TCP's median a measurement's bytes on the wire reach."""
+    return 100 * measurement.wire_bytes_per_s / statistics.median(baseline.samples)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, float | None]]) -> list[Any]:
+    """Wait for all; if one fails, the others are cancelled."""
+    return await together([Deferred.fromCoroutine(each) for each in work])

@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from twisted.internet.threads import deferToThreadPool
 
 import pipegrid
 from pipegrid.errors import PipegridError
+
+_JOB = "PIPEGRID_SPEEDTEST_JOB"
 
 START_S = 30.0
 STOP_S = 10.0
@@ -61,24 +63,25 @@ class Child:
         await in_thread(self._reactor, lambda: _reap(self._process))
 
 
-def start_child(
-    reactor: Any, module: str, arguments: Sequence[str], timeout_s: float = START_S
-) -> Deferred[Child]:
+def start_child(reactor: Any, module: str, job: Any, timeout_s: float = START_S) -> Deferred[Child]:
     """
     Start ``python -m module``; fires when it has said its line. Cancelling ends it.
 
+    Args:
+        job: what it is to do, as JSON can hold it; nobody else on the machine can read it.
+
     Fails with ChildError: it ended, or said something else, or nothing for so long.
     """
-    return Deferred.fromCoroutine(_start(reactor, module, arguments, timeout_s))
+    return Deferred.fromCoroutine(_start(reactor, module, job, timeout_s))
 
 
-async def _start(reactor: Any, module: str, arguments: Sequence[str], timeout_s: float) -> Child:
+async def _start(reactor: Any, module: str, job: Any, timeout_s: float) -> Child:
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=_environment(),
+        env={**_environment(), _JOB: json.dumps(job)},
     )
     child = Child(reactor, process)
     assert process.stdout is not None
@@ -130,18 +133,18 @@ def _environment() -> dict[str, str]:
 # In the child.
 
 
-def be_child(start: Callable[[Any], Any]) -> None:
+def be_child(start: Callable[[Any, Any], Any]) -> None:
     """
     Run a reactor until standard input ends.
 
     Args:
-        start: given the reactor, begins the work and returns what to say, as JSON can hold it.
+        start: given the reactor and the job, begins the work and returns what to say, as JSON can hold it.
     """
     from twisted.internet import reactor as installed_reactor
 
     reactor: Any = installed_reactor
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for our parent, which then ends us
-    said = start(reactor)
+    said = start(reactor, json.loads(os.environ[_JOB]))
     print(json.dumps(said), flush=True)
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)

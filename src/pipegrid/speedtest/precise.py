@@ -8,7 +8,8 @@ since 2008. Where there are none, the reactor's own timers do the work, to the m
 
 **Waking up.** A process that has slept for some milliseconds runs 0.1 to 0.3 ms late: the processor wakes up,
 and its caches are cold. So before a call that is further away than ``SLEEP_S`` the timer goes off ``AWAKE_S``
-too early, and the rest is waited for awake. Calls that come thick, as those of a busy line do, cost no such waiting.
+too early, and the rest is waited for awake. Calls that come thick, as those of a busy line do, cost no such
+waiting.
 """
 
 from __future__ import annotations

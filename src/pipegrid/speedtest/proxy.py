@@ -10,9 +10,7 @@ costs neither side anything.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -171,13 +169,12 @@ def start_proxy(
 async def _start_proxy(
     reactor: Any, shape: LinkShape, targets: Sequence[tuple[str, int]]
 ) -> RunningProxy:
-    job = json.dumps({"shape": attrs.asdict(shape), "targets": list(targets)})
-    child = await start_child(reactor, "pipegrid.speedtest.proxy", [job])
+    job = {"shape": attrs.asdict(shape), "targets": list(targets)}
+    child = await start_child(reactor, "pipegrid.speedtest.proxy", job)
     return RunningProxy([int(port) for port in child.said], child)
 
 
-def _child(reactor: Any) -> list[int]:
-    job = json.loads(sys.argv[1])
+def _child(reactor: Any, job: Any) -> list[int]:
     pairs = [Pair(LOOPBACK, 0, host, port) for host, port in job["targets"]]
     shape = LinkShape(**job["shape"])
     ports = listen(reactor, PreciseClock(reactor), shape, pairs, [])

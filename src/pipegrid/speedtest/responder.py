@@ -1,14 +1,64 @@
-"""A small service that lets the path to a host be measured. (Interface first.)"""
+"""
+A small service that lets the path to a host be measured: it takes and gives bytes, and answers pings.
+
+    pipegrid speedtest responder --port 8097 --max-bytes 10GB --max-seconds 3600
+
+The protocol is that of ``session``. It works for whoever knows the token, up to a number of bytes and for a
+time, and for a few connections at once, so that it is no open traffic source. Everybody else gets ten seconds
+and at most two lines.
+"""
 
 from __future__ import annotations
 
+import secrets
+import socket
+import ssl
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
 
-from pipegrid.speedtest.baseline import Responder
+from pipegrid.errors import UsageError
+from pipegrid.speedtest.children import Child, be_child, start_child
+from pipegrid.speedtest.probe import Responder, is_token
+from pipegrid.speedtest.rawstream import Buffers, Stream
+from pipegrid.speedtest.session import BUSY, NO_TIME, TLS_HANDSHAKE, Allowance, ServerSession
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 8097
+PROVE_S = 10.0
+"""How long a stranger may stay."""
+
+IDLE_S = 60.0
+"""How long who is known may do nothing."""
+
+TOLD_BUSY = 16
+"""Connections beyond the limit that are told so; the others are just closed."""
+
+BACKLOG = 128
+_NO_LIMIT_BYTES = 10**17
+_NO_LIMIT_S = 10.0**6
+
+
+def make_token() -> str:
+    """Return a token that nobody guesses."""
+    return secrets.token_urlsafe(16)
+
+
+def _check_token(_settings: object, _attribute: object, token: str) -> None:
+    if not is_token(token):
+        raise UsageError(
+            "a token is 8 to 64 letters, digits, - or _; leave it out to have one made"
+        )
+
+
+def _at_least_one(_settings: object, attribute: Any, value: float) -> None:
+    if value < 1:
+        name = attribute.name.replace("_", "-")
+        raise UsageError(f"--{name} has to be at least 1, and is {value:g}")
 
 
 @attrs.frozen
@@ -17,41 +67,314 @@ class ResponderSettings:
     What a responder does for whoever has its token.
 
     Attributes:
-        max_bytes: that it takes and sends in all, until it ends.
+        host: the address to listen on.
+        max_bytes: that it takes and gives in all, until it ends.
         max_seconds: after which it ends.
         max_connections: at a time.
     """
 
     host: str
     port: int
-    token: str
-    max_bytes: int = 10**10
-    max_seconds: float = 3600.0
-    max_connections: int = 64
+    token: str = attrs.field(repr=False, validator=_check_token)
+    max_bytes: int = attrs.field(default=10**10, validator=_at_least_one)
+    max_seconds: float = attrs.field(default=3600.0, validator=_at_least_one)
+    max_connections: int = attrs.field(default=64, validator=_at_least_one)
+
+
+class Service:
+    """
+    The listening port, and who is connected.
+
+    Args:
+        clock: for time-outs; None: the reactor.
+
+    Attributes:
+        address: what it listens on.
+        spki_hash: by which clients know its certificate.
+        ended: fires when its time is over.
+    """
+
+    def __init__(self, reactor: Any, settings: ResponderSettings, clock: Any = None) -> None:
+        self.reactor = reactor
+        self.settings = settings
+        self.clock = reactor if clock is None else clock
+        self.allowance = Allowance(settings.max_bytes)
+        self.buffers = Buffers()
+        self.context, self.spki_hash = make_context()
+        self.visitors: set[Visitor] = set()
+        self.ended: Deferred[None] = Deferred()
+        self._sock = _listen(settings.host, settings.port)
+        self.address: tuple[str, int] = self._sock.getsockname()[:2]
+        reactor.addReader(self)
+        self._end = self.clock.callLater(settings.max_seconds, self._time_is_over)
+
+    def stop(self) -> None:
+        """Listen no more, and close every connection."""
+        if self._sock.fileno() < 0:
+            return
+        if self._end.active():
+            self._end.cancel()
+        self.reactor.removeReader(self)
+        self._sock.close()
+        for visitor in list(self.visitors):
+            visitor.leave(NO_TIME)
+
+    def _time_is_over(self) -> None:
+        self.stop()
+        self.ended.callback(None)
+
+    # What the reactor calls.
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._sock.fileno()
+
+    def logPrefix(self) -> str:
+        """Return a name."""
+        return "responder"
+
+    def connectionLost(self, _reason: object) -> None:
+        """The reactor lets go of it."""
+
+    def doRead(self) -> None:
+        """Somebody connects."""
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return  # it has gone again
+        over = len(self.visitors) - self.settings.max_connections
+        if over >= TOLD_BUSY:
+            sock.close()
+        else:
+            self.visitors.add(Visitor(self, sock, busy=over >= 0))
+
+
+class Visitor:
+    """One connection to the service."""
+
+    def __init__(self, service: Service, sock: socket.socket, busy: bool) -> None:
+        self._service = service
+        self._busy = busy
+        self._sock = sock
+        self._session = ServerSession(service.settings.token, service.allowance)
+        self._stream: Stream | None = None
+        self._patience = service.clock.callLater(PROVE_S, self._gone)
+        sock.setblocking(False)
+        # The first byte tells whether it is TLS.
+        service.reactor.addReader(self)
+
+    def leave(self, reason: str) -> None:
+        """Say why, if it understands, and close the connection."""
+        if self._stream is not None and self._session.proved and not self._session.give_bytes:
+            self._session.refuse(reason)
+            self._stream.send(self._session.output())
+        self._gone()
+
+    # What the reactor calls, until it is known what is spoken.
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._sock.fileno()
+
+    def logPrefix(self) -> str:
+        """Return a name."""
+        return "visitor"
+
+    def connectionLost(self, _reason: object) -> None:
+        """The reactor lets go of it."""
+
+    def doRead(self) -> None:
+        """There is a first byte."""
+        try:
+            first = self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._gone()
+            return
+        service = self._service
+        service.reactor.removeReader(self)
+        secure = self._secure if first[0] == TLS_HANDSHAKE else None
+        self._stream = Stream(service.reactor, self._sock, self, service.buffers, secure=secure)
+        self._stream.start()
+
+    def _secure(self, sock: socket.socket) -> ssl.SSLSocket:
+        return self._service.context.wrap_socket(
+            sock, server_side=True, do_handshake_on_connect=False
+        )
+
+    # What the stream calls.
+
+    def ready(self) -> None:
+        """It speaks."""
+
+    def received(self, data: memoryview) -> None:
+        """So much has come."""
+        if self._busy:
+            self._session.refuse(BUSY)
+        self._session.receive(data)
+        self._progress()
+        stream = self._stream
+        assert stream is not None
+        stream.send(self._session.output())
+        if self._session.over:
+            stream.finish()
+        elif self._session.give_bytes:
+            stream.pause(True)
+            stream.go_on()
+
+    def bulk_bytes(self) -> int:
+        """What is to be given."""
+        return self._session.give_bytes
+
+    def bulk_sent(self, size_bytes: int) -> None:
+        """So much of it was."""
+        self._session.gave(size_bytes)
+        self._progress()
+        if not self._session.give_bytes and self._stream is not None:
+            self._stream.pause(False)
+
+    def lost(self, _error: Exception | None) -> None:
+        """The connection is gone."""
+        self._gone()
+
+    def _progress(self) -> None:
+        if self._session.proved and self._patience.active():
+            self._patience.reset(IDLE_S)
+
+    def _gone(self) -> None:
+        if self._patience.active():
+            self._patience.cancel()
+        if self._stream is not None:
+            self._stream.close()
+        else:
+            self._service.reactor.removeReader(self)
+            self._sock.close()
+        self._service.visitors.discard(self)
+
+
+def make_context() -> tuple[ssl.SSLContext, bytes]:
+    """Return TLS as storage servers have it, with a key made for it, and the key's hash."""
+    from pipegrid.storage.identity import from_pem, make_pem
+
+    pem = make_pem()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with tempfile.TemporaryDirectory() as scratch:  # OpenSSL wants a file
+        path = Path(scratch) / "key.pem"
+        path.touch(0o600)
+        path.write_bytes(pem)
+        context.load_cert_chain(path)
+    return context, from_pem(pem, "", "the certificate").spki_hash
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"cannot listen on {host}, port {port}: {reason}; choose another port"
+        ) from error
+    return sock
 
 
 def responder_main(
     reactor: Any, settings: ResponderSettings, say: Callable[[str], object] = print
 ) -> Deferred[None]:
-    """Listen, say where, and respond until a limit is reached or until cancelled."""
-    raise NotImplementedError
+    """
+    Respond until the time is over, or until cancelled; then fire.
+
+    Args:
+        say: is told how to reach it, which includes the token.
+
+    Fails with UsageError: the port cannot be had.
+    """
+    return Deferred.fromCoroutine(_responder_main(reactor, settings, say))
 
 
+async def _responder_main(
+    reactor: Any, settings: ResponderSettings, say: Callable[[str], object]
+) -> None:
+    service = Service(reactor, settings)
+    try:
+        host, port = service.address
+        if host in ("0.0.0.0", "::"):
+            host = socket.gethostname()
+        say(str(Responder(host, port, settings.token, service.spki_hash)))
+        await service.ended
+    except CancelledError:
+        pass  # that is one way to end
+    finally:
+        service.stop()
+
+
+@attrs.frozen
 class RunningResponders:
     """
     Responders in child processes of this machine.
 
     Attributes:
-        responders: where they are; behind a proxy, ``attrs.evolve(responder, port=...)``.
+        responders: where they are; behind a proxy, ``attrs.evolve(responder, port=…)``.
     """
 
     responders: list[Responder]
+    _reactor: Any
+    _children: list[Child]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes."""
+        return [child.pid for child in self._children]
 
     def stop(self) -> Deferred[None]:
-        """End them."""
-        raise NotImplementedError
+        """End them; fires when they have ended."""
+        ending = gatherResults([child.stop() for child in self._children], consumeErrors=True)
+        return ending.addCallback(lambda _: None)
 
 
 def start_responders(reactor: Any, count: int) -> Deferred[RunningResponders]:
     """Start so many, each a process on 127.0.0.1, with a token made for them."""
-    raise NotImplementedError
+    return Deferred.fromCoroutine(_start_responders(reactor, count))
+
+
+async def _start_responders(reactor: Any, count: int) -> RunningResponders:
+    token = make_token()
+    starting = [
+        start_child(reactor, "pipegrid.speedtest.responder", {"token": token}) for _ in range(count)
+    ]
+    children: list[Child] = []
+    try:
+        for each in starting:
+            child = await each
+            children.append(child)
+    except BaseException:
+        for each in starting:
+            each.addErrback(lambda _: None)
+            each.cancel()
+        for child in children:
+            await child.stop()
+        raise
+    responders = [
+        Responder(LOOPBACK, int(child.said["port"]), token, bytes.fromhex(child.said["spki_hash"]))
+        for child in children
+    ]
+    return RunningResponders(responders, reactor, children)
+
+
+def _child(reactor: Any, job: Any) -> dict[str, Any]:
+    settings = ResponderSettings(LOOPBACK, 0, job["token"], _NO_LIMIT_BYTES, _NO_LIMIT_S)
+    service = Service(reactor, settings)
+    return {"port": service.address[1], "spki_hash": service.spki_hash.hex()}
+
+
+if __name__ == "__main__":
+    be_child(_child)
