@@ -1,11 +1,46 @@
-"""The report of a run that people look at: one HTML file that needs nothing else."""
+"""
+The report of a run that people look at: one HTML file that needs nothing else.
+
+What it says is decided in `figures`, what it draws in `charts`; here both meet the template. The libraries for
+it come with ``pipegrid[speedtest]`` and are loaded when a report is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipegrid.speedtest.results import Run
+import attrs
+
+from pipegrid.errors import UsageError
+from pipegrid.speedtest import figures
+from pipegrid.speedtest.results import DIRECTIONS, DOWN, UP, Run
+
+if TYPE_CHECKING:
+    from pipegrid.speedtest.charts import Chart
+
+MOST_HISTORY = 50
+"""Earlier runs that a picture can hold; of more, the latest are shown."""
+
+
+@attrs.frozen
+class Section:
+    """
+    A picture with its sentence.
+
+    Attributes:
+        name: of the element; ``title`` and ``text`` are above the picture.
+        key: whether the picture needs the explanation of bars.
+    """
+
+    name: str
+    title: str
+    text: str
+    chart: Chart
+    key: bool = False
 
 
 def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> None:
@@ -20,4 +55,141 @@ def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> Non
     Raises:
         UsageError: the libraries that draw are not installed, or the file cannot be written.
     """
-    raise NotImplementedError
+    text = render_report(run, history)
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.new")
+    try:
+        beside.write_text(text, "utf-8")
+        os.replace(beside, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise UsageError(
+            f"the report {target} cannot be written ({error.strerror}); give another path"
+        ) from None
+
+
+def render_report(run: Run, history: Sequence[Run] = ()) -> str:
+    """Return the page; arguments and errors as of `write_report`."""
+    try:
+        import jinja2
+
+        from pipegrid.speedtest import charts
+    except ImportError as error:
+        raise UsageError(
+            f"a report needs {error.name}, which is not installed; install pipegrid[speedtest]"
+        ) from None
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pipegrid.speedtest"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    headline, lead = figures.headline(run)
+    marked = [
+        attrs.evolve(
+            section,
+            chart=attrs.evolve(
+                section.chart,
+                wide=jinja2.utils.markupsafe.Markup(section.chart.wide),
+                narrow=jinja2.utils.markupsafe.Markup(section.chart.narrow),
+            ),
+        )
+        for section in _sections(charts, run, history)
+    ]
+    return environment.get_template("report.html").render(
+        title=f"PipeGrid speed test{f', {run.commit}' if run.commit else ''}",
+        run=run,
+        when=run.when.replace("T", " ").replace("Z", " UTC"),
+        headline=headline,
+        lead=lead,
+        setting=figures.setting(run),
+        figures=figures.main_figures(run),
+        sections=marked,
+        tables=figures.rows(run),
+        baselines=figures.baseline_rows(run),
+        facts=figures.facts(run),
+    )
+
+
+def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
+    """Return the pictures that this run has material for."""
+    runs = [*history[-MOST_HISTORY:], run]
+    found = []
+
+    def add(
+        name: str, title: str, text: str, paint: Callable[[bool], Any], key: bool = False
+    ) -> None:
+        label = f"{title} {text}"
+        found.append(Section(name, title, text, charts.draw(name, label, paint), key))
+
+    if any(figures.small(run, way) for way in DIRECTIONS):
+        add(
+            "trips",
+            "Round trips for each small file",
+            "Time for a file, divided by the round trip. One is the least for a file by itself; files that go"
+            " at once share it.",
+            lambda wide: charts.trips_chart(run, wide),
+            key=True,
+        )
+    if any(figures.large(run, way) for way in DIRECTIONS):
+        add(
+            "throughput",
+            "Throughput beside raw TCP",
+            "Bytes of shares on the wire, as a part of what bare TCP streams carried on the same path in the"
+            " same run. The grey band is how far raw TCP itself varied.",
+            lambda wide: charts.throughput_chart(run, wide),
+            key=True,
+        )
+    if run.timeline is not None and run.timeline.bursts:
+        taken = run.timeline.took_s / run.timeline.rtt_s if run.timeline.rtt_s else 0.0
+        servers = len({burst.server for burst in run.timeline.bursts})
+        left_out = servers - charts.MOST_SERVERS
+        add(
+            "timeline",
+            f"One upload, from the wire: {figures.digits(taken)} round trips",
+            f"{run.timeline.name} to {servers} servers. Filled circles are sent, hollow squares come back;"
+            f" the larger, the more bytes. It took {figures.seconds(run.timeline.took_s)}."
+            + (f" {left_out} servers are not shown." if left_out > 0 else ""),
+            lambda wide: charts.timeline_chart(run, wide),
+        )
+    if any(figures.window_curve(run, way) for way in DIRECTIONS):
+        add(
+            "window",
+            _window_title(run),
+            "Plaintext a second over the bytes that may be unacknowledged for each server. The knee, circled,"
+            f" is the least window with {figures.KNEE:.0%} of the best; the diamond is the window that sizes"
+            " itself.",
+            lambda wide: charts.window_chart(run, wide),
+        )
+    if any(figures.encodings(run, way) for way in DIRECTIONS):
+        add(
+            "encoding",
+            "Speed by encoding",
+            "Plaintext a second for k needed of n shares: an upload carries n/k times the file.",
+            lambda wide: charts.encoding_chart(run, wide),
+            key=True,
+        )
+    if len(runs) > 1:
+        add(
+            "history",
+            f"The last {len(runs)} runs",
+            "Each point is a run's median, its line from the fastest to the slowest round; filled circles are"
+            " stores, hollow squares fetches. The dashed line is the ceiling. This run is the last.",
+            lambda wide: charts.history_chart(runs, wide),
+        )
+    return found
+
+
+def _window_title(run: Run) -> str:
+    """Return what the curve says: how the automatic window does beside the best."""
+    said = []
+    for way in (UP, DOWN):
+        curve, auto = figures.window_curve(run, way), figures.auto_window(run, way)
+        if curve and auto is not None:
+            best = max(each.bytes_per_s for each in curve)
+            said.append(f"{figures.percent(auto.bytes_per_s / best)} {way}")
+    if not said:
+        return "Throughput by window"
+    return f"The automatic window reaches {', '.join(said)} of the best fixed one"

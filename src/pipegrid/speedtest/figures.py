@@ -1,0 +1,347 @@
+"""
+What a report says of a run: its figures, each with spread and ceiling, as text.
+
+Pure. The page (`report`) and the charts (`charts`) take their numbers here, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import attrs
+
+from pipegrid.speedtest.results import (
+    COLD_START,
+    DIRECTIONS,
+    DOWN,
+    ENCODING,
+    GROUPS,
+    SCENARIO,
+    UP,
+    WINDOW,
+    Measurement,
+    Run,
+    spread,
+)
+
+SMALL_BYTES = 50_000
+"""Files below are a matter of round trips; above, of bandwidth."""
+
+LARGE_BYTES = 10**6
+"""A round of at least so many bytes says something about throughput."""
+
+KNEE = 0.95
+"""The knee of the window curve is the least window with this share of the best throughput."""
+
+VERBS = {UP: "store", DOWN: "fetch"}
+
+
+@attrs.frozen
+class Figure:
+    """
+    One main figure.
+
+    Attributes:
+        title: what it is, as ``Store one small file``.
+        value, unit: as ``1.05``, ``round trips``.
+        spread: in words.
+        ceiling: in words; what the path itself would allow.
+        share: how much of what is possible, 0 to 1; None if that is not known.
+    """
+
+    title: str
+    value: str
+    unit: str
+    spread: str
+    ceiling: str
+    share: float | None
+
+
+@attrs.frozen
+class Row:
+    """One measurement in a table; all text."""
+
+    name: str
+    direction: str
+    per_file: str
+    trips: str
+    rate: str
+    share: str
+    spread: str
+    rounds: int
+
+
+def seconds(value: float) -> str:
+    """Return a duration with three digits."""
+    for limit, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= limit:
+            return f"{digits(value / limit)} {unit}"
+    return f"{digits(value * 1e6)} µs"
+
+
+def rate(value: float) -> str:
+    """Return bytes a second with three digits."""
+    return f"{size(value)}/s"
+
+
+def size(value: float) -> str:
+    """Return a number of bytes with three digits; decimal units."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= limit * 0.9995:
+            return f"{digits(value / limit)} {unit}"
+    return f"{digits(value)} B"
+
+
+def digits(value: float) -> str:
+    """Return a number with three significant digits, and never as a power of ten."""
+    if value >= 99.95:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def percent(share: float) -> str:
+    """Return a share as ``97.3 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def trips(run: Run, measured: Measurement) -> tuple[float, ...]:
+    """Return, for each round, round trips a file: time ÷ files ÷ mean round trip; nothing if not known."""
+    average_s = run.average_rtt_s
+    if not average_s:
+        return ()
+    return tuple(sample / measured.files / average_s for sample in measured.samples_s)
+
+
+def raw(run: Run, direction: str) -> tuple[float, ...]:
+    """
+    Return the samples of raw TCP that throughput is held against, bytes a second; nothing if not measured.
+
+    Plain, with as many streams as there are servers; one stream if only that was measured.
+    """
+    for streams in (run.parameters.servers, 1):
+        for each in run.baselines:
+            if (each.direction, each.streams, each.tls) == (direction, streams, False):
+                return each.samples
+    return ()
+
+
+def shares(run: Run, measured: Measurement) -> tuple[float, ...]:
+    """Return, for each round, bytes of shares a second ÷ raw TCP; nothing if not known."""
+    ceiling = raw(run, measured.direction)
+    if not ceiling or not measured.wire_bytes:
+        return ()
+    middle = statistics.median(ceiling)
+    return tuple(measured.wire_bytes / sample / middle for sample in measured.samples_s)
+
+
+def group(run: Run, name: str, direction: str) -> list[Measurement]:
+    """Return the measurements of a group in one direction."""
+    return [each for each in run.measurements if (each.group, each.direction) == (name, direction)]
+
+
+def small(run: Run, direction: str) -> list[Measurement]:
+    """Return the scenarios whose round trips count."""
+    found = group(run, SCENARIO, direction)
+    return [each for each in found if each.file_bytes < SMALL_BYTES and trips(run, each)][:8]
+
+
+def large(run: Run, direction: str) -> list[Measurement]:
+    """Return the scenarios whose throughput counts."""
+    found = group(run, SCENARIO, direction)
+    return [
+        each
+        for each in found
+        if each.files * each.file_bytes >= LARGE_BYTES and shares(run, each)
+    ]
+
+
+def one_small(run: Run, direction: str) -> Measurement | None:
+    """Return the scenario of a single small file on connections that are up."""
+    found = [each for each in small(run, direction) if each.name != "startup"]
+    return min(found, key=lambda each: (each.files, each.file_bytes), default=None)
+
+
+def largest(run: Run, direction: str) -> Measurement | None:
+    """Return the scenario of the largest single file."""
+    return max(large(run, direction), key=lambda each: each.file_bytes, default=None)
+
+
+def window_curve(run: Run, direction: str) -> list[Measurement]:
+    """Return the sweep of fixed windows, narrow to wide."""
+    found = [each for each in group(run, WINDOW, direction) if each.window_bytes is not None]
+    return sorted(found, key=lambda each: each.window_bytes or 0)
+
+
+def auto_window(run: Run, direction: str) -> Measurement | None:
+    """Return the measurement of the automatic window."""
+    return next((each for each in group(run, WINDOW, direction) if each.window_bytes is None), None)
+
+
+def knee(curve: Sequence[Measurement]) -> Measurement | None:
+    """Return the least window whose throughput is nearly the best; None without a curve."""
+    best = max((each.bytes_per_s for each in curve), default=0.0)
+    return next((each for each in curve if each.bytes_per_s >= KNEE * best), None)
+
+
+def headline(run: Run) -> tuple[str, str]:
+    """Return the sentence above everything, and the one below it."""
+    trip_values = {way: _middle_trips(run, one_small(run, way)) for way in DIRECTIONS}
+    up, down = trip_values[UP], trip_values[DOWN]
+    if up is not None and down is not None:
+        first = f"A small file: {digits(up)} round trips up, {digits(down)} down."
+    elif up is not None or down is not None:
+        way, value = (UP, up) if up is not None else (DOWN, down)
+        first = f"To {VERBS[way]} a small file takes {digits(value or 0)} round trips."
+    else:
+        first = "What a run of the speed test measured."
+    said = []
+    for way, adverb in ((UP, "up"), (DOWN, "down")):
+        measured = largest(run, way)
+        if measured is not None:
+            share = statistics.median(shares(run, measured))
+            said.append(f"{measured.name} {adverb} at {percent(share)}")
+    second = f"{' and '.join(said)} of what raw TCP carried in the same run." if said else ""
+    return first, second
+
+
+def _middle_trips(run: Run, measured: Measurement | None) -> float | None:
+    return None if measured is None else statistics.median(trips(run, measured))
+
+
+def main_figures(run: Run) -> list[Figure]:
+    """Return what a reader looks for first."""
+    found = []
+    for way in DIRECTIONS:
+        measured = one_small(run, way)
+        if measured is not None:
+            values = spread(trips(run, measured))
+            found.append(
+                Figure(
+                    f"{VERBS[way].capitalize()} a small file",
+                    digits(values.median),
+                    "round trips",
+                    _range(digits(values.minimum), digits(values.maximum), values.count),
+                    f"ceiling: 1 round trip, {seconds(run.average_rtt_s or 0)}",
+                    min(1 / values.median, 1.0) if values.median else None,
+                )
+            )
+    for way in DIRECTIONS:
+        measured = largest(run, way)
+        if measured is not None:
+            values = spread(shares(run, measured))
+            found.append(
+                Figure(
+                    f"{VERBS[way].capitalize()} {measured.name}",
+                    percent(values.median),
+                    "of raw TCP",
+                    _range(percent(values.minimum), percent(values.maximum), values.count),
+                    f"ceiling: {rate(statistics.median(raw(run, way)))};"
+                    f" here {rate(measured.wire_bytes_per_s)} of shares",
+                    min(values.median, 1.0),
+                )
+            )
+    return found
+
+
+def _range(low: str, high: str, count: int) -> str:
+    if count == 1:
+        return "one round, so no spread"
+    return f"{low} to {high} in {count} rounds"
+
+
+def rows(run: Run) -> dict[str, list[Row]]:
+    """Return every measurement as text, by group."""
+    found: dict[str, list[Row]] = {}
+    for name in GROUPS:
+        for each in run.measurements:
+            if each.group == name:
+                found.setdefault(name, []).append(_row(run, each))
+    return found
+
+
+def _row(run: Run, measured: Measurement) -> Row:
+    values = spread(measured.samples_s)
+    trip_samples, share_samples = trips(run, measured), shares(run, measured)
+    small_one = measured.file_bytes < SMALL_BYTES and measured.group != COLD_START
+    return Row(
+        name=measured.name,
+        direction="" if measured.group == COLD_START else measured.direction,
+        per_file=seconds(measured.per_file_s),
+        trips=digits(statistics.median(trip_samples)) if trip_samples and small_one else "",
+        rate=rate(measured.bytes_per_s) if measured.file_bytes else "",
+        share=percent(statistics.median(share_samples)) if share_samples else "",
+        spread=f"{seconds(values.minimum)} to {seconds(values.maximum)}",
+        rounds=values.count,
+    )
+
+
+def baseline_rows(run: Run) -> list[tuple[str, str, str, str]]:
+    """Return what raw streams carried: which, direction, median, spread."""
+    found = []
+    for each in run.baselines:
+        if each.samples:
+            values = spread(each.samples)
+            streams = "one stream" if each.streams == 1 else f"{each.streams} streams"
+            found.append(
+                (
+                    f"{streams}, {'TLS' if each.tls else 'plain'}",
+                    each.direction,
+                    rate(values.median),
+                    f"{rate(values.minimum)} to {rate(values.maximum)}",
+                )
+            )
+    return found
+
+
+def setting(run: Run) -> str:
+    """Return one line on what was measured."""
+    parameters = run.parameters
+    said = [
+        parameters.target,
+        parameters.transport,
+        f"{parameters.servers} servers",
+        f"{parameters.required_shares} of {parameters.total_shares} shares",
+    ]
+    if parameters.link is not None:
+        said.append(f"emulated link “{parameters.link.name}”")
+    if run.round_trips:
+        average = seconds(run.average_rtt_s or 0)
+        least = seconds(min(each.minimum_s for each in run.round_trips))
+        said.append(f"round trip {average} on average, {least} at the least")
+    return ", ".join(said)
+
+
+def facts(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return parameters, machine and versions: titles, and pairs of name and value."""
+    parameters = run.parameters
+    asked = [
+        ("target", parameters.target),
+        ("transport", parameters.transport),
+        ("servers", str(parameters.servers)),
+        ("shares", f"{parameters.required_shares} of {parameters.total_shares}"),
+        ("happiness", str(parameters.happy)),
+        ("window", parameters.window),
+        ("durability", parameters.durability or "the server's own"),
+        ("rounds", str(parameters.rounds)),
+        ("seed", str(parameters.seed)),
+        ("took", seconds(run.took_s)),
+    ]
+    link = parameters.link
+    if link is not None:
+        ways = [
+            f"{way} {rate(value)}"
+            for way, value in (("up", link.up_bytes_per_s), ("down", link.down_bytes_per_s))
+            if value is not None
+        ]
+        asked.append(("link", ", ".join([link.name, seconds(link.rtt_s), *ways])))
+    return [
+        ("Parameters", asked),
+        ("Machine", list(run.machine.items())),
+        ("Versions", [("commit", run.commit or "none"), *run.versions.items()]),
+    ]
+
+
+def encodings(run: Run, direction: str) -> list[Measurement]:
+    """Return the sweep of k/n."""
+    return group(run, ENCODING, direction)
