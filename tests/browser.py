@@ -168,7 +168,9 @@ def executable() -> str:
         path = shutil.which(name)
         if path:
             return path
-    raise BrowserError("no Chromium is installed; run `make chromium`, or install your system's package")
+    raise BrowserError(
+        "no Chromium is installed; run `make chromium`, or install your system's package"
+    )
 
 
 @asynccontextmanager

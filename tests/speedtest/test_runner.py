@@ -15,7 +15,7 @@ from pipegrid.speedtest.contents import Comparing
 from pipegrid.speedtest.results import DOWN, UP, RoundTrip, Run, parse_run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.sessions import Session
+from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.targets import Target, check_room, fitting_params
 
 

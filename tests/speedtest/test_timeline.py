@@ -30,7 +30,7 @@ class RecorderTests(SynchronousTestCase):
             ("a", DOWN, 1),
         ):
             recorder.note(server, direction, size)
-        clock.advance(0.1)
+        clock.advance(0.125)
         recorder.note("a", UP, 5)
         recorder.note("a", UP, 0)
         found = recorder.stop()
@@ -41,7 +41,7 @@ class RecorderTests(SynchronousTestCase):
                 Burst("a", 0, UP, 40),
                 Burst("b", 0, UP, 20),
                 Burst("a", 0, DOWN, 1),
-                Burst("a", 0.1, UP, 5),
+                Burst("a", 0.125, UP, 5),
             ),
         )
 
@@ -109,11 +109,11 @@ class SpansTests(SynchronousTestCase):
             clock.advance(1)
         write = tracer.begin("write", "b", bytes=900)
         with tracer.span("encode", "cpu"):
-            clock.advance(0.1)
+            clock.advance(0.125)
         tracer.end(write)
         found = from_spans(tracer.events(), 1e6)
         self.assertEqual(
             [(each.server, each.direction, each.at_s) for each in found],
-            [("b", UP, 0.0), ("b", DOWN, 0.1)],
+            [("b", UP, 0.0), ("b", DOWN, 0.125)],
         )
         self.assertEqual(found[0].size_bytes, 900)

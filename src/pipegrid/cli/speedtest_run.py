@@ -16,7 +16,7 @@ from pipegrid.cli.outcome import ExitStatus, Interrupted
 
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
-    from pipegrid.speedtest.baseline import Responder
+    from pipegrid.speedtest.probe import Responder
     from pipegrid.speedtest.results import Link, Run
     from pipegrid.speedtest.scenarios import Scenario
     from pipegrid.speedtest.targets import Target
@@ -221,7 +221,7 @@ def params_of(given: dict[str, Any], default: Params, servers: int) -> Params:
 
 def responder(text: str) -> Responder:
     """Return a responder by what it printed."""
-    from pipegrid.speedtest.baseline import parse_responder
+    from pipegrid.speedtest.probe import parse_responder
 
     return parse_responder(text)
 

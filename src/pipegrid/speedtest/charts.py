@@ -442,9 +442,7 @@ def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | Non
     ceiling = figures.raw(run, way)
     if not ceiling or not measured.wire_bytes:
         return None
-    return (
-        statistics.median(ceiling) * measured.files * measured.file_bytes / measured.wire_bytes
-    )
+    return statistics.median(ceiling) * measured.files * measured.file_bytes / measured.wire_bytes
 
 
 def timeline_chart(run: Run, wide: bool) -> Figure:
@@ -533,7 +531,9 @@ def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
         ("round trips for a small file", _trips_of, 1.0),
         ("throughput of the largest file, of raw TCP", _shares_of, 1.0),
     ]
-    panels = [panel for panel in panels if any(panel[1](run, way) for run in runs for way in (UP, DOWN))]
+    panels = [
+        panel for panel in panels if any(panel[1](run, way) for run in runs for way in (UP, DOWN))
+    ]
     each_px = 190.0
     height = each_px * len(panels) + 22
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)

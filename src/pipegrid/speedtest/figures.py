@@ -150,9 +150,7 @@ def large(run: Run, direction: str) -> list[Measurement]:
     """Return the scenarios whose throughput counts."""
     found = group(run, SCENARIO, direction)
     return [
-        each
-        for each in found
-        if each.files * each.file_bytes >= LARGE_BYTES and shares(run, each)
+        each for each in found if each.files * each.file_bytes >= LARGE_BYTES and shares(run, each)
     ]
 
 

@@ -47,7 +47,7 @@ from pipegrid.speedtest.results import (
     Timeline,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.sessions import Session
+from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.targets import Target, check_room, in_thread
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 

@@ -3,7 +3,8 @@ The speed test measures what is known beforehand, so that its other figures can 
 
 * A "perfect" client, raw streams, measured as a scenario is, beside the raw streams that it is compared with:
   100 % of raw TCP.
-* An emulated link of 100 ms: 100 ms. One of 10 Mbit/s: 10 Mbit/s.
+* An emulated link of 100 ms: 100 ms, by the least that was seen, since whatever else a machine does only
+  makes it longer. One of 10 Mbit/s: 10 Mbit/s, by the median.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Check:
 
     Attributes:
         name: what was measured.
-        measured, expected: median, and what it should be, in ``unit``.
+        measured, expected: what was found, and what it should be, in ``unit``.
         tolerance: how far they may lie apart.
         low, high: of the samples.
     """
@@ -70,11 +71,15 @@ class Check:
 
 
 def check(
-    name: str, samples: Sequence[float], expected: float, tolerance: float, unit: str
+    name: str,
+    samples: Sequence[float],
+    expected: float,
+    tolerance: float,
+    unit: str,
+    take: Callable[[Sequence[float]], float] = statistics.median,
 ) -> Check:
-    """Judge the median of some samples."""
-    median = statistics.median(samples)
-    return Check(name, median, expected, tolerance, unit, min(samples), max(samples))
+    """Judge some samples, by their median or what else is taken of them."""
+    return Check(name, take(samples), expected, tolerance, unit, min(samples), max(samples))
 
 
 def self_check(reactor: Any, say: Callable[[str], object]) -> Deferred[list[Check]]:
@@ -115,7 +120,7 @@ async def _behind(
 
 async def _round_trip(reactor: Any, responders: Sequence[Responder]) -> Check:
     [trip] = await ping_responders(reactor, responders, PINGS)
-    return check("100 ms link", [1000 * sample for sample in trip.samples_s], 100, 1, "ms")
+    return check("100 ms link", [1000 * sample for sample in trip.samples_s], 100, 1, "ms", min)
 
 
 async def _rate(reactor: Any, responders: Sequence[Responder]) -> list[Check]:

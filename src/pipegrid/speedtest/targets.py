@@ -32,7 +32,7 @@ from pipegrid.speedtest.processes import LOOPBACK, Servers, make_client, server_
 from pipegrid.speedtest.proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.results import Link, RoundTrip
-from pipegrid.speedtest.sessions import GatewaySession, GridSession, Session
+from pipegrid.speedtest.clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.timeline import Address
 
 GBS = "gbs"

@@ -13,7 +13,7 @@ from twisted.web.server import Site
 
 from pipegrid.errors import GridError, PipegridError, ServerUnreachable, UsageError
 from pipegrid.speedtest.contents import Comparing
-from pipegrid.speedtest.sessions import GatewaySession
+from pipegrid.speedtest.clients import GatewaySession
 from pipegrid.speedtest.targets import Gateway
 
 CAP = (
