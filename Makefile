@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 TAHOE_VENV := .venv-tahoe
 
-.PHONY: demo test lint types trial interop speedtest soak fuzz format clean
+.PHONY: demo test lint types trial interop speedtest budgets links soak fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -28,9 +28,19 @@ trial: $(INSTALLED)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-# Some four minutes; on a machine that does nothing else. What the figures mean: docs/reference-speed.md.
+# Under five minutes, on a machine that does nothing else. What the figures mean: docs/explanation-speedtest.md.
+# Results add up to a history there; `make speedtest RUN="--link dsl"` measures something else.
 speedtest: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[speedtest]'
+	$(BIN)/pipegrid speedtest run --output speedtest-results $(RUN)
+
+# Round trips of small files and the share of TLS's rate for large ones, one JSON line each; four minutes.
+budgets: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.grid
+
+# What the speed test must show on emulated links; a quarter of an hour.
+links: $(INSTALLED)
+	$(BIN)/python -m misc.speedtest.links_check
 
 # Random and long (about ten minutes); a seed is printed. `make soak SEED=7` repeats one.
 soak: $(INSTALLED)
@@ -61,4 +71,4 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(TAHOE_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results
+	rm -rf $(VENV) $(TAHOE_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results

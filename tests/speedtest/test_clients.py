@@ -12,8 +12,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from pipegrid.errors import GridError, PipegridError, ServerUnreachable, UsageError
-from pipegrid.speedtest.contents import Comparing
 from pipegrid.speedtest.clients import GatewaySession
+from pipegrid.speedtest.contents import Comparing
 from pipegrid.speedtest.targets import Gateway
 
 CAP = (

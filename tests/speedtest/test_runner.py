@@ -11,11 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, UsageError
 from pipegrid.speedtest import runner, scenarios
+from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.contents import Comparing
 from pipegrid.speedtest.results import DOWN, UP, RoundTrip, Run, parse_run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.targets import Target, check_room, fitting_params
 
 

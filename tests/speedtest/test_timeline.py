@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.address import IPv4Address
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -67,7 +68,7 @@ class ReactorTests(SynchronousTestCase):
         watching = RecordingReactor(reactor, recorder, {("127.0.0.1", 5): "a"})
         watching.connectTCP("127.0.0.1", port, ClientFactory.forProtocol(Echo))
         factory = reactor.tcpClients[0][2]
-        protocol = factory.buildProtocol(None)
+        protocol: Protocol = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", port))  # type: ignore[assignment]
         transport = StringTransport()
         protocol.makeConnection(transport)
         return recorder, transport, protocol

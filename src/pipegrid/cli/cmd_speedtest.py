@@ -21,16 +21,17 @@ HOMES = {
 DEFAULT = "run"
 SELF_CHECK = "--self-check"
 
+_FLAGS = ("-v", "--verbose", "-q", "--quiet", "--json")
+_VALUED = ("-d", "--directory", "--trace")
+_HELP = ("-h", "--help")
+
 
 class SpeedTestGroup(click.Group):
     """``run`` is meant where no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with the name of the command in its place."""
-        args = ["selfcheck" if each == SELF_CHECK else each for each in args]
-        if not any(each in HOMES or each in ("-h", "--help") for each in args):
-            args = [DEFAULT, *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, with_command(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names."""
@@ -44,6 +45,19 @@ class SpeedTestGroup(click.Group):
         command = getattr(import_module(f"pipegrid.cli.{home}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+
+def with_command(args: list[str]) -> list[str]:
+    """Return arguments in which a command is named, behind the group's own options."""
+    at = 0
+    while at < len(args) and args[at].partition("=")[0] in (*_FLAGS, *_VALUED):
+        at += 2 if args[at] in _VALUED else 1
+    own, rest = args[:at], args[at:]
+    if rest[:1] == [SELF_CHECK]:
+        return [*own, "selfcheck", *rest[1:]]
+    if not rest or (rest[0].startswith("-") and rest[0] not in _HELP):
+        return [*own, DEFAULT, *rest]
+    return args
 
 
 @click.group(name="speedtest", cls=SpeedTestGroup, subcommand_metavar="[COMMAND] [ARGS]...")

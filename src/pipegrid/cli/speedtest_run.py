@@ -167,7 +167,6 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> T
 
     private = ("servers", "transport", "durability", "link", "rtt", "up", "down", "scratch")
     encoding = ("required", "total")
-    responders = [responder(text) for text in given["responders"]]
     if given["gateway"] is not None or directory is not None:
         what = "a gateway" if given["gateway"] is not None else "the grid of a directory"
         names = (*private, *encoding)
@@ -176,10 +175,11 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> T
             raise UsageError("choose one of -d and --gateway")
         if wrong is not None:
             raise UsageError(f"--{wrong} is for private grids; {what} is measured as it is")
+        responders = [responder(text) for text in given["responders"]]
         if given["gateway"] is not None:
             return targets.Gateway(reactor, given["gateway"], responders)
         return targets.ConfiguredGrid(reactor, Path(str(directory)), responders)
-    if responders:
+    if given["responders"]:
         raise UsageError("a private grid has responders of its own; --responder is for remote ones")
     servers = given["servers"] or targets.DEFAULT_SERVERS
     return targets.PrivateGrid(

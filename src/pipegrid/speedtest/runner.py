@@ -33,6 +33,7 @@ from pipegrid.errors import GridError
 from pipegrid.flow.together import together
 from pipegrid.flow.trace import Tracer
 from pipegrid.speedtest.baseline import Effort, join, measure_baselines
+from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.contents import Comparing, Contents
 from pipegrid.speedtest.processes import environment
 from pipegrid.speedtest.results import (
@@ -47,7 +48,6 @@ from pipegrid.speedtest.results import (
     Timeline,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.targets import Target, check_room, in_thread
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 

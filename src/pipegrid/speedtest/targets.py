@@ -27,12 +27,12 @@ from pipegrid.flow.trace import Tracing
 from pipegrid.grid import config
 from pipegrid.grid.grid import Grid
 from pipegrid.speedtest.baseline import Responder, ping_responders
+from pipegrid.speedtest.clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.links import describe, shape_of
 from pipegrid.speedtest.processes import LOOPBACK, Servers, make_client, server_name
 from pipegrid.speedtest.proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.results import Link, RoundTrip
-from pipegrid.speedtest.clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.timeline import Address
 
 GBS = "gbs"
@@ -197,7 +197,8 @@ class PrivateGrid(Target):
                 for furl, port in zip(running.furls, ports, strict=True)
             ]
         make_client(self.directory, addresses, self.params, self.happy)
-        self.names = {(LOOPBACK, port): server_name(number) for number, port in enumerate(ports)}
+        if self.transport == GBS:
+            self.names = {(LOOPBACK, port): server_name(at) for at, port in enumerate(ports)}
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure the way to each server, over the same link."""
