@@ -215,10 +215,23 @@ async def _perfect_pipe(
 
 
 class Bench:
-    """Connections to all responders, and what goes over them."""
+    """
+    Connections to all responders, and what goes over them.
 
-    def __init__(self, probes: list[Probe], sample_s: float, rtt_s: float) -> None:
+    Args:
+        rtt_s: the least that was seen on them.
+        now: the clock that their ends are told by.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        sample_s: float,
+        rtt_s: float,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._probes = probes
+        self._now = now
         self._sample_s = max(sample_s, SAMPLE_TRIPS * rtt_s)
         self._rtt_s = rtt_s
         self._known_rates: dict[str, float] = {}
@@ -276,10 +289,10 @@ class Bench:
             await _all(
                 probe.prepare_send(share) for probe, share in zip(probes, shares, strict=True)
             )
-            began = time.perf_counter()
+            began = self._now()
             ends = await _all(probe.send() for probe in probes)
         else:
-            began = time.perf_counter()
+            began = self._now()
             ends = await _all(
                 probe.receive(share) for probe, share in zip(probes, shares, strict=True)
             )

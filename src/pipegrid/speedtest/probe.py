@@ -95,9 +95,15 @@ class Probe:
     """
 
     def __init__(
-        self, reactor: Any, responder: Responder, now: Callable[[], float], answer_s: float
+        self,
+        reactor: Any,
+        responder: Responder,
+        now: Callable[[], float] = time.perf_counter,
+        answer_s: float = ANSWER_S,
+        clock: Any = None,
     ) -> None:
         self._reactor = reactor
+        self._clock = reactor if clock is None else clock
         self._responder = responder
         self._now = now
         self._answer_s = answer_s
@@ -120,6 +126,7 @@ class Probe:
         buffers: Buffers | None = None,
         now: Callable[[], float] = time.perf_counter,
         answer_s: float = ANSWER_S,
+        clock: Any = None,
     ) -> Probe:
         """
         Return a connection that the responder has accepted.
@@ -127,11 +134,12 @@ class Probe:
         Args:
             now: a clock to measure with.
             answer_s: how long to wait for an answer, and for the connection.
+            clock: waits; None: the reactor.
 
         Raises:
             ResponderError: it could not be reached, is none, is another one, or refuses.
         """
-        probe = cls(reactor, responder, now, answer_s)
+        probe = cls(reactor, responder, now, answer_s, clock)
         try:
             await probe._connect(tls, buffers or Buffers())
             answer = await probe._ask(HELLO)
@@ -222,7 +230,7 @@ class Probe:
         if self._error is not None:
             self._finish_waiting(self._error)
         else:
-            self._deadline = self._reactor.callLater(self._answer_s, self._silent)
+            self._deadline = self._clock.callLater(self._answer_s, self._silent)
         return waiting
 
     def _progress(self) -> None:

@@ -162,8 +162,8 @@ class Stream:
         return "raw stream"
 
     def connectionLost(self, _reason: object) -> None:
-        """The reactor lets go of it."""
-        self._fail(None)
+        """The reactor lets go of it: the other side is gone, or was never there."""
+        self._fail(self._socket_error())
 
     def doRead(self) -> None:
         """There is something to be read."""
@@ -190,9 +190,9 @@ class Stream:
         """There is room to write."""
         if self._connecting:
             self._connecting = False
-            code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                self._fail(OSError(code, os.strerror(code)))
+            error = self._socket_error()
+            if error is not None:
+                self._fail(error)
             else:
                 self._write_on(False)
                 self._begin()
@@ -200,6 +200,12 @@ class Stream:
             self._shake_hands()
         else:
             self._flush()
+
+    def _socket_error(self) -> OSError | None:
+        if self.closed:
+            return None
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return OSError(code, os.strerror(code)) if code else None
 
     def _read_pending(self) -> None:
         if self._reading and self._pending():
