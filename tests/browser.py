@@ -1,8 +1,8 @@
 """
 A real browser for tests: Chromium without a window, spoken to over a pipe.
 
-The DevTools protocol with ``--remote-debugging-pipe``: JSON messages that end in a zero byte, to the browser on
-its descriptor 3 and back on 4. So no port is open, and nothing of it is left when the pipe closes.
+The DevTools protocol with ``--remote-debugging-pipe``: JSON messages that end in a zero byte, to the browser
+on its descriptor 3 and back on 4. So no port is open, and nothing of it is left when the pipe closes.
 
     async with browser(reactor) as page:
         await page.show("file:///tmp/page.html", width=390, dark=True)
@@ -86,8 +86,10 @@ class _Process(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         self.running = False
         problem = BrowserError(f"the browser ended: {self._noise.decode('utf-8', 'replace')}")
-        for call in (*self._calls.values(), *itertools.chain(*self._events.values())):
+        for call in self._calls.values():
             call.errback(problem)
+        for event in itertools.chain(*self._events.values()):
+            event.errback(problem)
         reason.trap(ProcessTerminated, Exception)
         self.ended.callback(None)
 
@@ -99,7 +101,7 @@ class _Process(ProcessProtocol):
         answer: Deferred[dict[str, Any]] = Deferred()
         self._calls[number] = answer
         assert self.transport is not None
-        self.transport.writeToChild(TO_BROWSER, json.dumps(message).encode() + b"\0")  # type: ignore[attr-defined]
+        self.transport.writeToChild(TO_BROWSER, json.dumps(message).encode() + b"\0")
         return answer
 
     def event(self, method: str) -> Deferred[None]:
@@ -135,7 +137,9 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
         loaded = self._process.event("Page.loadEventFired")
-        await self.call("Page.navigate", url=url)
+        answer = await self.call("Page.navigate", url=url)
+        if "errorText" in answer:
+            raise BrowserError(f"{url} could not be shown: {answer['errorText']}")
         await loaded
 
     async def evaluate(self, script: str) -> Any:
@@ -185,7 +189,7 @@ async def browser(reactor: IReactorProcess) -> AsyncIterator[Page]:
         path,
         [path, *SWITCHES, f"--user-data-dir={profile}"],
         env=environment,
-        childFDs={0: "w", 1: "r", 2: "r", TO_BROWSER: "w", FROM_BROWSER: "r"},  # type: ignore[dict-item]
+        childFDs={0: "w", 1: "r", 2: "r", TO_BROWSER: "w", FROM_BROWSER: "r"},
     )
     try:
         target = await process.call("Target.createTarget", None, url="about:blank")

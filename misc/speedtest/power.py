@@ -3,8 +3,8 @@ How often ``speedtest compare`` cries wolf, and how often it misses one: by simu
 
 Runs are made up: each measurement has a time, each run a common offset and a smaller one for each
 measurement, each round noise with heavy tails (Student's t with three degrees of freedom) and, one time in
-thirty, a hiccup of half the time or more. Round trips and raw TCP follow the run's common offset by half, as they do
-when something else keeps the machine busy.
+thirty, a hiccup of half the time or more. Round trips and raw TCP follow the run's common offset by half, as
+they do when something else keeps the machine busy.
 
     python misc/speedtest/power.py --comparisons 200
 """

@@ -14,6 +14,7 @@ import io
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import matplotlib
@@ -51,7 +52,7 @@ NARROW_PX = 330
 MOST_SERVERS = 20
 """Rows of the timeline; more servers than these are left out, and the caption says so."""
 
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
     "font.size": 12,
     "font.family": "DejaVu Sans",
@@ -95,7 +96,8 @@ def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> Chart:
     """
     drawn = []
     for kind, wide in (("wide", True), ("narrow", False)):
-        with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": f"{name}-{kind}"}):
+        settings: Any = {**_SETTINGS, "svg.hashsalt": f"{name}-{kind}"}
+        with matplotlib.rc_context(settings):
             figure = paint(wide)
             drawn.append(_svg(figure, f"{name}-{kind}", label))
     return Chart(*drawn)
@@ -197,7 +199,7 @@ def bars(
             y += thickness
         y += gap
     width = WIDE_PX if wide else NARROW_PX
-    top = 24.0
+    top = 24.0 if ceiling is not None else 4.0
     figure, axes = _panel(width, y + top, 150 if wide else 2, 74 if wide else 66, top, 4)
     values = [bar.value for _, bar in places]
     limit = _limit(values, ceiling)
@@ -205,8 +207,9 @@ def bars(
     axes.set_ylim(y - gap + 4, -4)
     if band is not None:
         axes.axvspan(*band, color=CEILING, alpha=0.16, linewidth=0)
+    line = None if ceiling is None else (ceiling, max(ceiling, band[1] if band else 0.0))
     for place, bar in places:
-        _bar(axes, place, bar, thickness - 3, limit)
+        _bar(axes, place, bar, thickness - 3, limit, line)
     if ceiling is not None and ceiling <= limit:
         axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
         beyond = ceiling > limit / 2
@@ -231,7 +234,9 @@ def bars(
                 va="center",
             )
         else:
-            axes.annotate(title, (0, place), ha="left", va="center", fontsize=12)
+            # The line of the ceiling makes way for it.
+            paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
+            axes.annotate(title, (0, place), ha="left", va="center", bbox=paper, zorder=5)
     axes.set_axis_off()
     return figure
 
@@ -243,7 +248,15 @@ def _limit(values: Sequence[float], ceiling: float | None) -> float:
     return max(min(greatest, usual) * 1.03, (ceiling or 0.0) * 1.03, 1e-9)
 
 
-def _bar(axes: Axes, place: float, bar: Bar, thickness: float, limit: float) -> None:
+def _bar(
+    axes: Axes,
+    place: float,
+    bar: Bar,
+    thickness: float,
+    limit: float,
+    line: tuple[float, float] | None,
+) -> None:
+    """Draw a bar, its range, and its label: behind both, and not on the line of the ceiling, if any."""
     end = min(bar.value, limit)
     solid = bar.direction == UP
     axes.barh(
@@ -258,16 +271,21 @@ def _bar(axes: Axes, place: float, bar: Bar, thickness: float, limit: float) -> 
     )
     low, high = min(bar.samples), min(max(bar.samples), limit)
     if bar.value <= limit and high > low:
+        axes.plot([low, high], [place, place], color=PAPER, linewidth=3.4, zorder=4)
         axes.plot([low, high], [place, place], color=INK, linewidth=1.4, zorder=4)
         axes.plot([low, high], [place, place], "|", color=INK, markersize=7, zorder=4)
-    cut = " ▸▸" if bar.value > limit else ""
+    cut = "▸▸ " if bar.value > limit else ""
+    text = f"{cut}{ARROWS[bar.direction]} {bar.label}"
+    at = max(end, high if bar.value <= limit else end)
+    pixel = limit / axes.get_window_extent().width
+    if line is not None and at - 2 * pixel < line[1] and at + 8 * pixel * len(text) > line[0]:
+        at = line[1]
     axes.annotate(
-        f"{cut}{ARROWS[bar.direction]} {bar.label}",
-        (max(end, high if bar.value <= limit else end), place),
+        text,
+        (at, place),
         (6, 0),
         textcoords="offset points",
         va="center",
-        fontsize=12,
         annotation_clip=False,
     )
 
@@ -358,7 +376,7 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
     # Measured windows are equally spaced; the last place is that of the automatic one.
     rates = [[each.files * each.file_bytes / sample for sample in each.samples_s] for each in curve]
     middles = [statistics.median(samples) for samples in rates]
-    places = list(range(len(curve)))
+    places = [float(index) for index in range(len(curve))]
     auto = figures.auto_window(run, way)
     top = max(middles)
     labels = [_short(each.window_bytes or 0) for each in curve]
@@ -397,7 +415,7 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
         axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
         axes.plot([place, place], [min(samples), max(samples)], color=INK, linewidth=1.4)
         axes.plot(place, value, "D", color=INK, markersize=8)
-        places.append(place)  # type: ignore[arg-type]
+        places.append(place)
         labels.append("auto")
     ceiling = _plaintext_ceiling(run, way, curve[-1])
     if ceiling is not None and ceiling < 3 * top:
@@ -421,7 +439,7 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
     axes.set_xlim(-0.5, places[-1] + 0.6)
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: figures.rate(value) if value else "0")
+        FuncFormatter(lambda value, _: figures.round_rate(value) if value else "0")
     )
     axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
@@ -477,7 +495,9 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
                 linestyle="none",
                 zorder=3,
             )
-    lines = [(timeline.rtt_s / unit, "1 round trip", (0, (4, 2)), CEILING)]
+    lines: list[tuple[float, str, Any, str]] = [
+        (timeline.rtt_s / unit, "1 round trip", (0, (4, 2)), CEILING)
+    ]
     if timeline.took_s > 1.6 * timeline.rtt_s:
         lines.append((timeline.took_s / unit, "stored", "solid", INK))
     for at, label, style, colour in lines:

@@ -3,8 +3,8 @@ What changed between two builds, beyond noise, by a stated test.
 
 A measurement has changed if it did so
 
-* by more than 10 %, than one round of it differs from the next (standard deviation), and than runs of one
-  side differ among themselves, where a side has several;
+* by more than 10 %, than twice what one round of it differs from the next (standard deviation), and than
+  runs of one side differ among themselves, where a side has several;
 * both in seconds and beside the ceiling of its own run: round trips and raw TCP were measured in the same
   run, and when they got slower, that much is the path's fault and not the build's;
 * and farther than relabelling of the rounds explains: a permutation test of the maximum over all
@@ -41,9 +41,17 @@ Smaller changes are not told from noise: that much may two runs of one build dif
 what else the machine did in those minutes. A single run a side holds no trace of it.
 """
 
-ROUND_FACTOR = 1.0
+ROUNDS_TO_RUNS = 2.0
+"""
+A single run does not tell how far the next will be from it; its rounds do in part, since a machine that is
+busy now and then is so in more runs and fewer. On a shared machine of two cores the medians of eight runs of
+five rounds scattered once to twice as far as the rounds.
+"""
 
-_RESAMPLES = 400
+BUSY = 0.15
+"""Rounds that scatter by more say that the machine did other things; then single runs tell little."""
+
+_RESAMPLES = 200
 _SEED = 5
 
 _Key = tuple[str, str, str]
@@ -203,7 +211,14 @@ def compare(
     unjudged = sum(each.verdict == UNJUDGED for each in changes)
     if unjudged:
         warnings.append(
-            f"measurements with too few rounds to be judged: {unjudged}; five before and five after are enough"
+            f"measurements with too few rounds to be judged: {unjudged}; five before and five after are"
+            " enough"
+        )
+    scatter = statistics.median(max(side.scatter(key) for side in sides) for key in keys)
+    if scatter > BUSY and len(olds) < 5:
+        warnings.append(
+            f"rounds scatter by {scatter:.0%}: the machine was busy; measure again when it is not, or give"
+            " five runs before"
         )
     path = max((abs(sides[1].path(key, sides[0])) for key in keys), default=0.0)
     if path > math.log(1.5):
@@ -269,22 +284,16 @@ class _Side:
         """Return all samples of a measurement, each run's hiccups drawn in."""
         return tuple(value for run in self.samples[key] for value in _tamed(run))
 
-    def noise(self, key: _Key) -> float:
-        """
-        Return how far apart a measurement's rounds and runs are that should not be.
+    def scatter(self, key: _Key) -> float:
+        """Return the standard deviation of a round, in this side's typical run; 0 if that is not known."""
+        runs = [statistics.stdev(_tamed(run)) for run in self.samples[key] if len(run) > 1]
+        return statistics.median(runs) if runs else 0.0
 
-        The greater of the standard deviation of a round, in the typical run, and of the distance of a run
-        from the middle of this side's runs. Where rounds scatter, the next run as a whole is elsewhere too,
-        and a side of one run has nothing else to tell so.
-        """
-        runs = self.samples[key]
-        middles = [statistics.median(run) for run in runs]
+    def reach(self, key: _Key) -> float:
+        """Return how far a run of this side lies from the middle of them; 0 for a single run."""
+        middles = [statistics.median(run) for run in self.samples[key]]
         centre = statistics.median(middles)
-        rounds = [statistics.stdev(_tamed(run)) for run in runs if len(run) > 1]
-        return max(
-            *(abs(middle - centre) for middle in middles),
-            ROUND_FACTOR * statistics.median(rounds) if rounds else 0.0,
-        )
+        return max(abs(middle - centre) for middle in middles)
 
     def path(self, key: _Key, other: _Side) -> float:
         """Return how much slower this side's path is than another's, as a logarithm; 0 if not known."""
@@ -323,7 +332,18 @@ def _tamed(values: tuple[float, ...]) -> tuple[float, ...]:
 
 def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[Change]:
     """Test all measurements together, in both directions."""
-    noise = {key: max(math.log1p(LEAST_CHANGE), old.noise(key), new.noise(key)) for key in keys}
+    scatter = {key: max(old.scatter(key), new.scatter(key)) for key in keys}
+    # Five rounds may agree by chance where the machine was restless.
+    typical = statistics.median(scatter.values()) / 2
+    noise = {
+        key: max(
+            math.log1p(LEAST_CHANGE),
+            ROUNDS_TO_RUNS * max(scatter[key], typical),
+            old.reach(key),
+            new.reach(key),
+        )
+        for key in keys
+    }
     # A path that got slower excuses a slower build, and cannot make one look faster.
     slower = {key: noise[key] + max(new.path(key, old), 0.0) for key in keys}
     faster = {key: noise[key] + max(old.path(key, new), 0.0) for key in keys}

@@ -25,14 +25,21 @@ from pipegrid.speedtest.results import (
     spread,
 )
 
-SMALL_BYTES = 50_000
-"""Files below are a matter of round trips; above, of bandwidth."""
+LARGE_BYTES = 500_000
+"""Rounds of fewer bytes are a matter of round trips; of as many, of bandwidth."""
 
-LARGE_BYTES = 10**6
-"""A round of at least so many bytes says something about throughput."""
+MOST_BARS = 10
+"""Groups of bars in a picture."""
 
 KNEE = 0.95
 """The knee of the window curve is the least window with this share of the best throughput."""
+
+TITLES = {
+    SCENARIO: "Scenarios",
+    WINDOW: "Windows",
+    ENCODING: "Encodings",
+    COLD_START: "Cold start of the command",
+}
 
 VERBS = {UP: "store", DOWN: "fetch"}
 
@@ -43,6 +50,7 @@ class Figure:
     One main figure.
 
     Attributes:
+        direction: ``up`` or ``down``.
         title: what it is, as ``Store one small file``.
         value, unit: as ``1.05``, ``round trips``.
         spread: in words.
@@ -50,6 +58,7 @@ class Figure:
         share: how much of what is possible, 0 to 1; None if that is not known.
     """
 
+    direction: str
     title: str
     value: str
     unit: str
@@ -74,6 +83,8 @@ class Row:
 
 def seconds(value: float) -> str:
     """Return a duration with three digits."""
+    if value >= 600:
+        return f"{digits(value / 60)} min"
     for limit, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= limit:
             return f"{digits(value / limit)} {unit}"
@@ -83,6 +94,21 @@ def seconds(value: float) -> str:
 def rate(value: float) -> str:
     """Return bytes a second with three digits."""
     return f"{size(value)}/s"
+
+
+def round_rate(value: float) -> str:
+    """Return bytes a second of a round number, as an axis has them: ``50 kB/s``."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= limit:
+            return f"{value / limit:g} {unit}/s"
+    return f"{value:g} B/s"
+
+
+def between(low: float, high: float) -> str:
+    """Return a range of durations; the unit once, if it is the same."""
+    first, second = seconds(low), seconds(high)
+    unit = second.rpartition(" ")[2]
+    return f"{first.removesuffix(f' {unit}')} to {second}"
 
 
 def size(value: float) -> str:
@@ -143,15 +169,18 @@ def group(run: Run, name: str, direction: str) -> list[Measurement]:
 def small(run: Run, direction: str) -> list[Measurement]:
     """Return the scenarios whose round trips count."""
     found = group(run, SCENARIO, direction)
-    return [each for each in found if each.file_bytes < SMALL_BYTES and trips(run, each)][:8]
+    return [each for each in found if not _bulky(each) and trips(run, each)][:MOST_BARS]
 
 
 def large(run: Run, direction: str) -> list[Measurement]:
     """Return the scenarios whose throughput counts."""
     found = group(run, SCENARIO, direction)
-    return [
-        each for each in found if each.files * each.file_bytes >= LARGE_BYTES and shares(run, each)
-    ]
+    return [each for each in found if _bulky(each) and shares(run, each)][:MOST_BARS]
+
+
+def _bulky(measured: Measurement) -> bool:
+    """Say whether a round is a matter of bandwidth."""
+    return measured.files * measured.file_bytes >= LARGE_BYTES
 
 
 def one_small(run: Run, direction: str) -> Measurement | None:
@@ -184,21 +213,21 @@ def knee(curve: Sequence[Measurement]) -> Measurement | None:
 
 def headline(run: Run) -> tuple[str, str]:
     """Return the sentence above everything, and the one below it."""
-    trip_values = {way: _middle_trips(run, one_small(run, way)) for way in DIRECTIONS}
-    up, down = trip_values[UP], trip_values[DOWN]
+    up, down = (_middle_trips(run, one_small(run, way)) for way in DIRECTIONS)
     if up is not None and down is not None:
-        first = f"A small file: {digits(up)} round trips up, {digits(down)} down."
+        first = f"One small file takes {digits(up)} round trips to store, {digits(down)} to fetch."
     elif up is not None or down is not None:
         way, value = (UP, up) if up is not None else (DOWN, down)
-        first = f"To {VERBS[way]} a small file takes {digits(value or 0)} round trips."
+        first = f"One small file takes {digits(value or 0)} round trips to {VERBS[way]}."
     else:
         first = "What a run of the speed test measured."
-    said = []
-    for way, adverb in ((UP, "up"), (DOWN, "down")):
+    said: list[str] = []
+    for way in DIRECTIONS:
         measured = largest(run, way)
         if measured is not None:
-            share = statistics.median(shares(run, measured))
-            said.append(f"{measured.name} {adverb} at {percent(share)}")
+            share = percent(statistics.median(shares(run, measured)))
+            name = "" if measured.name in " ".join(said) else f"{measured.name} "
+            said.append(f"{name}{'goes up' if way == UP else 'comes down'} at {share}")
     second = f"{' and '.join(said)} of what raw TCP carried in the same run." if said else ""
     return first, second
 
@@ -216,6 +245,7 @@ def main_figures(run: Run) -> list[Figure]:
             values = spread(trips(run, measured))
             found.append(
                 Figure(
+                    way,
                     f"{VERBS[way].capitalize()} a small file",
                     digits(values.median),
                     "round trips",
@@ -230,6 +260,7 @@ def main_figures(run: Run) -> list[Figure]:
             values = spread(shares(run, measured))
             found.append(
                 Figure(
+                    way,
                     f"{VERBS[way].capitalize()} {measured.name}",
                     percent(values.median),
                     "of raw TCP",
@@ -249,27 +280,30 @@ def _range(low: str, high: str, count: int) -> str:
 
 
 def rows(run: Run) -> dict[str, list[Row]]:
-    """Return every measurement as text, by group."""
+    """Return every measurement as text, by group; up and down of each beside each other."""
     found: dict[str, list[Row]] = {}
     for name in GROUPS:
-        for each in run.measurements:
-            if each.group == name:
-                found.setdefault(name, []).append(_row(run, each))
+        members = [each for each in run.measurements if each.group == name]
+        order = list(dict.fromkeys(each.name for each in members))
+        for each in sorted(members, key=lambda each: order.index(each.name)):
+            found.setdefault(TITLES[name], []).append(_row(run, each))
     return found
 
 
 def _row(run: Run, measured: Measurement) -> Row:
     values = spread(measured.samples_s)
     trip_samples, share_samples = trips(run, measured), shares(run, measured)
-    small_one = measured.file_bytes < SMALL_BYTES and measured.group != COLD_START
+    bulky, command = _bulky(measured), measured.group == COLD_START
     return Row(
         name=measured.name,
-        direction="" if measured.group == COLD_START else measured.direction,
+        direction="" if command else measured.direction,
         per_file=seconds(measured.per_file_s),
-        trips=digits(statistics.median(trip_samples)) if trip_samples and small_one else "",
+        trips=digits(statistics.median(trip_samples))
+        if trip_samples and not bulky and not command
+        else "",
         rate=rate(measured.bytes_per_s) if measured.file_bytes else "",
-        share=percent(statistics.median(share_samples)) if share_samples else "",
-        spread=f"{seconds(values.minimum)} to {seconds(values.maximum)}",
+        share=percent(statistics.median(share_samples)) if share_samples and bulky else "",
+        spread=between(values.minimum, values.maximum),
         rounds=values.count,
     )
 

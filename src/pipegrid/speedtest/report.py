@@ -1,8 +1,8 @@
 """
 The report of a run that people look at: one HTML file that needs nothing else.
 
-What it says is decided in `figures`, what it draws in `charts`; here both meet the template. The libraries for
-it come with ``pipegrid[speedtest]`` and are loaded when a report is written.
+What it says is decided in `figures`, what it draws in `charts`; here both meet the template. The libraries
+for it come with ``pipegrid[speedtest]`` and are loaded when a report is written.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
     """Return the page; arguments and errors as of `write_report`."""
     try:
         import jinja2
+        import markupsafe
 
         from pipegrid.speedtest import charts
     except ImportError as error:
@@ -92,8 +93,8 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
             section,
             chart=attrs.evolve(
                 section.chart,
-                wide=jinja2.utils.markupsafe.Markup(section.chart.wide),
-                narrow=jinja2.utils.markupsafe.Markup(section.chart.narrow),
+                wide=markupsafe.Markup(section.chart.wide),
+                narrow=markupsafe.Markup(section.chart.narrow),
             ),
         )
         for section in _sections(charts, run, history)
@@ -159,8 +160,8 @@ def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "window",
             _window_title(run),
             "Plaintext a second over the bytes that may be unacknowledged for each server. The knee, circled,"
-            f" is the least window with {figures.KNEE:.0%} of the best; the diamond is the window that sizes"
-            " itself.",
+            f" is the least window with {100 * figures.KNEE:.0f} % of the best; the diamond is the window"
+            " that sizes itself.",
             lambda wide: charts.window_chart(run, wide),
         )
     if any(figures.encodings(run, way) for way in DIRECTIONS):
@@ -184,12 +185,13 @@ def _sections(charts: Any, run: Run, history: Sequence[Run]) -> list[Section]:
 
 def _window_title(run: Run) -> str:
     """Return what the curve says: how the automatic window does beside the best."""
-    said = []
+    said: list[str] = []
     for way in (UP, DOWN):
         curve, auto = figures.window_curve(run, way), figures.auto_window(run, way)
         if curve and auto is not None:
             best = max(each.bytes_per_s for each in curve)
-            said.append(f"{figures.percent(auto.bytes_per_s / best)} {way}")
+            share = figures.percent(auto.bytes_per_s / best)
+            said.append(f"{share} {'of the best fixed one ' if not said else ''}{way}")
     if not said:
         return "Throughput by window"
-    return f"The automatic window reaches {', '.join(said)} of the best fixed one"
+    return f"The automatic window reaches {', '.join(said)}"

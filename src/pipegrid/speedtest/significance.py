@@ -65,6 +65,8 @@ def greater(pairs: Sequence[Pair]) -> list[float]:
         Where no pair differs by more than its margin, some p is at most alpha in at most that share of
         comparisons.
     """
+    if not pairs:
+        return []
     prepared = [_Prepared.of(pair) for pair in pairs]
     counts = [(len(pair.before), len(pair.after)) for pair in pairs]
     observed: list[float] = []
