@@ -87,10 +87,18 @@ class LinkTests(SynchronousTestCase):
         full = scenarios.full(None, Params(), 10)
         self.assertEqual(scenarios.split_by_patience(full, None, Params()), (full, []))
 
+    def test_what_takes_long_has_fewer_rounds(self) -> None:
+        """At 100 Mbit/s a round of 100 MB takes 35 s: two, where 10 MB have all that are wanted."""
+        rounds = {each.title: each.most_rounds for each in scenarios.full(WAN, Params(), 10)}
+        self.assertEqual((rounds["100MB"], rounds["100x 200B"]), (2, 3))
+        self.assertGreater(rounds["10MB"] or 0, 10)
+        unlimited = {each.title: each.most_rounds for each in scenarios.full(None, Params(), 10)}
+        self.assertEqual((unlimited["100MB"], unlimited["10MB"]), (3, None))
+
     def test_the_sweep_fits_the_link(self) -> None:
         """About a second at the link's rate, in a round number of bytes."""
         self.assertEqual(scenarios.sweep_bytes(DSL, Params()), 100_000)
-        self.assertEqual(scenarios.sweep_bytes(WAN, Params()), 4 * 10**6)
+        self.assertEqual(scenarios.sweep_bytes(WAN, Params()), 2 * 10**6)
         fat = Link("lfn", 0.2, 125e6, 125e6)
         self.assertEqual(scenarios.sweep_bytes(fat, Params()), 30 * 10**6)
 

@@ -127,6 +127,8 @@ def run(**given: Any) -> GridJob:
 
 
 async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) -> int:
+    import attrs
+
     from pipegrid.speedtest import formats, runner
     from pipegrid.speedtest.baseline import Effort
 
@@ -134,8 +136,10 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
     target = make_target(reactor, invocation.directory, given)
     rounds = given["rounds"] or (1 if given["quick"] else runner.DEFAULT_ROUNDS)
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
-    effort = Effort(rounds=1, sample_s=0.1, pings=5) if given["quick"] else Effort()
-    settings = runner.Settings(rounds, seed, given["window"], effort=effort)
+    settings = runner.Settings(rounds, seed, given["window"])
+    if given["quick"]:
+        effort = Effort(rounds=1, sample_s=0.1, pings=5)
+        settings = attrs.evolve(settings, effort=effort)
     form = given["form"] or (formats.JSON if console.json else formats.TEXT)
     output = None if given["output"] is None else prepare_output(Path(given["output"]))
     result = await runner.run(

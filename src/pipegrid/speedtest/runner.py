@@ -78,7 +78,7 @@ class Settings:
     seed: int = 0
     window_bytes: int | None = None
     pings: int = 3
-    effort: Effort = attrs.field(factory=Effort)
+    effort: Effort = attrs.field(factory=lambda: Effort(rounds=2))
 
 
 def run(

@@ -16,6 +16,7 @@ from pipegrid.core.params import MAX_LITERAL_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.results import (
     COLD_START,
+    DOWN,
     ENCODING,
     SCENARIO,
     UP,
@@ -40,10 +41,13 @@ MIXED_FILES = 1000
 MIXED_SMALLEST, MIXED_LARGEST = 100, 100 * KB
 _MIXED_SEED = 1000  # the same sizes in all runs, or they could not be compared
 
-SWEEP_S = 1.0
+SWEEP_S = 0.5
 """How long a transfer of the window sweep should take at the link's rate, round trips aside."""
 SWEEP_LEAST, SWEEP_MOST = 100 * KB, 30 * MB
 _SWEEP_UNLIMITED = 10 * MB
+
+ALL_ROUNDS_S = 75.0
+"""What all rounds of one scenario may take, by the link alone: a full run is to end in five minutes."""
 
 PATIENCE_S = 60.0
 """A scenario of which one transfer would take longer than this, by the link's rate alone, is left out."""
@@ -196,22 +200,33 @@ def sweep_bytes(link: Link | None, params: Params) -> int:
     return min(max(rounded, SWEEP_LEAST), SWEEP_MOST)
 
 
-def transfer_s(scenario: Scenario, link: Link | None, params: Params) -> float:
-    """Return the least that the slower direction of a scenario can take, by the link alone."""
+def transfers_s(scenario: Scenario, link: Link | None, params: Params) -> tuple[float, float]:
+    """Return the least that storing and fetching can take, by the link alone."""
     if link is None:
-        return 0.0
-    trips = 1 if scenario.at_once else scenario.files
-    up_s, down_s = 0.0, 0.0
+        return 0.0, 0.0
+    trips_s = link.rtt_s * (1 if scenario.at_once else scenario.files)
+    up_s, down_s = trips_s, trips_s
     if link.up_bytes_per_s:
-        up_s = scenario.wire_bytes(UP, params) / link.up_bytes_per_s
-    if link.down_bytes_per_s and scenario.fetches:
-        down_s = scenario.wire_bytes("down", params) / link.down_bytes_per_s
-    return max(up_s, down_s) + trips * link.rtt_s
+        up_s += scenario.wire_bytes(UP, params) / link.up_bytes_per_s
+    if link.down_bytes_per_s:
+        down_s += scenario.wire_bytes(DOWN, params) / link.down_bytes_per_s
+    return up_s, down_s if scenario.fetches else 0.0
+
+
+def in_time(scenario: Scenario, link: Link | None, params: Params) -> Scenario:
+    """Return a scenario with as few rounds as keep it within ``ALL_ROUNDS_S``, and at least two."""
+    round_s = sum(transfers_s(scenario, link, params))
+    if not round_s:
+        return scenario
+    rounds = max(2, int(ALL_ROUNDS_S / round_s))
+    if scenario.most_rounds is not None:
+        rounds = min(rounds, scenario.most_rounds)
+    return attrs.evolve(scenario, most_rounds=rounds)
 
 
 def full(link: Link | None, params: Params, servers: int) -> list[Scenario]:
     """Return all scenarios, the shorter ones of each group first."""
-    return [
+    scenarios = [
         Scenario(STARTUP, SCENARIO, (200,), fresh=True),
         series(1, 200),
         series(10, 200),
@@ -225,6 +240,7 @@ def full(link: Link | None, params: Params, servers: int) -> list[Scenario]:
         *encoding_sweep(MB, servers),
         Scenario(COMMAND, COLD_START, (200,), fresh=True),
     ]
+    return [in_time(each, link, params) for each in scenarios]
 
 
 def quick(params: Params, servers: int) -> list[Scenario]:
@@ -275,5 +291,6 @@ def split_by_patience(
     within: list[Scenario] = []
     beyond: list[Scenario] = []
     for each in scenarios:
-        (within if transfer_s(each, link, params) <= PATIENCE_S else beyond).append(each)
+        longest_s = max(transfers_s(each, link, params))
+        (within if longest_s <= PATIENCE_S else beyond).append(each)
     return within, beyond
