@@ -44,6 +44,7 @@ from misc.speedtest.processes import Servers
 from misc.speedtest.tlsrate import TlsStreams
 from pipegrid import Grid
 from pipegrid.cli.process import calm_collector
+from pipegrid.speedtest.contents import Comparing
 
 PINGS = 5
 
@@ -81,41 +82,6 @@ class Figures:
     client_cpu_s: list[float] = attrs.Factory(list)
     servers_cpu_s: list[float] = attrs.Factory(list)
     wire_bytes: int = 0
-
-
-class Comparing:
-    """
-    A file to write to, in memory that is there already, to be compared with what should be in it.
-
-    So while the clock runs a byte is copied once, as a file would do, and no page is touched for the first
-    time.
-    """
-
-    name = "the comparison"
-
-    def __init__(self, expected: bytes) -> None:
-        self._expected = expected
-        self._got = memoryview(bytearray(expected[::-1]))
-        self._at = 0
-
-    def write(self, data: Any) -> int:
-        """Keep the next bytes."""
-        size = len(data)
-        if self._at + size > len(self._expected):
-            raise AssertionError(f"more than {len(self._expected)} bytes came back")
-        self._got[self._at : self._at + size] = data
-        self._at += size
-        return size
-
-    def flush(self) -> None:
-        """There is nothing to flush."""
-
-    def check(self) -> None:
-        """Raise AssertionError unless all has come as it was."""
-        if self._at != len(self._expected):
-            raise AssertionError(f"{self._at} bytes came back instead of {len(self._expected)}")
-        if self._got.obj != self._expected:
-            raise AssertionError("wrong bytes came back")
 
 
 class Bench:

@@ -1,178 +1,55 @@
 """
-Ten real storage servers for a speed test: ``pipegrid serve`` processes on loopback, and a client's directory
-that names them, if wanted behind a relay that adds a round trip.
+Storage servers and other processes for the tools here: those of ``pipegrid.speedtest.processes``, and ours.
 
-    with Servers(10, rtt_s=0.1) as servers:
-        grid = await Grid.open(reactor, servers.client)
-
-The relay (``pipegrid.simulation.relay``) runs in a process of its own, so that delaying what passes costs
-neither side anything:
-
-    python -m misc.speedtest.processes --relay RTT_S HOST:PORT...
-
-prints a JSON list of ports, one for each target and one more behind which an echo stands, and runs until
-its standard input ends. Nothing outlives the ``with``, nor the process that it was in.
+The tools are no part of the package; what they run finds them by the path.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
-
-import attrs
 
 from misc.command import environment
-from pipegrid.core.params import Params
-from pipegrid.grid.config import create_client
-from pipegrid.grid.servers import SERVERS_NAME
-from pipegrid.wire import nurl
-from pipegrid.wire.nurl import Nurl
+from pipegrid.speedtest import processes
+from pipegrid.speedtest.processes import (
+    LOOPBACK,
+    Servers,
+    cpu_s,
+    end_on_sigterm,
+    first_line,
+    peak_bytes,
+    ping_s,
+)
+
+__all__ = [
+    "LOOPBACK",
+    "Servers",
+    "cpu_s",
+    "end_on_sigterm",
+    "first_line",
+    "peak_bytes",
+    "ping_s",
+    "run_module",
+    "running",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOPBACK = "127.0.0.1"
-START_S = 60.0
-STOP_S = 15.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Servers:
-    """
-    Storage servers that run while this is entered.
-
-    Args:
-        count: how many.
-        rtt_s: round trip of the link before them; None for no relay.
-        durability: of the servers.
-        scratch: where directories are made; None for the usual place. What matters is whose disk it is.
-        params, happy: of the client's directory.
-
-    Attributes:
-        client: the client's directory.
-        addresses: where the client finds the servers.
-        processes: of the servers.
-        echo_port: answers with what it hears, over the same link; None without one.
-    """
-
-    def __init__(
-        self,
-        count: int = 10,
-        *,
-        rtt_s: float | None = None,
-        durability: str = "batch",
-        scratch: Path | None = None,
-        params: Params | None = None,
-        happy: int | None = None,
-        profile: Path | None = None,
-    ) -> None:
-        self._count = count
-        self._rtt_s = rtt_s
-        self._durability = durability
-        self._scratch = scratch
-        self._params = params or Params()
-        self._happy = min(7, count, self._params.total_shares) if happy is None else happy
-        self._profile = profile
-        self._stack = contextlib.ExitStack()
-        self.processes: list[subprocess.Popen[str]] = []
-        self.addresses: list[Nurl] = []
-        self.echo_port: int | None = None
-        self.client = Path()
-
-    def __enter__(self) -> Servers:
-        with self._stack:
-            scratch = self._stack.enter_context(tempfile.TemporaryDirectory(dir=self._scratch))
-            self._start(Path(scratch))
-            self._stack = self._stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for process in self.processes:  # together: each takes a moment to end in good order
-            process.terminate()
-        for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-        self._stack.close()
-
-    def cpu_s(self) -> float:
-        """Return the CPU time that the servers have used so far, all together."""
-        return sum(cpu_s(process.pid) for process in self.processes)
-
-    def peak_bytes(self) -> int:
-        """Return the largest peak of memory of any of the servers."""
-        return max(peak_bytes(process.pid) for process in self.processes)
-
-    def _start(self, scratch: Path) -> None:
-        directories = [scratch / f"server{number:02}" for number in range(self._count)]
-        for directory in directories:
-            self.processes.append(self._stack.enter_context(running(self._command(directory))))
-        self.addresses = [nurl.parse(first_line(process)) for process in self.processes]
-        if self._rtt_s is not None:
-            targets = [f"{address.host}:{address.port}" for address in self.addresses]
-            program = ["-m", "misc.speedtest.processes"]
-            command = [sys.executable, *program, "--relay", str(self._rtt_s), *targets]
-            relay = self._stack.enter_context(running(command))
-            *ports, self.echo_port = json.loads(first_line(relay))
-            self.addresses = [
-                attrs.evolve(address, host=LOOPBACK, port=port)
-                for address, port in zip(self.addresses, ports, strict=True)
-            ]
-        self.client = scratch / "client"
-        make_client(self.client, self.addresses, self._params, self._happy)
-
-    def _command(self, directory: Path) -> list[str]:
-        python = [sys.executable]
-        if self._profile is not None:
-            python += ["-m", "cProfile", "-o", str(self._profile / directory.name)]
-        arguments = ["--port", f"tcp:0:interface={LOOPBACK}", "--durability", self._durability]
-        return [*python, "-m", "pipegrid.cli", "-q", "-d", str(directory), "serve", *arguments]
-
-
-@contextlib.contextmanager
-def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a process as long as the context lasts; it is told to end, and made to."""
-    surroundings = environment()
-    surroundings["PYTHONPATH"] += os.pathsep + str(ROOT)
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=surroundings
-    )
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()  # some end with it, and have a thread that waits for it
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+def running(command: Sequence[str]) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run a process, which finds these tools, as long as the context lasts."""
+    return processes.running(command, _surroundings())
 
 
 def run_module(name: str, *arguments: str, timeout_s: float = 110.0) -> str:
     """Run one of these tools in a process with a reactor of its own; returns what it prints."""
-    surroundings = environment()
-    surroundings["PYTHONPATH"] += os.pathsep + str(ROOT)
     done = subprocess.run(
         [sys.executable, "-m", name, *arguments],
-        env=surroundings,
+        env=_surroundings(),
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -181,99 +58,7 @@ def run_module(name: str, *arguments: str, timeout_s: float = 110.0) -> str:
     return done.stdout
 
 
-def first_line(process: subprocess.Popen[str]) -> str:
-    """Return what a process says first: that it is ready."""
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        raise RuntimeError(f"{process.args!r} ended with status {process.wait()} before it began")
-    return line
-
-
-def make_client(directory: Path, addresses: Sequence[Nurl], params: Params, happy: int) -> None:
-    """Make a client's directory that names servers."""
-    names = {
-        f"v0-server{number:02}": {"ann": {"anonymous-storage-NURLs": [str(address)]}}
-        for number, address in enumerate(addresses)
-    }
-    path = directory / SERVERS_NAME
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"storage": names}), "utf-8")  # JSON is YAML
-    create_client(directory, params=params, happy=happy)
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used so far, with all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has had resident."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"process {pid} has no VmHWM; is it running?")
-
-
-def end_on_sigterm() -> None:
-    """Have SIGTERM unwind the stack, as Ctrl-C does, so that what was started is stopped."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(143)
-
-    signal.signal(signal.SIGTERM, end)
-
-
-def ping_s(port: int, count: int) -> list[float]:
-    """Return how long each of so many bytes took to the echo and back, one after the other."""
-    times = []
-    with socket.create_connection((LOOPBACK, port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(b"!")
-        connection.recv(1)  # the first one waits for the handshake of the link
-        for _ in range(count):
-            began = time.perf_counter()
-            connection.sendall(b"!")
-            connection.recv(1)
-            times.append(time.perf_counter() - began)
-    return times
-
-
-# The relay's process.
-
-
-def relay(rtt_s: float, targets: Sequence[str]) -> None:
-    """Relay to each target, and to an echo, until standard input ends."""
-    from twisted.internet import reactor as installed_reactor
-    from twisted.internet.endpoints import TCP4ClientEndpoint
-    from twisted.internet.protocol import Factory
-    from twisted.protocols.wire import Echo
-
-    from pipegrid.simulation.relay import Link, LinkShape, RelayFactory
-
-    reactor: Any = installed_reactor
-    link = Link(reactor, LinkShape(rtt_s))
-    echo = reactor.listenTCP(0, Factory.forProtocol(Echo), interface=LOOPBACK)
-    ports = []
-    for target in [*targets, f"{LOOPBACK}:{echo.getHost().port}"]:
-        host, _, port = target.rpartition(":")
-        factory = RelayFactory(link, TCP4ClientEndpoint(reactor, host, int(port)))
-        listening = reactor.listenTCP(0, factory, interface=LOOPBACK)
-        ports.append(listening.getHost().port)
-    print(json.dumps(ports), flush=True)
-    reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
-    reactor.run(installSignalHandlers=False)  # SIGTERM needs no ceremony here
-
-
-def main() -> None:
-    """Be the relay."""
-    parser = argparse.ArgumentParser(description="The link that a speed test's servers are behind.")
-    parser.add_argument("--relay", type=float, metavar="RTT_S", required=True)
-    parser.add_argument("targets", nargs="+", metavar="HOST:PORT")
-    options = parser.parse_args()
-    relay(options.relay, options.targets)
-
-
-if __name__ == "__main__":
-    main()
+def _surroundings() -> dict[str, str]:
+    surroundings = environment()
+    surroundings["PYTHONPATH"] += os.pathsep + str(ROOT)
+    return surroundings

@@ -24,8 +24,10 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerError, UsageError
 from pipegrid.flow.budget import Budget
+from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.together import together
 from pipegrid.flow.trace import Tracing
+from pipegrid.flow.window import FixedWindow
 from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
@@ -125,6 +127,7 @@ class Grid:
         *,
         tracer: Tracing | None = None,
         wait_for: int = 0,
+        window_bytes: int | None = None,
     ) -> Deferred[Grid]:
         """
         Open the grid that a directory configures; nothing is waited for.
@@ -136,11 +139,13 @@ class Grid:
             tracer: gets a span for each request and each job of the CPU; closing it is up to you.
             wait_for: how many servers must answer before the first operation begins; by default
                 it begins when as many are known as it needs.
+            window_bytes: how much may be unacknowledged by each server, always; by default it is
+                measured all the time what the way to a server needs.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
-        return Deferred.fromCoroutine(cls._open(reactor, directory, tracer, wait_for))
+        return Deferred.fromCoroutine(cls._open(reactor, directory, tracer, wait_for, window_bytes))
 
     @classmethod
     async def _open(
@@ -149,6 +154,7 @@ class Grid:
         directory: str | os.PathLike[str] | None,
         tracer: Tracing | None,
         wait_for: int,
+        fixed_window_bytes: int | None,
     ) -> Grid:
         created = None
         path = configuration.default_directory() if directory is None else Path(directory)
@@ -171,23 +177,26 @@ class Grid:
         total_shares = config.params.total_shares
         maximum = window_bytes(total_shares if introducers else min(len(static) or 1, total_shares))
 
-        def open_traced(known: KnownServer) -> Peer:
-            peer = open_server(real_reactor, known, maximum, force_foolscap=config.force_foolscap)
+        def finished(peer: Peer) -> Peer:
             if tracer is not None:
                 peer.server = TracedServer(peer.server, tracer)
+            if fixed_window_bytes is not None:
+                peer.pipeline = Pipeline(FixedWindow(fixed_window_bytes), reactor)
             return peer
 
+        def open_finished(known: KnownServer) -> Peer:
+            return finished(
+                open_server(real_reactor, known, maximum, force_foolscap=config.force_foolscap)
+            )
+
         warnings = Warnings(config.warnings)
-        members = Members([], open_traced, config.preferred, warnings)
+        members = Members([], open_finished, config.preferred, warnings)
         for server in static:
             members.add_static(server)
         local = None
         if config.local is not None:
             local = open_local(real_reactor, config.local)
-            for peer in local.peers:
-                if tracer is not None:
-                    peer.server = TracedServer(peer.server, tracer)
-                members.peers.append(peer)
+            members.peers += map(finished, local.peers)
         if not members.peers and not introducers:
             raise UsageError(
                 f"{path} names no servers that can be used; "

@@ -1,0 +1,71 @@
+"""``pipegrid speedtest``: how far from the wire? The commands of the group are loaded when they are named."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from pipegrid.cli.options import common_options
+
+HOMES = {
+    "run": "speedtest_run",
+    "selfcheck": "speedtest_run",
+    "compare": "speedtest_results",
+    "report": "speedtest_results",
+    "responder": "speedtest_paths",
+    "proxy": "speedtest_paths",
+}
+"""The module of each command, in which it is called as it is here."""
+
+DEFAULT = "run"
+SELF_CHECK = "--self-check"
+
+_FLAGS = ("-v", "--verbose", "-q", "--quiet", "--json")
+_VALUED = ("-d", "--directory", "--trace")
+_HELP = ("-h", "--help")
+
+
+class SpeedTestGroup(click.Group):
+    """``run`` is meant where no command is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, with the name of the command in its place."""
+        return super().parse_args(ctx, with_command(args))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names."""
+        return list(HOMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one command, or None."""
+        home = HOMES.get(cmd_name)
+        if home is None:
+            return None
+        command = getattr(import_module(f"pipegrid.cli.{home}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+def with_command(args: list[str]) -> list[str]:
+    """Return arguments in which a command is named, behind the group's own options."""
+    at = 0
+    while at < len(args) and args[at].partition("=")[0] in (*_FLAGS, *_VALUED):
+        at += 2 if args[at] in _VALUED else 1
+    own, rest = args[:at], args[at:]
+    if rest[:1] == [SELF_CHECK]:
+        return [*own, "selfcheck", *rest[1:]]
+    if not rest or (rest[0].startswith("-") and rest[0] not in _HELP):
+        return [*own, DEFAULT, *rest]
+    return args
+
+
+@click.group(name="speedtest", cls=SpeedTestGroup, subcommand_metavar="[COMMAND] [ARGS]...")
+@common_options
+def command() -> None:
+    """
+    Measure what files cost: in round trips, and beside raw TCP on the same path in the same run.
+
+    Without a command, 'run' is meant: 'pipegrid speedtest --link dsl'. It measures a private grid, which it
+    starts and removes again; with -d, the grid of that directory.
+    """

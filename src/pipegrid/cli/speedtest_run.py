@@ -1,0 +1,347 @@
+"""``pipegrid speedtest run`` and ``selfcheck``: measure, and say what came of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
+from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.outcome import ExitStatus, Interrupted
+
+if TYPE_CHECKING:
+    from pipegrid.core.params import Params
+    from pipegrid.speedtest.probe import Responder
+    from pipegrid.speedtest.results import Link, Run
+    from pipegrid.speedtest.scenarios import Scenario
+    from pipegrid.speedtest.targets import Target
+
+DEFAULT_LINK = "wan"
+NO_LINK = "none"
+AUTO = "auto"
+
+
+def window(text: str) -> int | None:
+    """Return the bytes of a window; None for ``auto``."""
+    return None if text == AUTO else byte_size(text)
+
+
+class SpeedTestJob(GridJob):
+    """A job with a reactor, which opens grids itself, if any."""
+
+    def __init__(self, measure: Callable[[Any, Invocation], Any]) -> None:
+        self._measure = measure
+
+    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        """Do it; errors and cancellation become a sentence and a status."""
+        from twisted.internet.defer import CancelledError
+
+        console = invocation.console
+        try:
+            return int(await self._measure(reactor, invocation))
+        except (CancelledError, Interrupted):
+            return console.complain(Interrupted())
+        except Exception as error:
+            return failure(error, console)
+
+
+@click.command(name="run")
+@click.option(
+    "--servers", type=click.IntRange(1, 100), metavar="N", help="Of the private grid.  [10]"
+)
+@click.option(
+    "--transport", type=click.Choice(["gbs", "foolscap"]), help="To the private grid.  [gbs]"
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["none", "batch", "strict"]),
+    help="Of the private grid.  [batch]",
+)
+@click.option("--gateway", metavar="URL", help="Measure PUT URL/uri and GET URL/uri/CAP.")
+@click.option(
+    "--link",
+    metavar="PROFILE",
+    help="Emulated before the private grid: dsl, colo, wan, lfn, or none.  [wan]",
+)
+@click.option("--rtt", metavar="TIME", help="Round trip of the link, such as 11ms.")
+@click.option("--up", metavar="RATE", help="Towards the servers, such as 80kB/s or 10Mbit/s.")
+@click.option("--down", metavar="RATE", help="From the servers.")
+@click.option("--rounds", type=click.IntRange(1, 1000), metavar="N", help="Samples of each.  [5]")
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="A scenario or group; may be given several times."
+)
+@click.option("--quick", is_flag=True, help="One round of something small of each kind.")
+@click.option(
+    "--window",
+    type=window,
+    default=AUTO,
+    metavar="SIZE",
+    help="Bytes in flight per server.  [auto]",
+)
+@click.option("-k", "--required", type=click.IntRange(1, 256), metavar="K")
+@click.option("-n", "--total", type=click.IntRange(1, 256), metavar="N")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the contents.  [random]")
+@click.option(
+    "--responder",
+    "responders",
+    multiple=True,
+    metavar="ADDRESS",
+    help="What 'speedtest responder' printed at the other end: raw TCP is measured with it.",
+)
+@click.option(
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Where the private grid keeps its shares.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github-smaller", "github-bigger"]),
+    help="On standard output.  [text; json with --json]",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write run.json and report.html there; runs add up to a history.",
+)
+@common_options
+def run(**given: Any) -> GridJob:
+    """
+    Measure a grid, or a gateway.
+
+    By default a private grid of ten servers on this machine is started, behind an emulated link of 100 Mbit/s
+    and 40 ms. With -d it is the grid of that directory, as the network is.
+    """
+
+    async def measure(reactor: Any, invocation: Invocation) -> int:
+        return await _measure(reactor, invocation, given)
+
+    return SpeedTestJob(measure)
+
+
+async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) -> int:
+    import attrs
+
+    from pipegrid.speedtest import formats, runner
+    from pipegrid.speedtest.baseline import Effort
+
+    console = invocation.console
+    target = make_target(reactor, invocation.directory, given)
+    rounds = given["rounds"] or (1 if given["quick"] else runner.DEFAULT_ROUNDS)
+    seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
+    settings = runner.Settings(rounds, seed, given["window"])
+    if given["quick"]:
+        effort = Effort(rounds=1, sample_s=0.1, pings=5)
+        settings = attrs.evolve(settings, effort=effort)
+    form = given["form"] or (formats.JSON if console.json else formats.TEXT)
+    output = None if given["output"] is None else prepare_output(Path(given["output"]))
+    result = await runner.run(
+        reactor, target, lambda up: choose(up, given, console), settings, console.say
+    )
+    if form == formats.JSON:
+        import json
+
+        fields = json.loads(result.as_json())
+        text = result.as_json().rstrip("\n")
+        console.result(text, fields)
+    else:
+        console.results.write(formats.formatted(result, form).encode("utf-8") + b"\n")
+        console.results.flush()
+    if output is not None:
+        write_output(output, result, console)
+    return ExitStatus.DONE
+
+
+def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> Target:
+    """
+    Return what the options want measured.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    from pipegrid.errors import UsageError
+    from pipegrid.speedtest import targets
+
+    private = ("servers", "transport", "durability", "link", "rtt", "up", "down", "scratch")
+    encoding = ("required", "total")
+    if given["gateway"] is not None or directory is not None:
+        what = "a gateway" if given["gateway"] is not None else "the grid of a directory"
+        names = (*private, *encoding)
+        wrong = next((name for name in names if given[name] is not None), None)
+        if given["gateway"] is not None and directory is not None:
+            raise UsageError("choose one of -d and --gateway")
+        if wrong is not None:
+            raise UsageError(f"--{wrong} is for private grids; {what} is measured as it is")
+        responders = [responder(text) for text in given["responders"]]
+        if given["gateway"] is not None:
+            return targets.Gateway(reactor, given["gateway"], responders)
+        return targets.ConfiguredGrid(reactor, Path(str(directory)), responders)
+    if given["responders"]:
+        raise UsageError("a private grid has responders of its own; --responder is for remote ones")
+    servers = given["servers"] or targets.DEFAULT_SERVERS
+    return targets.PrivateGrid(
+        reactor,
+        servers,
+        transport=given["transport"] or targets.GBS,
+        link=link_of(given),
+        params=params_of(given, targets.fitting_params(servers), servers),
+        durability=given["durability"] or "batch",
+        scratch=None if given["scratch"] is None else Path(given["scratch"]),
+    )
+
+
+def link_of(given: dict[str, Any]) -> Link | None:
+    """Return the link that the options want: the usual one if none."""
+    from pipegrid.errors import UsageError
+    from pipegrid.speedtest.links import make_link
+
+    profile = given["link"]
+    details = [given[name] for name in ("rtt", "up", "down")]
+    if profile == NO_LINK:
+        if any(details):
+            raise UsageError("--link none is no link; --rtt, --up and --down describe one")
+        return None
+    if profile is None and not any(details):
+        profile = DEFAULT_LINK
+    return make_link(profile, *details)
+
+
+def params_of(given: dict[str, Any], default: Params, servers: int) -> Params:
+    """Return how files are encoded."""
+    from pipegrid.core.params import Params
+
+    required, total = given["required"], given["total"]
+    total = default.total_shares if total is None else total
+    required = min(default.required_shares, total) if required is None else required
+    return Params(required, total)
+
+
+def responder(text: str) -> Responder:
+    """Return a responder by what it printed."""
+    from pipegrid.speedtest.probe import parse_responder
+
+    return parse_responder(text)
+
+
+def choose(target: Target, given: dict[str, Any], console: Console) -> Sequence[Scenario]:
+    """
+    Return the scenarios that are wanted, that the target can do, and that its link lets through.
+
+    Raises:
+        UsageError: that leaves none.
+    """
+    from pipegrid.errors import UsageError
+    from pipegrid.speedtest import scenarios
+    from pipegrid.speedtest.results import COLD_START, SCENARIO
+
+    if given["quick"]:
+        known = scenarios.quick(target.params, target.servers)
+    else:
+        known = scenarios.full(target.link, target.params, target.servers)
+    chosen = scenarios.choose(known, given["only"])
+    if not target.adjustable:
+        chosen = [each for each in chosen if each.group == SCENARIO]
+    if target.directory is None:
+        chosen = [each for each in chosen if each.group != COLD_START]
+    within, beyond = scenarios.split_by_patience(chosen, target.link, target.params)
+    if beyond and given["only"] and not within:
+        within, beyond = beyond, []  # asked for by name
+    if beyond:
+        names = ", ".join(each.title for each in beyond)
+        console.say(f"left out, since they would take minutes on this link: {names}")
+    if not within:
+        raise UsageError(f"nothing that was chosen can be measured on {target}; choose other names")
+    return within
+
+
+def prepare_output(directory: Path) -> Path:
+    """
+    Make the directory; before the measuring, so that nothing is measured in vain.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    from pipegrid.errors import UsageError
+
+    try:
+        (directory / "history").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {directory}: {error.strerror}; choose another") from error
+    return directory
+
+
+def write_output(directory: Path, result: Run, console: Console) -> None:
+    """
+    Write the run and the report on it, with what the directory's history holds.
+
+    Raises:
+        SinkError: a file cannot be written.
+    """
+    from pipegrid.cli.outcome import sentence
+    from pipegrid.errors import SinkError, UsageError
+    from pipegrid.speedtest.report import write_report
+
+    stamp = result.when.replace(":", "").replace("-", "")
+    history = earlier_runs(directory / "history", result)
+    try:
+        for path in (directory / "run.json", directory / "history" / f"{stamp}.json"):
+            path.write_text(result.as_json(), "utf-8")
+    except OSError as error:
+        raise SinkError(f"cannot write to {directory}: {error.strerror}") from error
+    console.say(f"samples: {directory / 'run.json'}")
+    try:
+        write_report(directory / "report.html", result, history)
+    except UsageError as error:
+        console.say(f"no report: {sentence(error)}")
+    else:
+        console.say(f"report: {directory / 'report.html'}")
+
+
+def earlier_runs(directory: Path, result: Run) -> list[Run]:
+    """Return the runs of a directory that measured the same, oldest first."""
+    import attrs
+
+    from pipegrid.errors import UsageError
+    from pipegrid.speedtest.results import parse_run
+
+    def what(run: Run) -> Any:
+        return attrs.evolve(run.parameters, seed=0, rounds=0)
+
+    runs = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            runs.append(parse_run(path.read_bytes(), str(path)))
+        except (OSError, UsageError):  # noqa: PERF203  of an older version, perhaps
+            continue
+    return [each for each in runs if what(each) == what(result)]
+
+
+@click.command(name="selfcheck")
+@common_options
+def selfcheck() -> GridJob:
+    """
+    Measure what is known: does the speed test tell the truth on this machine?
+
+    Raw streams measured as if they were a scenario must come out as 100 % of raw TCP, within 3 %; an emulated
+    round trip of 100 ms as 100 ms, within 1 ms; 10 Mbit/s as that, within 2 %. The status is 1 if not.
+    """
+
+    async def measure(reactor: Any, invocation: Invocation) -> int:
+        import attrs
+
+        from pipegrid.speedtest.selfcheck import self_check
+
+        console = invocation.console
+        checks = await self_check(reactor, console.say)
+        for check in checks:
+            console.result(str(check), {**attrs.asdict(check), "passed": check.passed})
+        return ExitStatus.DONE if all(check.passed for check in checks) else ExitStatus.FAILED
+
+    return SpeedTestJob(measure)

@@ -1,0 +1,400 @@
+"""
+A run of the speed test: what is measured, in which order, so that the figures mean something.
+
+Every round goes through all scenarios, so that whatever disturbs the machine for a while disturbs all of them
+(A B A B, not A A B B). Files are fresh in every round, and compared when they come back. Connections are up,
+except where connecting is what is measured: a small file goes and comes before the clock starts. Raw
+TCP is measured on the same path before and after, round trips in every round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+import pipegrid
+from pipegrid.core.params import Params
+from pipegrid.errors import GridError
+from pipegrid.flow.together import together
+from pipegrid.flow.trace import Tracer
+from pipegrid.speedtest.baseline import Effort, join, measure_baselines
+from pipegrid.speedtest.clients import Session
+from pipegrid.speedtest.contents import Comparing, Contents
+from pipegrid.speedtest.processes import environment
+from pipegrid.speedtest.results import (
+    COLD_START,
+    DOWN,
+    UP,
+    Baseline,
+    Measurement,
+    Parameters,
+    RoundTrip,
+    Run,
+    Timeline,
+)
+from pipegrid.speedtest.scenarios import AUTO, Scenario
+from pipegrid.speedtest.targets import Target, check_room, in_thread
+from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
+
+Say = Callable[[str], object]
+
+DEFAULT_ROUNDS = 5
+MAX_ROUNDS = 1000
+COMMAND_TIMEOUT_S = 120.0
+_WARM_BYTES = 200
+_TIMELINE_NAME = "1x 200B"
+_LIBRARIES = ("Twisted", "cryptography", "pycryptodome", "zfec", "httptools", "foolscap")
+
+
+@attrs.frozen
+class Settings:
+    """
+    How a run is done.
+
+    Attributes:
+        rounds: samples of each scenario that has no limit of its own.
+        seed: of the files' contents.
+        window_bytes: of the pipelines; None is ``auto``.
+        pings: of each server, in each round.
+        effort: for raw TCP.
+    """
+
+    rounds: int = DEFAULT_ROUNDS
+    seed: int = 0
+    window_bytes: int | None = None
+    pings: int = 3
+    effort: Effort = attrs.field(factory=lambda: Effort(rounds=2))
+
+
+def run(
+    reactor: Any,
+    target: Target,
+    choose: Callable[[Target], Sequence[Scenario]],
+    settings: Settings,
+    say: Say,
+) -> Deferred[Run]:
+    """
+    Measure a target, which is started and stopped here.
+
+    Args:
+        choose: what to measure, now that the target is up and says what it is like.
+        say: is told how it goes, a line at a time.
+
+    Raises (through the Deferred):
+        UsageError: too little room, or nothing to measure.
+        PipegridError: the target cannot be reached, refuses, or gives other bytes back.
+    """
+    return Deferred.fromCoroutine(_run(reactor, target, choose, settings, say))
+
+
+async def _run(
+    reactor: Any,
+    target: Target,
+    choose: Callable[[Target], Sequence[Scenario]],
+    settings: Settings,
+    say: Say,
+) -> Run:
+    began, when = time.monotonic(), datetime.now(timezone.utc)
+    try:
+        await target.start()
+        say(f"measuring {target}")
+        scenarios = choose(target)
+        await check_room(
+            target, sum(each.stored_bytes(target.params, settings.rounds) for each in scenarios)
+        )
+        before = await _baselines(reactor, target, settings.effort, say)
+        rounds = Rounds(reactor, target, scenarios, settings, say)
+        await rounds.do()
+        timeline = await record(reactor, target, rounds.round_trips)
+        after = await _baselines(reactor, target, settings.effort, say)
+    finally:
+        await target.stop()
+    parameters = Parameters(
+        target.kind,
+        target.transport,
+        target.servers,
+        target.params.required_shares,
+        target.happy,
+        target.params.total_shares,
+        settings.rounds,
+        settings.seed,
+        AUTO if settings.window_bytes is None else str(settings.window_bytes),
+        target.durability,
+        target.link,
+    )
+    return Run(
+        when=when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        took_s=time.monotonic() - began,
+        commit=commit(),
+        versions=versions(),
+        machine=machine(),
+        parameters=parameters,
+        round_trips=tuple(rounds.round_trips),
+        baselines=join(before, after),
+        measurements=tuple(rounds.measurements),
+        timeline=timeline,
+    )
+
+
+async def _baselines(reactor: Any, target: Target, effort: Effort, say: Say) -> list[Baseline]:
+    if not target.responders:
+        return []
+    say("measuring raw TCP on the same path")
+    return await measure_baselines(reactor, target.responders, effort)
+
+
+class Rounds:
+    """
+    The rounds, and what they have measured so far.
+
+    Attributes:
+        round_trips: of each server, over all rounds.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        target: Target,
+        scenarios: Sequence[Scenario],
+        settings: Settings,
+        say: Say,
+    ) -> None:
+        self._reactor = reactor
+        self._target = target
+        self._scenarios = scenarios
+        self._settings = settings
+        self._say = say
+        self._contents = Contents(settings.seed)
+        self._samples: dict[tuple[Scenario, str], list[float]] = {}
+        self.round_trips: list[RoundTrip] = []
+
+    async def do(self) -> None:
+        """Do all rounds."""
+        session = await self._target.open(self._settings.window_bytes)
+        try:
+            await self._warm(session)
+            await self._series(session, _WARM_UP, self._contents.files(_WARM_UP.sizes))
+            for number in range(self._settings.rounds):
+                self._note(await self._target.round_trips(self._settings.pings))
+                for scenario in self._scenarios:
+                    if scenario.counts_in(number):
+                        await self._measure(scenario, session, number)
+        finally:
+            await session.close()
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """What was measured, in the order of the scenarios."""
+        return [
+            self._measurement(scenario, direction, samples)
+            for (scenario, direction), samples in self._samples.items()
+        ]
+
+    def _measurement(self, scenario: Scenario, direction: str, samples: list[float]) -> Measurement:
+        required, total = scenario.encoding or (None, None)
+        return Measurement(
+            scenario.name,
+            scenario.group,
+            direction,
+            scenario.files,
+            scenario.mean_bytes,
+            scenario.wire_bytes(direction, self._target.params),
+            samples,
+            scenario.at_once,
+            scenario.window_bytes,
+            required,
+            total,
+        )
+
+    def _note(self, trips: Sequence[RoundTrip]) -> None:
+        if not self.round_trips:
+            self.round_trips = list(trips)
+            return
+        self.round_trips = [
+            attrs.evolve(known, samples_s=known.samples_s + new.samples_s)
+            for known, new in zip(self.round_trips, trips, strict=True)
+        ]
+
+    async def _measure(self, scenario: Scenario, session: Session, number: int) -> None:
+        files = self._contents.files(scenario.sizes)
+        gc.collect()  # so that no scenario pays for another's garbage
+        if scenario.group == COLD_START:
+            times = await in_thread(self._reactor, self._command, files[0])
+        elif scenario.fresh or scenario.fixed_window:
+            window = scenario.window_bytes if scenario.fixed_window else self._settings.window_bytes
+            own = await self._target.open(window)
+            try:
+                if not scenario.fresh:
+                    await self._warm(own)
+                times = await self._series(own, scenario, files)
+            finally:
+                await own.close()
+        else:
+            await self._warm(session)
+            times = await self._series(session, scenario, files)
+        for direction, took_s in times.items():
+            self._samples.setdefault((scenario, direction), []).append(took_s)
+        told = ", ".join(f"{took_s:.3f} {direction}" for direction, took_s in times.items())
+        self._say(f"round {number + 1} of {self._settings.rounds}: {scenario.title}: {told}")
+
+    async def _warm(self, session: Session) -> None:
+        """Have connections to all servers up, which end when they are idle for a minute."""
+        target = self._target
+        count = 1 if target.servers <= target.params.total_shares else 3 * target.servers
+        files = self._contents.files([_WARM_BYTES] * min(count, 100))
+        caps = await together([Deferred.fromCoroutine(session.put(file)) for file in files])
+        for cap, file in zip(caps, files, strict=True):
+            await session.get(cap, Comparing(file))
+
+    async def _series(
+        self, session: Session, scenario: Scenario, files: Sequence[bytes]
+    ) -> dict[str, float]:
+        """Store the files and fetch them; returns the seconds of each direction."""
+        params: Params | None = None
+        if scenario.encoding is not None:
+            params = scenario.params(self._target.params)
+        began = time.perf_counter()
+        if scenario.at_once:
+            caps = await together(
+                [Deferred.fromCoroutine(session.put(file, params)) for file in files]
+            )
+        else:
+            caps = [await session.put(file, params) for file in files]
+        times = {UP: time.perf_counter() - began}
+        if not scenario.fetches:
+            return times
+        sinks = [Comparing(file) for file in files]
+        pairs = list(zip(caps, sinks, strict=True))
+        gc.collect()
+        began = time.perf_counter()
+        if scenario.at_once:
+            await together([Deferred.fromCoroutine(session.get(*pair)) for pair in pairs])
+        else:
+            for pair in pairs:
+                await session.get(*pair)
+        times[DOWN] = time.perf_counter() - began
+        for sink in sinks:
+            sink.check()
+        return times
+
+    def _command(self, content: bytes) -> dict[str, float]:
+        """Time the command itself, from the start of its process to the end."""
+        with tempfile.TemporaryDirectory() as scratch:
+            source, copy = Path(scratch, "file"), Path(scratch, "copy")
+            source.write_bytes(content)
+            began = time.perf_counter()
+            cap = self._pipegrid("put", str(source))
+            up_s = time.perf_counter() - began
+            began = time.perf_counter()
+            self._pipegrid("get", cap, "-o", str(copy))
+            down_s = time.perf_counter() - began
+            comparing = Comparing(content)
+            comparing.write(copy.read_bytes())
+            comparing.check()
+        return {UP: up_s, DOWN: down_s}
+
+    def _pipegrid(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "pipegrid.cli", "-q", "-d", str(self._target.directory)]
+        done = subprocess.run(
+            [*command, *arguments],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+        if done.returncode:
+            said = done.stderr.strip().rpartition("\n")[2].removeprefix("pipegrid: ")
+            raise GridError(f"'pipegrid {arguments[0]}' ended with {done.returncode}: {said}")
+        return done.stdout.strip()
+
+
+_WARM_UP = Scenario("warm-up", "scenario", (10**6,))
+
+
+async def record(reactor: Any, target: Target, round_trips: Sequence[RoundTrip]) -> Timeline | None:
+    """Record one upload of a small file; None if the target hides its servers, or they are in process."""
+    if not target.adjustable or not round_trips:
+        return None
+    contents = Contents(time.time_ns())
+    recorder = Recorder(time.perf_counter)
+    zero = reactor.seconds()
+    tracer = None if target.names else Tracer(reactor.seconds)
+    watching: Any = RecordingReactor(reactor, recorder, target.names) if target.names else reactor
+    session = await target.open(reactor=watching, tracer=tracer)
+    try:
+        warm, file = contents.files([_WARM_BYTES] * 2)
+        await session.put(warm)
+        gc.collect()
+        recorder.start()
+        since_us = (reactor.seconds() - zero) * 1e6
+        began = time.perf_counter()
+        await session.put(file)
+        took_s = time.perf_counter() - began
+        bursts = recorder.stop()
+    finally:
+        await session.close()
+    if tracer is not None:
+        bursts = from_spans(tracer.events(), since_us)
+    rtt_s = statistics.fmean(each.average_s for each in round_trips)
+    return Timeline(_TIMELINE_NAME, rtt_s, took_s, bursts)
+
+
+# What a run says about itself.
+
+
+def commit() -> str | None:
+    """Return the commit of the working copy that this package is in, ``+`` behind it if it was changed."""
+    here = Path(pipegrid.__file__).resolve().parent
+    root = here.parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "--short", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=root, check=True, capture_output=True, text=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of pipegrid, python, and libraries that matter."""
+    found = {"pipegrid": pipegrid.__version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name.lower()] = importlib.metadata.version(name)
+    return found
+
+
+def machine() -> dict[str, str]:
+    """Return what figures depend on besides."""
+    found = {
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "cores": str(os.cpu_count() or "?"),
+    }
+    with contextlib.suppress(OSError, ValueError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        found["memory"] = f"{memory / 2**30:.1f} GiB"
+    return found

@@ -1,0 +1,296 @@
+"""
+What the speed test measures: how many files of which sizes, in which order, with which settings.
+
+Pure numbers; ``runner`` does it. A scenario is stored and then fetched, and both are timed apart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from pipegrid.core.layout import for_geometry, share_length
+from pipegrid.core.params import MAX_LITERAL_BYTES, Params
+from pipegrid.errors import UsageError
+from pipegrid.speedtest.results import (
+    COLD_START,
+    DOWN,
+    ENCODING,
+    SCENARIO,
+    UP,
+    WINDOW,
+    Link,
+)
+
+KB = 10**3
+MB = 10**6
+
+STARTUP = "startup"
+COMMAND = "command 200B"
+AUTO = "auto"
+
+WINDOWS = (10 * KB, 30 * KB, 50 * KB, 100 * KB, 300 * KB, MB, 4 * MB, 16 * MB)
+"""Bytes. 50 KB is the default of old; 16 MB is more than any server needs on these links."""
+
+ENCODINGS = ((1, 1), (1, 10), (3, 5), (3, 10), (7, 10), (10, 10))
+"""Shares needed, shares made."""
+
+MIXED_FILES = 1000
+MIXED_SMALLEST, MIXED_LARGEST = 100, 100 * KB
+_MIXED_SEED = 1000  # the same sizes in all runs, or they could not be compared
+
+SWEEP_S = 0.5
+"""How long a transfer of the window sweep should take at the link's rate, round trips aside."""
+SWEEP_LEAST, SWEEP_MOST = 100 * KB, 30 * MB
+_SWEEP_UNLIMITED = 10 * MB
+
+ALL_ROUNDS_S = 75.0
+"""What all rounds of one scenario may take, by the link alone: a full run is to end in five minutes."""
+
+PATIENCE_S = 60.0
+"""A scenario of which one transfer would take longer than this, by the link's rate alone, is left out."""
+
+
+@attrs.frozen
+class Scenario:
+    """
+    Some files, stored and fetched again.
+
+    Attributes:
+        name: unique in its group.
+        group: see ``results.GROUPS``.
+        sizes: of the files, in bytes, each more than fits in a cap.
+        at_once: whether they go together, not one after the other.
+        fresh: the first thing that a client does: connecting is a part of what is measured.
+        window_bytes: of the pipelines; None is the run's own.
+        fixed_window: whether ``window_bytes`` counts; a sweep's ``auto`` says None and True.
+        encoding: shares needed and made, if other than the run's own.
+        fetches: whether getting the files back is measured, too.
+        most_rounds: rounds beyond so many leave it out, since it takes long; None for no limit.
+    """
+
+    name: str
+    group: str
+    sizes: tuple[int, ...]
+    at_once: bool = False
+    fresh: bool = False
+    window_bytes: int | None = None
+    fixed_window: bool = False
+    encoding: tuple[int, int] | None = None
+    fetches: bool = True
+    most_rounds: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name among all scenarios: that of the window sweep's ``1MB`` is ``window 1MB``."""
+        return f"{WINDOW} {self.name}" if self.group == WINDOW else self.name
+
+    @property
+    def files(self) -> int:
+        """How many files there are."""
+        return len(self.sizes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Plaintext of all files."""
+        return sum(self.sizes)
+
+    @property
+    def mean_bytes(self) -> int:
+        """Plaintext of a file, rounded."""
+        return round(self.total_bytes / self.files)
+
+    def params(self, default: Params) -> Params:
+        """Return how its files are encoded."""
+        if self.encoding is None:
+            return default
+        required, total = self.encoding
+        return attrs.evolve(default, required_shares=required, total_shares=total)
+
+    def wire_bytes(self, direction: str, default: Params) -> int:
+        """Return the bytes of shares that have to pass the link, for all files."""
+        params = self.params(default)
+        shares = params.total_shares if direction == UP else params.required_shares
+        return shares * sum(share_bytes(size, params) for size in self.sizes)
+
+    def stored_bytes(self, default: Params, rounds: int) -> int:
+        """Return what all rounds leave on the servers' disks, the first, uncounted one included."""
+        if self.most_rounds is not None:
+            rounds = min(rounds, self.most_rounds)
+        return (rounds + 1) * self.wire_bytes(UP, default)
+
+    def counts_in(self, round_number: int) -> bool:
+        """Return whether a round, counted from 0, has it."""
+        return self.most_rounds is None or round_number < self.most_rounds
+
+
+def share_bytes(size: int, params: Params) -> int:
+    """Return the length of each share of a file; 0 if the cap holds it."""
+    if size <= MAX_LITERAL_BYTES:
+        return 0
+    geometry = params.geometry(size)
+    return share_length(geometry, for_geometry(geometry))
+
+
+def size_name(size: int) -> str:
+    """Return a size as it is called here: ``200B``, ``10KB``, ``100MB``."""
+    for unit, letters in ((MB, "MB"), (KB, "KB")):
+        if size >= unit:
+            return f"{size / unit:g}{letters}"
+    return f"{size}B"
+
+
+def series(count: int, size: int, most_rounds: int | None = None) -> Scenario:
+    """Return the classic scenario: so many files, one after the other."""
+    return Scenario(
+        f"{count}x {size_name(size)}", SCENARIO, (size,) * count, most_rounds=most_rounds
+    )
+
+
+def large(size: int, most_rounds: int | None = None) -> Scenario:
+    """Return the classic scenario of one large file."""
+    return Scenario(size_name(size), SCENARIO, (size,), most_rounds=most_rounds)
+
+
+def mixed(files: int = MIXED_FILES) -> Scenario:
+    """Return files of sizes spread evenly over the orders of magnitude, at once; always the same ones."""
+    rng = random.Random(_MIXED_SEED)
+    ratio = MIXED_LARGEST / MIXED_SMALLEST
+    sizes = tuple(round(MIXED_SMALLEST * ratio ** rng.random()) for _ in range(files))
+    return Scenario(f"{files} mixed sizes", SCENARIO, sizes, at_once=True, most_rounds=3)
+
+
+def window_sweep(
+    size: int, windows: Iterable[int] = WINDOWS, most_rounds: int | None = None
+) -> list[Scenario]:
+    """Return the window sweep: one file, through each fixed window, and ``auto``."""
+    points: list[int | None] = [*windows, None]
+    return [
+        Scenario(
+            AUTO if window is None else size_name(window),
+            WINDOW,
+            (size,),
+            window_bytes=window,
+            fixed_window=True,
+            fetches=False,  # a window bounds what is sent
+            most_rounds=most_rounds,
+        )
+        for window in points
+    ]
+
+
+def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> list[Scenario]:
+    """Return the sweep of k of n, as far as so many servers allow."""
+    return [
+        Scenario(f"{k} of {n}", ENCODING, (size,), encoding=(k, n), most_rounds=most_rounds)
+        for k, n in ENCODINGS
+        if n <= servers
+    ]
+
+
+def sweep_bytes(link: Link | None, params: Params) -> int:
+    """Return the size of the window sweep's file: long enough on this link, and no longer."""
+    if link is None or link.up_bytes_per_s is None:
+        return _SWEEP_UNLIMITED
+    seconds = max(SWEEP_S, 10 * link.rtt_s)
+    size = link.up_bytes_per_s * seconds * params.required_shares / params.total_shares
+    rounded = int(float(f"{size:.0e}"))
+    return min(max(rounded, SWEEP_LEAST), SWEEP_MOST)
+
+
+def transfers_s(scenario: Scenario, link: Link | None, params: Params) -> tuple[float, float]:
+    """Return the least that storing and fetching can take, by the link alone."""
+    if link is None:
+        return 0.0, 0.0
+    trips_s = link.rtt_s * (1 if scenario.at_once else scenario.files)
+    up_s, down_s = trips_s, trips_s
+    if link.up_bytes_per_s:
+        up_s += scenario.wire_bytes(UP, params) / link.up_bytes_per_s
+    if link.down_bytes_per_s:
+        down_s += scenario.wire_bytes(DOWN, params) / link.down_bytes_per_s
+    return up_s, down_s if scenario.fetches else 0.0
+
+
+def in_time(scenario: Scenario, link: Link | None, params: Params) -> Scenario:
+    """Return a scenario with as few rounds as keep it within ``ALL_ROUNDS_S``, and at least two."""
+    round_s = sum(transfers_s(scenario, link, params))
+    if not round_s:
+        return scenario
+    rounds = max(2, int(ALL_ROUNDS_S / round_s))
+    if scenario.most_rounds is not None:
+        rounds = min(rounds, scenario.most_rounds)
+    return attrs.evolve(scenario, most_rounds=rounds)
+
+
+def full(link: Link | None, params: Params, servers: int) -> list[Scenario]:
+    """Return all scenarios, the shorter ones of each group first."""
+    scenarios = [
+        Scenario(STARTUP, SCENARIO, (200,), fresh=True),
+        series(1, 200),
+        series(10, 200),
+        series(100, 200, most_rounds=3),
+        large(MB),
+        large(10 * MB),
+        Scenario("100x 200B at once", SCENARIO, (200,) * 100, at_once=True),
+        mixed(),
+        large(100 * MB, most_rounds=3),
+        *window_sweep(sweep_bytes(link, params)),
+        *encoding_sweep(MB, servers),
+        Scenario(COMMAND, COLD_START, (200,), fresh=True),
+    ]
+    return [in_time(each, link, params) for each in scenarios]
+
+
+def quick(params: Params, servers: int) -> list[Scenario]:
+    """Return something of each kind, small: it shows that all works, and little else."""
+    return [
+        Scenario(STARTUP, SCENARIO, (200,), fresh=True),
+        series(1, 200),
+        series(10, 200),
+        large(MB),
+        Scenario("10x 200B at once", SCENARIO, (200,) * 10, at_once=True),
+        *window_sweep(100 * KB, (10 * KB, MB)),
+        *encoding_sweep(10 * KB, servers)[:1],
+        Scenario(COMMAND, COLD_START, (200,), fresh=True),
+    ]
+
+
+def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenario]:
+    """
+    Return those whose name or group is wanted; all if nothing is.
+
+    Args:
+        wanted: titles or groups; case does not matter. A text that is neither chooses the titles that have it
+            in them.
+
+    Raises:
+        UsageError: one of them is no scenario.
+    """
+    if not wanted:
+        return list(scenarios)
+    chosen: list[Scenario] = []
+    for text in wanted:
+        word = text.casefold()
+        exact = [
+            each for each in scenarios if word in (each.title.casefold(), each.group.casefold())
+        ]
+        found = exact or [each for each in scenarios if word in each.title.casefold()]
+        if not found:
+            titles = ", ".join(each.title for each in scenarios if each.group != WINDOW)
+            raise UsageError(f"there is no scenario {text!r}; choose of {titles}, or {WINDOW}")
+        chosen += found
+    return [each for each in scenarios if each in chosen]
+
+
+def split_by_patience(
+    scenarios: Iterable[Scenario], link: Link | None, params: Params
+) -> tuple[list[Scenario], list[Scenario]]:
+    """Return those that the link lets through in reasonable time, and those that it does not."""
+    within: list[Scenario] = []
+    beyond: list[Scenario] = []
+    for each in scenarios:
+        longest_s = max(transfers_s(each, link, params))
+        (within if longest_s <= PATIENCE_S else beyond).append(each)
+    return within, beyond

@@ -1,0 +1,147 @@
+"""
+One upload as the wire sees it: which bytes passed between us and which server, when.
+
+Over HTTPS every connection of a client of its own is looked at from below TLS, so that nothing is missed and
+measured clients are not slowed down. Foolscap makes its connections by itself; there, requests stand for
+the bytes: those of a request when it is handed over, those of an answer when it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from zope.interface import directlyProvides, providedBy
+
+from pipegrid.speedtest.results import DOWN, UP, Burst
+
+MERGED_S = 0.0005
+"""What passes a server in one direction within so long is one burst."""
+MAX_BURSTS = 4000
+
+ANSWER_BYTES = 100
+"""Of a Foolscap answer, roughly; how large it was nobody tells."""
+
+Address = tuple[str, int]
+
+
+class Recorder:
+    """Notes bursts while it is started; times count from the start."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._bursts: list[Burst] = []
+
+    def start(self) -> None:
+        """Forget what was, and note from now on."""
+        self._began, self._bursts = self._clock(), []
+
+    def stop(self) -> tuple[Burst, ...]:
+        """Note no more; returns what was noted, in the order of time."""
+        self._began = None
+        return tuple(self._bursts)
+
+    def note(self, server: str, direction: str, size_bytes: int) -> None:
+        """Bytes pass now."""
+        if self._began is None or not size_bytes:
+            return
+        at_s = self._clock() - self._began
+        for place in range(len(self._bursts) - 1, -1, -1):
+            last = self._bursts[place]
+            if at_s - last.at_s > MERGED_S:
+                break
+            if (last.server, last.direction) == (server, direction):
+                self._bursts[place] = Burst(
+                    server, last.at_s, direction, last.size_bytes + size_bytes
+                )
+                return
+        if len(self._bursts) < MAX_BURSTS:
+            self._bursts.append(Burst(server, at_s, direction, size_bytes))
+
+
+class RecordingReactor:
+    """
+    A reactor whose TCP connections are noted; everything else is the real one's.
+
+    Args:
+        names: of servers, by the host and port where they are connected to; others are not noted.
+    """
+
+    def __init__(self, reactor: Any, recorder: Recorder, names: Mapping[Address, str]) -> None:
+        self._reactor = reactor
+        self._recorder = recorder
+        self._names = names
+        directlyProvides(self, providedBy(reactor))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reactor, name)
+
+    def connectTCP(self, host: str, port: int, factory: Any, *more: Any, **named: Any) -> Any:
+        """Connect, and note what passes."""
+        server = self._names.get((host, port))
+        if server is not None:
+            factory = _NotingFactory(factory, self._recorder, server)
+        return self._reactor.connectTCP(host, port, factory, *more, **named)
+
+
+class _NotingFactory(WrappingFactory):
+    """Puts a protocol that notes sizes between a connection and its protocol."""
+
+    noisy = False
+
+    def __init__(self, wrapped: Any, recorder: Recorder, server: str) -> None:
+        super().__init__(wrapped)
+        self.recorder = recorder
+        self.server = server
+
+    def buildProtocol(self, addr: Any) -> Any:
+        """Wrap the protocol, unless none is wanted."""
+        inner = self.wrappedFactory.buildProtocol(addr)
+        wrapper: Any = _Noting
+        return None if inner is None else wrapper(self, inner)
+
+
+class _Noting(ProtocolWrapper):
+    """One connection, with all that passes noted."""
+
+    factory: _NotingFactory
+
+    def dataReceived(self, data: bytes) -> None:
+        """Note what comes."""
+        self.factory.recorder.note(self.factory.server, DOWN, len(data))
+        super().dataReceived(data)
+
+    def write(self, data: bytes) -> None:
+        """Note what goes."""
+        self.factory.recorder.note(self.factory.server, UP, len(data))
+        super().write(data)
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        """Note what goes, in pieces."""
+        pieces = list(data)
+        self.factory.recorder.note(self.factory.server, UP, sum(map(len, pieces)))
+        super().writeSequence(pieces)
+
+
+def from_spans(events: Iterable[Mapping[str, Any]], since_us: float) -> tuple[Burst, ...]:
+    """
+    Return the bursts that a trace's requests stand for.
+
+    Args:
+        events: as ``Tracer.events`` gives them.
+        since_us: what began before is left out; times count from here.
+    """
+    rows: dict[int, str] = {}
+    bursts: list[Burst] = []
+    for event in events:
+        if event["ph"] == "M":
+            rows[event["pid"]] = event["args"]["name"]
+        elif event["name"] in ("allocate", "write") and event["ts"] >= since_us:
+            server = rows[event["pid"]]
+            began_s = (event["ts"] - since_us) / 1e6
+            size = event["args"]["bytes"] if event["name"] == "write" else ANSWER_BYTES
+            bursts.append(Burst(server, began_s, UP, size))
+            bursts.append(Burst(server, began_s + event["dur"] / 1e6, DOWN, ANSWER_BYTES))
+    return tuple(sorted(bursts, key=lambda burst: burst.at_s)[:MAX_BURSTS])
