@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 TAHOE_VENV := .venv-tahoe
 
-.PHONY: demo test lint types trial interop speedtest budgets links soak fuzz format clean
+.PHONY: demo test lint types trial interop speedtest budgets links soak crash durability fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -45,6 +45,16 @@ links: $(INSTALLED)
 # Random and long (about ten minutes); a seed is printed. `make soak SEED=7` repeats one.
 soak: $(INSTALLED)
 	$(BIN)/python -m misc.soak $(if $(SEED),--seed $(SEED))
+
+# Cuts off file systems of its own in mid-run, so it needs root. docs/reference-durability.md
+crash: $(INSTALLED)
+	$(BIN)/python -m misc.soak.crash $(if $(SEED),--seed $(SEED))
+
+# On the disk that the working copy is on; with libeatmydata (Debian: libeatmydata1) there is a floor, too.
+durability: $(INSTALLED)
+	mkdir -p speedtest-results
+	$(BIN)/python -m misc.speedtest.durability --scratch speedtest-results \
+		--json speedtest-results/durability.json --chart speedtest-results/durability.svg
 
 # Each target for so many seconds; docs/how-to-fuzz.md. What it once found, `make test` replays.
 fuzz: $(INSTALLED)
