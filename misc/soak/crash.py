@@ -5,7 +5,8 @@ Each round makes a fresh ext4 in an image, mounts it, and runs ``pipegrid serve`
 files, many at a time, and notes which of them were acknowledged. At a random moment the file system is shut
 down as a power cut would do it: everything that the journal has not yet committed is dropped, and nothing
 reaches the disk any more (``EXT4_IOC_SHUTDOWN`` with ``NOLOGFLUSH``). The server is killed, the image mounted
-again, which replays its journal, and a new server started on it. Then:
+again, which replays its journal, and a new server started on it, which sees another boot id, as after any
+power cut (what a server notes of unfinished uploads is meant for one boot only). Then:
 
 * every file that was acknowledged must come back, byte for byte: under ``batch`` and ``strict`` none may be
   lost;
@@ -39,6 +40,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,14 +53,17 @@ from misc.speedtest.oneserver import one_server
 from misc.speedtest.processes import end_on_sigterm
 from pipegrid import Grid
 from pipegrid.core.caps import Cap
-from pipegrid.errors import PipegridError
+from pipegrid.errors import CorruptionError, PipegridError
 from pipegrid.storage.durability import load_syncfs
 
 POLICIES = ("none", "batch", "strict")
 PROMISING = ("batch", "strict")
 IMAGE_BYTES = 1 << 30
 """Sparse; more than a round can fill."""
-PROGRAMS = ("mkfs.ext4", "mount", "umount")
+PROGRAMS = ("mkfs.ext4", "mount", "umount", "unshare")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_REBOOTED = ("unshare", "--mount", "sh", "-c", f'mount --bind "$0" {BOOT_ID} && exec "$@"')
+"""With a file's name behind it, it runs a command that reads the boot id from there."""
 SIZES = (200, 20_000, 1_000_000, 8_000_000)
 SIZE_WEIGHTS = (60, 25, 13, 2)
 EARLIEST_S, LATEST_S = 0.05, 2.0
@@ -189,6 +194,7 @@ class Outcome:
         lost, lost_late: of these, those that did not come back as they were.
         unacknowledged: begun, and not acknowledged.
         stuck: of these, those that could not be stored again, or did not come back then.
+        reasons: a sentence for each that was lost or stuck.
     """
 
     stored: int = 0
@@ -197,9 +203,11 @@ class Outcome:
     lost_late: int = 0
     unacknowledged: int = 0
     stuck: int = 0
+    reasons: tuple[str, ...] = ()
 
     def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(*map(sum, zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+        both = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
+        return Outcome(*(mine + theirs for mine, theirs in both))
 
 
 class Writer:
@@ -237,8 +245,8 @@ class Writer:
         return gatherResults(self._lanes, consumeErrors=True)
 
 
-async def play(reactor: Any, image: Image, directory: Path, case: Case) -> Outcome:
-    """Do one round."""
+async def play(reactor: Any, image: Image, directory: Path, case: Case, same_boot: bool) -> Outcome:
+    """Do one round; with ``same_boot`` only the disk was gone for a while, and the machine was not."""
     image.make(case.commit_s)
     storage = image.root / "storage"
     with one_server(directory, storage, case.durability) as (client, process):
@@ -254,7 +262,10 @@ async def play(reactor: Any, image: Image, directory: Path, case: Case) -> Outco
             await grid.close()
         process.kill()
     image.mount_again()
-    with one_server(directory, storage, case.durability) as (client, _):
+    boot_id = directory / "boot_id"
+    boot_id.write_text(f"{uuid.UUID(int=random.Random(case.seed).getrandbits(128))}\n")
+    rebooted = () if same_boot else (*_REBOOTED, str(boot_id))
+    with one_server(directory, storage, case.durability, rebooted) as (client, _):
         grid = await Grid.open(reactor, client)
         try:
             outcome = await inspect(grid, case, writer.begun, writer.stored, in_time, tells)
@@ -283,30 +294,37 @@ async def inspect(
         for number in numbers:
             content = case.content(number)
             cap = stored.get(number)
+            try:
+                await come_back(grid, cap, content)
+                failed = False
+            except PipegridError as error:
+                failed = True
+                outcome.reasons += (f"file {number}, {len(content)} bytes: {error}",)
             if cap is None:
                 outcome.unacknowledged += 1
-                outcome.stuck += not await comes_back(grid, None, content)
-                continue
-            lost = not await comes_back(grid, cap, content)
-            if number in in_time or tells:
+                outcome.stuck += failed
+            elif number in in_time or tells:
                 outcome.stored += 1
-                outcome.lost += lost
+                outcome.lost += failed
             else:
                 outcome.stored_late += 1
-                outcome.lost_late += lost
+                outcome.lost_late += failed
 
     await gatherResults([Deferred.fromCoroutine(look()) for _ in range(READING_AT_ONCE)])
     return outcome
 
 
-async def comes_back(grid: Grid, cap: Cap | None, content: bytes) -> bool:
-    """Return whether the grid gives these bytes for the cap; without one they are stored first."""
-    try:
-        if cap is None:
-            cap = (await grid.put(content)).cap
-        return await grid.read(cap) == content
-    except PipegridError:
-        return False
+async def come_back(grid: Grid, cap: Cap | None, content: bytes) -> None:
+    """
+    Fetch a file, which is stored first if there is no cap of it yet.
+
+    Raises:
+        PipegridError: it did not come back as it was.
+    """
+    if cap is None:
+        cap = (await grid.put(content)).cap
+    if await grid.read(cap) != content:
+        raise CorruptionError("other bytes came back")
 
 
 def verdict(totals: dict[str, Outcome]) -> list[str]:
@@ -337,7 +355,7 @@ async def run(
         for policy in policies:
             case = random_case(rng, policy)
             directory = scratch / f"{policy}-{number}"
-            outcome = await play(reactor, image, directory, case)
+            outcome = await play(reactor, image, directory, case, options.same_boot)
             totals[policy] += outcome
             if options.verbose or (policy in PROMISING and (outcome.lost or outcome.stuck)):
                 print(f"round {number}: {case}\n  {outcome}", file=out, flush=True)
@@ -372,6 +390,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("--durability", action="append", choices=POLICIES, default=None)
     parser.add_argument("--scratch", type=Path, help="where the image is made")
+    parser.add_argument(
+        "--same-boot", action="store_true", help="only the disk was gone, not the machine"
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for each round")
     options = parser.parse_args(arguments)
     end_on_sigterm()

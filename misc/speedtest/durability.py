@@ -249,9 +249,9 @@ async def measure(
         try:
             for number, policy in enumerate(policies):
                 directory = scratch / str(number)
-                preload = find_preload() if policy.void else None
+                prefix = ["env", f"LD_PRELOAD={find_preload()}"] if policy.void else []
                 client, process = stack.enter_context(
-                    one_server(directory, directory / "storage", policy.durability, preload)
+                    one_server(directory, directory / "storage", policy.durability, prefix)
                 )
                 if policy.void and f"lib{PRELOAD}" not in _maps(process.pid):
                     raise AssertionError(f"lib{PRELOAD} was not preloaded, so the floor is none")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import Popen
 
@@ -22,7 +22,7 @@ from pipegrid.grid.servers import SERVERS_NAME
 
 @contextlib.contextmanager
 def one_server(
-    directory: Path, storage: Path, durability: str, preload: Path | None = None
+    directory: Path, storage: Path, durability: str, prefix: Sequence[str] = ()
 ) -> Iterator[tuple[Path, Popen[str]]]:
     """
     Run a server as long as the context lasts.
@@ -31,17 +31,16 @@ def one_server(
         directory: for the node's and the client's own files. Who comes back with the same one is the
             same client (secrets and all) of the same server, on another port.
         storage: the storage directory.
-        preload: a library that the server's process is to be loaded with.
+        prefix: of the server's command line; a program that becomes the one that it is given.
 
     Returns:
         the client's directory, and the server's process.
     """
-    surroundings = [] if preload is None else ["env", f"LD_PRELOAD={preload}"]
     arguments = [
         *("-q", "-d", str(directory / "node"), "serve", "--storage", str(storage)),
         *("--port", f"tcp:0:interface={processes.LOOPBACK}", "--durability", durability),
     ]
-    command = [*surroundings, sys.executable, "-m", "pipegrid.cli", *arguments]
+    command = [*prefix, sys.executable, "-m", "pipegrid.cli", *arguments]
     with processes.running(command) as process:
         address = processes.first_line(process)
         client = directory / "client"

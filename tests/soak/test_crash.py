@@ -53,8 +53,8 @@ class CrashTests(SynchronousTestCase):
 
     def test_outcomes_add_up(self) -> None:
         """Rounds are counted together."""
-        total = Outcome(1, 2, 3, 4, 5, 6) + Outcome(10, 20, 30, 40, 50, 60)
-        self.assertEqual(total, Outcome(11, 22, 33, 44, 55, 66))
+        total = Outcome(1, 2, 3, 4, 5, 6, ("a",)) + Outcome(10, 20, 30, 40, 50, 60, ("b",))
+        self.assertEqual(total, Outcome(11, 22, 33, 44, 55, 66, ("a", "b")))
 
     def test_a_case_says_all(self) -> None:
         """The same case has the same files, of many sizes, in any order of asking."""
