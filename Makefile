@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 TAHOE_VENV := .venv-tahoe
+BUILDBOT_VENV := .venv-buildbot
 
-.PHONY: demo test lint types trial interop speedtest budgets links soak crash durability fuzz format clean
+.PHONY: demo test lint types trial interop speedtest budgets links soak crash durability buildbot fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -56,6 +57,18 @@ durability: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.durability --scratch speedtest-results \
 		--json speedtest-results/durability.json --chart speedtest-results/durability.svg
 
+# The build step on a real master and worker, through a real browser (two minutes); docs/how-to-buildbot.md.
+buildbot: $(BUILDBOT_VENV)/.installed
+	command -v chromium chromium-browser google-chrome >/dev/null || \
+		{ apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
+	timeout 900 $(BUILDBOT_VENV)/bin/python -m twisted.trial --temp-directory=_trial_temp_buildbot \
+		tests.interop.buildbot_master
+
+$(BUILDBOT_VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(BUILDBOT_VENV)
+	$(BUILDBOT_VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[buildbot,speedtest]'
+	touch $(BUILDBOT_VENV)/.installed
+
 # Each target for so many seconds; docs/how-to-fuzz.md. What it once found, `make test` replays.
 fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
@@ -81,4 +94,4 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(TAHOE_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
+	rm -rf $(VENV) $(TAHOE_VENV) $(BUILDBOT_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
