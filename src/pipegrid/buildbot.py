@@ -5,7 +5,7 @@
 
     factory.addStep(SpeedTest(compare_with=10, on_regression="warn"))
 
-The step runs ``pipegrid speedtest`` on the worker and shows each result as it comes. When it is through:
+The step runs ``pipegrid speedtest run`` on the worker and shows each result as it comes. When it is through:
 
 * properties: ``upload-per-file`` (seconds), ``upload-per-file-RTT``, ``upload-1MB``, ``upload-10MB``,
   ``upload-100MB`` (kB a second), ...; the same for ``download``; all of it also as statistics of the step;
@@ -25,9 +25,10 @@ What decides is in ``pipegrid.speedtest.buildresults``, which needs no Buildbot.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 from buildbot import config
 from buildbot.data.resultspec import Filter
 from buildbot.process.buildstep import BuildStep, ShellMixin
@@ -54,7 +55,9 @@ ACCEPTED = "speedtest-accepted"
 
 ON_REGRESSION = {"fail": FAILURE, "warn": WARNINGS, "ignore": SUCCESS}
 LOOK_BACK_BUILDS = 100
-"""How far back runs to compare with are looked for."""
+"""How far back runs are looked for."""
+HISTORY_RUNS = 20
+"""Earlier runs that the worker gets, for the report to draw."""
 
 _SOURCE = "SpeedTest"
 _LAST_LINES = 20
@@ -66,7 +69,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
 
     Args:
         command: what runs on the worker. It must print the classic lines and write ``run.json``, and perhaps
-            ``report.html``, into ``output``.
+            ``report.html``, into ``output``, where it finds the builder's earlier runs in ``history``.
         output: a directory below the step's working directory; emptied first.
         compare_with: how many earlier runs at the most; 0 for none.
         on_regression: what the step becomes if anything is slower: ``fail``, ``warn`` or ``ignore``.
@@ -93,7 +96,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             config.error(f"SpeedTest: on_regression must be one of {', '.join(ON_REGRESSION)}")
         if not isinstance(compare_with, int) or compare_with < 0:
             config.error("SpeedTest: compare_with must be a number of builds, 0 or more")
-        kwargs.setdefault("command", ["pipegrid", "speedtest", "--output", output])
+        kwargs.setdefault("command", ["pipegrid", "speedtest", "run", "--output", output])
         super().__init__(**self.setupShellMixin(kwargs))
         self.output = output
         self.compare_with = compare_with
@@ -128,6 +131,8 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         path = self.build.path_module.join
         # What an earlier build left must not be taken for the result of this one.
         await self.runRmdir(path(self.workdir, self.output), abandonOnFailure=False)
+        earlier = await self._look_back()
+        await self._hand_over(earlier)
         self._said.clear()
         command = await self.makeRemoteShellCommand()
         await self.runCommand(command)
@@ -146,7 +151,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         if missing:
             return self._failed(f"the speed test printed no line for {' and '.join(missing)}")
         await self._publish(run, _as_bytes(document))
-        return await self._judge(run)
+        return await self._judge(run, earlier)
 
     def _failed(self, sentence: str) -> int:
         self._outcome = sentence
@@ -178,9 +183,10 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         if report is not None:
             await self.addHTMLLog("report", framed(_as_bytes(report).decode("utf-8", "replace")))
 
-    async def _judge(self, run: Run) -> int:
+    async def _judge(self, run: Run, earlier: Sequence[Earlier]) -> int:
         baseline = Baseline(run, self.compare_with)
-        await self._look_back(baseline)
+        for each in earlier:
+            baseline.offer(each.document, each.regressed, each.accepted)
         reactor = self.master.reactor
         verdict = await deferToThreadPool(
             reactor, reactor.getThreadPool(), judge, run, baseline.runs, baseline.unlike
@@ -197,10 +203,8 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             return int(ON_REGRESSION[self.on_regression])
         return int(SUCCESS)
 
-    async def _look_back(self, baseline: Baseline) -> None:
-        """Offer the runs of this builder's earlier builds on this worker, the latest first."""
-        if baseline.is_full():
-            return
+    async def _look_back(self) -> list[Earlier]:
+        """Return the runs of this builder's earlier builds on this worker, the latest first."""
         data = self.master.data
         builds = await data.get(
             ("builders", await self.build.getBuilderId(), "builds"),
@@ -212,9 +216,10 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             order=["-number"],
             limit=LOOK_BACK_BUILDS,
         )
+        found: list[Earlier] = []
         for build in builds:
-            if baseline.is_full():
-                return
+            if len(found) >= max(HISTORY_RUNS, self.compare_with):
+                break
             place = ("builds", build["buildid"])
             kept = await data.get((*place, "data", self.prefix + DATA_NAME, "value"))
             if kept is None:
@@ -224,7 +229,39 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
                 bool(properties.get(self.prefix + name, (False,))[0])
                 for name in (REGRESSED, ACCEPTED)
             )
-            baseline.offer(kept["raw"], regressed, accepted)
+            found.append(Earlier(build["number"], kept["raw"], regressed, accepted))
+        return found
+
+    async def _hand_over(self, earlier: Sequence[Earlier]) -> None:
+        """Put the earlier runs where the speed test keeps its history, for the report to draw."""
+        if not earlier:
+            return
+        path = self.build.path_module.join
+        history = path(self.output, "history")
+        await self.runMkdir(path(self.workdir, history), abandonOnFailure=True)
+        for each in earlier[:HISTORY_RUNS]:
+            await self.downloadFileContentToWorker(
+                path(history, f"build-{each.number:09}.json"),
+                each.document.decode("utf-8"),
+                abandonOnFailure=True,
+            )
+
+
+@attrs.frozen
+class Earlier:
+    """
+    What an earlier build has left.
+
+    Attributes:
+        number: of the build.
+        document: the JSON of its run.
+        regressed, accepted: what was said of it then.
+    """
+
+    number: int
+    document: bytes
+    regressed: bool
+    accepted: bool
 
 
 class _Lines(LogLineObserver):  # type: ignore[misc]

@@ -4,13 +4,14 @@ Stands for ``pipegrid speedtest`` where a build step is tested: does what a file
     python -m tests.interop.buildbot_program SCRIPT --output DIR
 
 SCRIPT is a file with a JSON object: ``mode``, one of ``good``, ``fails``, ``silent`` (no lines), ``empty``
-(no JSON), ``strange`` (JSON of another version); ``seed`` and ``factor`` of ``make_run``; ``wait``, a file
-without which the test does not go on.
+(no JSON), ``strange`` (JSON of another version), and ``real`` (the real one, in its quickest way); ``seed`` and
+``factor`` of ``make_run``; ``wait``, a file without which the test does not go on.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,9 @@ def main() -> int:
     """Do it; returns the exit status."""
     script = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     mode, wait = script["mode"], script.get("wait")
+    if mode == "real":
+        arguments = ["-m", "pipegrid.cli", "speedtest", "run", "--quick", *sys.argv[2:]]
+        os.execv(sys.executable, [sys.executable, *arguments])
     run = make_run(script.get("seed", 1), script.get("factor", 1.0))
     figures = {(each.name, each.direction): each for each in run.measurements}
     print("round 1 of 5: 1MB: 0.4 s up", file=sys.stderr, flush=True)
@@ -36,7 +40,12 @@ def main() -> int:
         return 1
     output = Path(sys.argv[sys.argv.index("--output") + 1])
     if mode != "empty":
-        output.mkdir()  # which fails if an earlier build's is still there
+        output.mkdir(exist_ok=True)
+        if (output / "run.json").exists():
+            print("an earlier build's results are still there", file=sys.stderr)
+            return 1
+        earlier = sorted(path.name for path in output.glob("history/*.json"))
+        print(f"history: {' '.join(earlier)}")
         document = json.loads(run.as_json())
         if mode == "strange":
             document["version"] = 99
