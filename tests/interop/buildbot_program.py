@@ -4,8 +4,8 @@ Stands for ``pipegrid speedtest`` where a build step is tested: does what a file
     python -m tests.interop.buildbot_program SCRIPT --output DIR
 
 SCRIPT is a file with a JSON object: ``mode``, one of ``good``, ``fails``, ``silent`` (no lines), ``empty``
-(no JSON), ``strange`` (JSON of another version), and ``real`` (the real one, in its quickest way); ``seed`` and
-``factor`` of ``make_run``; ``wait``, a file without which the test does not go on.
+(no JSON), ``strange`` (JSON of another version), and ``real`` (the real one, in its quickest way); ``seed``
+and ``factor`` of ``make_run``; ``wait``, a file without which the test does not go on.
 """
 
 from __future__ import annotations
