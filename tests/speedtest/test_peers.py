@@ -26,8 +26,8 @@ from misc.speedtest.peers.contest import (
     Samples,
     table,
 )
-from misc.speedtest.peers.nodes import FOOLSCAP, HTTPS, Address, servers_file
-from twisted.internet.defer import Deferred, succeed
+from misc.speedtest.peers.nodes import FOOLSCAP, HTTPS, Address, GatewayFailed, servers_file
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.servers import parse_static_servers
@@ -131,15 +131,22 @@ class ClientsTests(SynchronousTestCase):
 
 
 class _Client:
-    """Stores files in memory, and gives back what it is told to."""
+    """Stores files in memory, and gives back, or fails with, what it is told to."""
 
     name = "pipegrid"
 
-    def __init__(self, spoil: bool) -> None:
+    def __init__(self, spoil: bool = False, failing: int = 0) -> None:
         self._files: dict[str, bytes] = {}
         self._spoil = spoil
+        self._failing = failing
+
+    def warm(self) -> Deferred[Any]:
+        return succeed(None)
 
     def put(self, data: bytes) -> Deferred[str]:
+        if len(data) == ONE.size and self._failing:
+            self._failing -= 1
+            return fail(GatewayFailed("busy"))
         cap = str(len(self._files))
         self._files[cap] = data
         return succeed(cap)
@@ -163,14 +170,14 @@ class _NoServers:
 class BenchTests(SynchronousTestCase):
     """``misc/speedtest/peers/__main__.py``."""
 
-    def compare(self, spoil: bool) -> Deferred[dict[tuple[str, str], Samples]]:
+    def compare(self, client: _Client) -> Deferred[dict[tuple[str, str], Samples]]:
         """Measure two rounds of one file."""
         bench = peers.Bench(_NoServers(), random.Random(1))  # type: ignore[arg-type]
-        return Deferred.fromCoroutine(bench.compare([_Client(spoil)], ONE, 2))
+        return Deferred.fromCoroutine(bench.compare([client], ONE, 2))
 
     def test_rounds(self) -> None:
         """Each round gives a sample for each direction; the one that warms up gives none."""
-        found = self.successResultOf(self.compare(False))
+        found = self.successResultOf(self.compare(_Client()))
         self.assertEqual(
             {key: len(each.seconds) for key, each in found.items()},
             {
@@ -181,4 +188,10 @@ class BenchTests(SynchronousTestCase):
 
     def test_wrong_bytes_give_no_figure(self) -> None:
         """What comes back is compared."""
-        self.failureResultOf(self.compare(True), AssertionError)
+        self.failureResultOf(self.compare(_Client(spoil=True)), AssertionError)
+
+    def test_a_gateway_that_gives_up(self) -> None:
+        """The round is repeated and leaves no sample; a gateway that does nothing else is an error."""
+        found = self.successResultOf(self.compare(_Client(failing=3)))
+        self.assertEqual(len(found["pipegrid", PUT].seconds), 2)
+        self.failureResultOf(self.compare(_Client(failing=peers.ATTEMPTS)), GatewayFailed)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, BinaryIO, Protocol, cast
 
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
@@ -21,6 +21,9 @@ class Client(Protocol):
     """Stores files and gets them back."""
 
     name: str
+
+    def warm(self) -> Deferred[Any]:
+        """Bring up what idle servers have closed; fires when that is done."""
 
     def put(self, data: bytes) -> Deferred[str]:
         """Store a file; fires with its cap."""
@@ -39,6 +42,10 @@ class PipegridClient:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+
+    def warm(self) -> Deferred[Any]:
+        """Ask all servers how they are: a get may turn to any of them."""
+        return self._grid.status()
 
     def put(self, data: bytes) -> Deferred[str]:
         """Store a file."""
@@ -68,6 +75,10 @@ class GatewayClient:
         """Let go of the threads; nothing is under way."""
         self._threads.stop()
 
+    def warm(self) -> Deferred[Any]:
+        """There is nothing to do: it asks all servers how they are, every second."""
+        return succeed(None)
+
     def put(self, data: bytes) -> Deferred[str]:
         """Store a file."""
         return deferToThreadPool(self._reactor, self._threads, self._gateway.put, data)
@@ -84,10 +95,19 @@ class GatewayClient:
 
 
 async def run_all(calls: Sequence[Callable[[], Awaitable[Any]]], at_once: bool) -> list[Any]:
-    """Make all calls, together or one after the other; returns their results in order."""
+    """
+    Make all calls, together or one after the other; returns their results in order.
+
+    If any fails, the first failure is raised when none of them runs any more.
+    """
     if at_once:
         started = [Deferred.fromCoroutine(_wait(call)) for call in calls]
-        return list(await gatherResults(started, consumeErrors=True))
+        results = []
+        for succeeded, result in await DeferredList(started, consumeErrors=True):
+            if not succeeded:
+                result.raiseException()
+            results.append(result)
+        return results
     return [await call() for call in calls]
 
 

@@ -57,11 +57,23 @@ TARGETS: Mapping[tuple[float, str, str, str], float] = {
 
 @attrs.define
 class Samples:
-    """What one of the two took for one direction of a scenario, one value a round."""
+    """
+    What one of the two took for one direction of a scenario, one value a round.
+
+    Attributes:
+        failed: rounds that it did not complete, and that were repeated.
+    """
 
     seconds: list[float] = attrs.Factory(list)
     client_cpu_s: list[float] = attrs.Factory(list)
     servers_cpu_s: list[float] = attrs.Factory(list)
+    failed: int = 0
+
+    def extend(self, more: Samples) -> None:
+        """Take over the rounds of others."""
+        self.seconds += more.seconds
+        self.client_cpu_s += more.client_cpu_s
+        self.servers_cpu_s += more.servers_cpu_s
 
     def as_json(self) -> dict[str, Any]:
         """Return median and spread, and what they cost."""
@@ -70,6 +82,7 @@ class Samples:
             "spread_s": [round(min(self.seconds), 4), round(max(self.seconds), 4)],
             "client_cpu_s": round(statistics.median(self.client_cpu_s), 3),
             "servers_cpu_s": round(statistics.median(self.servers_cpu_s), 3),
+            **({"failed": self.failed} if self.failed else {}),
         }
 
 

@@ -45,6 +45,10 @@ REQUEST_S = 600.0
 _PORTS = range(10_000, 32_000)  # none of those that the kernel gives to connections
 
 
+class GatewayFailed(Exception):
+    """The gateway answered that it could not do it; under load its patience with servers ends."""
+
+
 def free_port() -> int:
     """Return a port that nobody uses just now."""
     for port in random.SystemRandom().sample(_PORTS, 100):
@@ -314,7 +318,7 @@ class Gateway(Node):
             answer = connection.getresponse()
             if answer.status >= 300:
                 said = answer.read(2000).decode("utf-8", "replace")
-                raise RuntimeError(f"the gateway answered {answer.status} to {method}: {said}")
+                raise GatewayFailed(f"it answered {answer.status} to {method}: {said}")
             if into is None:
                 return answer.read()
             buffer = memoryview(bytearray(1 << 18))
