@@ -10,7 +10,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.interop.gateway_records import ShareRecord, age, records
+from tests.interop.gateway_records import (
+    STRANGER,
+    STRANGERS,
+    ShareRecord,
+    age,
+    plant,
+    read_record,
+    records,
+)
 from tests.interop.gateway_world import Kind, Protocol, World
 from tests.interop.processes import until
 
@@ -71,10 +79,14 @@ class Takeover:
 
     def overwrite(self) -> None:
         """Change every mutable file: the write enablers that servers keep must be right."""
+        before = self.stored()
         for cap in self._mutable:
             data = self._random.randbytes(self._random.randrange(60_000))
             self.gateway.request("PUT", f"uri/{cap}", data)
             self._files[cap] = data
+        after = self.stored()
+        for name, record in before.items():
+            self._same_leases(name, record, after[name])
 
     def renew(self) -> None:
         """Renew the leases of all that was stored, as ``tahoe check --add-lease`` does."""
@@ -94,7 +106,8 @@ class Takeover:
         Replace the servers, one after the other, by those of the other kind.
 
         Nothing that a node keeps may be lost, its addresses and its id stay, and shares and leases are the
-        same to the byte. All leases are made ten days older while nobody serves them.
+        same to the byte. While nobody serves them, leases of others are planted, and ours become ten days
+        older.
         """
         for server in self._world.servers:
             addresses, server_id = (server.nurl, server.furl), server.server_id
@@ -103,16 +116,18 @@ class Takeover:
             server.stop()
             shares = server.directory / "storage/shares"
             for path in shares.glob("[a-z2-7][a-z2-7]/*/*"):
+                if not read_record(path).strangers:
+                    plant(path)
                 age(path, OLDER_S)
             before, kept = records(server.directory), files_of(server.directory)
-            seqnum = announced(server.directory)
+            seqnum = server.seqnum
             server.start(kind)
             if kind == "pipegrid":
                 assert server.addresses() == addresses, server.addresses()
             self._world.until_found(self.gateway)
             assert (server.nurl, server.furl) == addresses
             assert server.server_id == server_id
-            assert announced(server.directory) > seqnum
+            assert server.seqnum > seqnum
             assert records(server.directory) == before
             after = files_of(server.directory)
             lost = {name for name, data in kept.items() if after.get(name) != data} - PASSING
@@ -130,6 +145,7 @@ class Takeover:
                 record.expiries[secret] - expires > OLDER_S / 2
                 for name, record in self.stored().items()
                 for secret, expires in before[name].expiries.items()
+                if not secret.startswith(STRANGER)
             )
 
         until(renewed, "the renewal of all leases", self.gateway)
@@ -138,7 +154,12 @@ class Takeover:
         for name, record in after.items():
             old = before[name]
             assert record.fixed == old.fixed, f"{name} changed"
-            assert record.expiries.keys() == old.expiries.keys(), f"{name} has other leases"
+            self._same_leases(name, old, record)
+
+    def _same_leases(self, name: str, old: ShareRecord, new: ShareRecord) -> None:
+        assert old.expiries.keys() == new.expiries.keys(), f"{name} has other leases"
+        assert len(new.strangers) in (0, STRANGERS), f"{name} has {len(new.strangers)}"
+        assert old.strangers == new.strangers, f"{name}: leases of others changed"
 
     def run(self, there: Kind, back: Kind) -> None:
         """Hand all servers over and back; files are stored, changed and read under either."""
@@ -162,11 +183,6 @@ def files_of(node: Path) -> dict[str, bytes]:
         if path.is_file() and not is_share:
             found[name] = path.read_bytes()
     return found
-
-
-def announced(node: Path) -> int:
-    """Return the number of a node's last announcement."""
-    return int((node / "announcement-seqnum").read_text())
 
 
 def make_world(root: Path, kind: Kind, servers: int, needed: int) -> World:
