@@ -8,7 +8,10 @@ told nothing: it has to find every server again, and all that was ever stored.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 from tests.interop.gateway_records import (
     STRANGER,
@@ -21,6 +24,8 @@ from tests.interop.gateway_records import (
 )
 from tests.interop.gateway_world import Kind, Protocol, World
 from tests.interop.processes import until
+
+T = TypeVar("T")
 
 OLDER_S = 10 * 86400
 PASSING = {"announcement-seqnum", "running.process", "running.process.lock"}
@@ -55,34 +60,66 @@ class Takeover:
         """Put files of all kinds, and link one into a directory; the first time, that is made."""
         for size in (200, 56_000, 1_200_000):
             data = self._random.randbytes(size)
-            self._files[self.gateway.put(data)] = data
+            self._files[self._put(data)] = data
         for kind in ("SDMF", "MDMF"):
             data = self._random.randbytes(20_000)
-            cap = self.gateway.put(data, f"?format={kind}")
+            cap = self._put(data, f"?format={kind}")
             self._files[cap] = data
             self._mutable.append(cap)
         if not self._directory:
-            self._directory = self.gateway.request("POST", "uri?t=mkdir", b"").decode().strip()
+            self._directory = self._ask("POST", "uri?t=mkdir", b"").decode().strip()
         data = self._random.randbytes(3000)
         name = f"file{len(self._files)}"
-        self.gateway.request("PUT", f"uri/{self._directory}/{name}", data)
+        self._ask("PUT", f"uri/{self._directory}/{name}", data)
         self._files[f"{self._directory}/{name}"] = data
 
     def check(self) -> None:
         """All that was ever stored comes back, and verifies: no share is missing."""
         for cap, data in self._files.items():
-            assert self.gateway.get(cap) == data, f"{cap} holds something else"
+            assert self._ask("GET", f"uri/{cap}") == data, f"{cap} holds something else"
         for cap in [*self._files, self._directory]:
-            results = self.gateway.check(cap)["results"]
-            assert results["healthy"], f"{cap}: {results}"
-            assert results["count-corrupt-shares"] == 0, f"{cap}: {results}"
+            self._patiently(partial(self._check, cap))
+
+    def _check(self, cap: str) -> None:
+        results = self.gateway.check(cap)["results"]
+        assert results["count-corrupt-shares"] == 0, f"{cap}: {results}"
+        assert results["healthy"], f"{cap}: {results}"
+
+    def _put(self, data: bytes, query: str = "") -> str:
+        return self._ask("PUT", f"uri{query}", data).decode().strip()
+
+    def _ask(self, method: str, path: str, data: bytes | None = None) -> bytes:
+        """Ask the gateway something, and once more while it says that it cannot."""
+        return self._patiently(lambda: self.gateway.request(method, path, data))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """
+        Do something that needs all servers; once more while it fails.
+
+        On a busy machine the gateway takes a server that did not answer for five seconds for lost, until that
+        does.
+        """
+        failures: list[AssertionError] = []
+
+        def attempt() -> list[T]:
+            try:
+                return [call()]
+            except AssertionError as error:
+                failures.append(error)
+                return []
+
+        try:
+            (found,) = until(attempt, "an answer", self.gateway)
+        except AssertionError as error:
+            raise failures[-1] if failures else error from None
+        return cast(T, found)
 
     def overwrite(self) -> None:
         """Change every mutable file: the write enablers that servers keep must be right."""
         before = self.stored()
         for cap in self._mutable:
             data = self._random.randbytes(self._random.randrange(60_000))
-            self.gateway.request("PUT", f"uri/{cap}", data)
+            self._ask("PUT", f"uri/{cap}", data)
             self._files[cap] = data
         after = self.stored()
         for name, record in before.items():
@@ -91,7 +128,7 @@ class Takeover:
     def renew(self) -> None:
         """Renew the leases of all that was stored, as ``tahoe check --add-lease`` does."""
         for cap in [*self._files, self._directory]:
-            self.gateway.request("POST", f"uri/{cap}?t=check&add-lease=true&output=JSON", b"")
+            self._ask("POST", f"uri/{cap}?t=check&add-lease=true&output=JSON", b"")
 
     def stored(self) -> dict[str, ShareRecord]:
         """Return the record of every share file, by server and path."""
@@ -138,9 +175,9 @@ class Takeover:
     def check_renewal(self) -> None:
         """Renewing moves the expiry of every lease, adds none, and leaves all else as it was."""
         before = self.stored()
-        self.renew()
 
         def renewed() -> bool:  # the gateway does not wait for what servers say to it
+            self.renew()
             return all(
                 record.expiries[secret] - expires > OLDER_S / 2
                 for name, record in self.stored().items()
