@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.job import OpenGrid
 
-COMMANDS = ("init", "put", "get", "check", "status", "encode", "decode", "serve")
+COMMANDS = ("init", "put", "get", "check", "repair", "status", "encode", "decode", "serve")
 """In the order in which people meet them; each is ``command`` in the module ``cmd_NAME``."""
 
 
