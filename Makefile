@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 
-INTEROP := tests.interop.tahoe_matrix tests.interop.foolscap_grid
+INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid)
 
 .PHONY: demo test lint types trial interop speedtest soak fuzz format clean
 
