@@ -9,7 +9,7 @@ TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 
-INTEROP := tests.interop.tahoe_matrix tests.interop.foolscap_grid tests.interop.gateway_grids tests.interop.gateway_replace
+INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace)
 
 .PHONY: demo test lint types trial chromium interop speedtest budgets links soak crash durability buildbot fuzz format clean
 

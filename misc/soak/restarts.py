@@ -43,7 +43,6 @@ from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from misc.speedtest.grid import Comparing
 from misc.speedtest.peers.nodes import (
     FOOLSCAP,
     HTTPS,
@@ -57,6 +56,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import GridError, PipegridError
 from pipegrid.grid.config import create_client
 from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.speedtest.contents import Comparing
 
 SERVERS = 5
 PARAMS = Params(2, SERVERS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
-from misc.speedtest.processes import LOOPBACK, Servers, make_client
+from misc.speedtest.processes import LOOPBACK, Servers
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Factory, Protocol
@@ -14,6 +14,7 @@ from twisted.protocols.wire import Echo
 from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
+from pipegrid.speedtest.processes import make_client
 from tests.interop.round_trips import PARAMS, SERVERS, Counting, RoundTrips
 
 

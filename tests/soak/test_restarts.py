@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 from misc.soak import restarts
 from misc.soak.restarts import GET, PUT, Case, Transfer, Unseen, Violation, judge
-from misc.speedtest.grid import Comparing
 from misc.speedtest.peers.nodes import FOOLSCAP, HTTPS, PROTOCOLS
 from twisted.internet.defer import TimeoutError as TooLong
 from twisted.internet.task import Clock
@@ -22,6 +21,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError, SourceError, UnhappyError
+from pipegrid.speedtest.contents import Comparing
 
 CASE = Case(HTTPS, PUT, 200, 0.5, 0.1, {0: "killed", 1: "stopped"}, None, False)
 UNHAPPY = UnhappyError("cannot store it; try again", 3, 4)

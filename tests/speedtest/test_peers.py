@@ -11,7 +11,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-from misc.speedtest.grid import Comparing
 from misc.speedtest.peers import __main__ as peers
 from misc.speedtest.peers.clients import run_all
 from misc.speedtest.peers.contest import (
@@ -31,6 +30,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.servers import parse_static_servers
+from pipegrid.speedtest.contents import Comparing
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.nurl import Nurl
 

@@ -41,7 +41,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 
 from misc.speedtest import processes
-from misc.speedtest.grid import Comparing
 from misc.speedtest.peers.clients import Client, GatewayClient, PipegridClient, run_all
 from misc.speedtest.peers.contest import (
     GET,
@@ -68,6 +67,7 @@ from pipegrid.cli.process import calm_collector
 from pipegrid.core.params import Params
 from pipegrid.grid.config import create_client
 from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.speedtest.contents import Comparing
 
 SERVERS = 10
 HAPPY = 7
@@ -177,7 +177,7 @@ def start_relay(stack: ExitStack, addresses: Sequence[Address], rtt_ms: float) -
     if rtt_ms == 0:
         return list(addresses)
     targets = [f"{each.nurl.host}:{each.nurl.port}" for each in addresses]
-    program = ["-m", "misc.speedtest.processes", "--relay", str(rtt_ms / 1000), *targets]
+    program = ["-m", "pipegrid.speedtest.processes", "--relay", str(rtt_ms / 1000), *targets]
     relay = stack.enter_context(processes.running([sys.executable, *program]))
     *ports, _echo = json.loads(processes.first_line(relay))
     return [each.at(port) for each, port in zip(addresses, ports, strict=True)]

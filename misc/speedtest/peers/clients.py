@@ -10,11 +10,11 @@ from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
-from misc.speedtest.grid import Comparing
 from misc.speedtest.peers.contest import PIPEGRID, TAHOE
 from misc.speedtest.peers.nodes import Gateway
 from misc.speedtest.processes import cpu_s
 from pipegrid import Grid
+from pipegrid.speedtest.contents import Comparing
 
 
 class Client(Protocol):

@@ -191,7 +191,7 @@ class StorageNode(Node):
     def address(self) -> Address:
         """Return where it is; it must have run once."""
         known = identity.load_or_create(self.directory)
-        nurl, furl = known.nurl(LOOPBACK, self.port), known.furl(LOOPBACK, self.port)
+        nurl, furl = known.nurl(LOOPBACK, self.port), known.furl([f"tcp:{LOOPBACK}:{self.port}"])
         return Address(self.directory.name, nurl, furl)
 
     def forget(self) -> None:
