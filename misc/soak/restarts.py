@@ -53,7 +53,7 @@ from misc.speedtest.peers.nodes import (
 )
 from pipegrid import Grid
 from pipegrid.core.params import Params
-from pipegrid.errors import GridError, PipegridError
+from pipegrid.errors import CorruptionError, GridError, PipegridError
 from pipegrid.grid.config import create_client
 from pipegrid.grid.servers import SERVERS_NAME
 from pipegrid.speedtest.contents import Comparing
@@ -306,7 +306,7 @@ def check_bytes(sink: Comparing) -> None:
     """Raise Violation unless the right bytes came."""
     try:
         sink.check()
-    except AssertionError as error:
+    except CorruptionError as error:
         raise Violation(str(error)) from None
 
 

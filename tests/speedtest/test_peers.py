@@ -29,6 +29,7 @@ from misc.speedtest.peers.nodes import FOOLSCAP, HTTPS, Address, GatewayFailed, 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.errors import CorruptionError
 from pipegrid.grid.servers import parse_static_servers
 from pipegrid.speedtest.contents import Comparing
 from pipegrid.wire.furl import Furl
@@ -188,7 +189,7 @@ class BenchTests(SynchronousTestCase):
 
     def test_wrong_bytes_give_no_figure(self) -> None:
         """What comes back is compared."""
-        self.failureResultOf(self.compare(_Client(spoil=True)), AssertionError)
+        self.failureResultOf(self.compare(_Client(spoil=True)), CorruptionError)
 
     def test_a_gateway_that_gives_up(self) -> None:
         """The round is repeated and leaves no sample; a gateway that does nothing else is an error."""
