@@ -49,7 +49,7 @@ class GatewayTests(SynchronousTestCase):
                 world.until_found(gateway)
                 scratch = root / f"files-{protocol}"
                 seed = f"{root.name} {protocol}"
-                found[protocol] = gateway_script.run(gateway, world.servers, scratch, seed)
+                found[protocol] = gateway_script.run(world, gateway, scratch, seed)
             return found
         finally:
             world.stop()

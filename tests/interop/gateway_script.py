@@ -11,11 +11,10 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.interop.gateway_world import Server, flip_byte, share_files, tahoe
+from tests.interop.gateway_world import World, flip_byte, patiently, share_files, tahoe
 from tests.interop.processes import Gateway
 
 SIZES = (0, 55, 56, 1000, 131_073, (1 << 20) + 1, (3 << 20) + 7)
@@ -47,17 +46,15 @@ class Script:
     One run.
 
     Args:
+        world: whose servers' share files are deleted and damaged.
         gateway: Tahoe-LAFS's.
-        servers: all of its servers, whose share files are deleted and damaged.
         scratch: a directory for files to come and go.
         seed: of all content, so that runs do not meet each other's files.
     """
 
-    def __init__(
-        self, gateway: Gateway, servers: Sequence[Server], scratch: Path, seed: str
-    ) -> None:
+    def __init__(self, world: World, gateway: Gateway, scratch: Path, seed: str) -> None:
+        self._world = world
         self._gateway = gateway
-        self._servers = servers
         self._scratch = scratch
         self._random = random.Random(seed)
         self._outcome: list[tuple[str, Any]] = []
@@ -87,16 +84,35 @@ class Script:
     def _data(self, size: int) -> bytes:
         return self._random.randbytes(size)
 
+    def _ask(self, method: str, path: str, data: bytes | None = None) -> bytes:
+        """Ask the gateway something when it is connected to all servers."""
+
+        def ask() -> bytes:
+            self._world.until_connected(self._gateway)
+            return self._gateway.request(method, path, data)
+
+        return patiently(self._gateway, ask)
+
+    def _put(self, data: bytes, query: str = "") -> str:
+        return self._ask("PUT", f"uri{query}", data).decode().strip()
+
+    def _get(self, cap: str) -> bytes:
+        return self._ask("GET", f"uri/{cap}")
+
+    def _check(self, cap: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._post(f"uri/{cap}?t=check&verify=true&output=JSON"))
+        return found
+
     def _counts(self, results: dict[str, Any]) -> dict[str, Any]:
         return {key: results[key] for key in COUNTS if key in results}
 
     def _put_and_get(self) -> None:
         for size in SIZES:
             data = self._data(size)
-            cap = self._gateway.put(data)
-            _same(self._gateway.get(cap), data, f"{size} bytes")
+            cap = self._put(data)
+            _same(self._get(cap), data, f"{size} bytes")
             if cap.startswith("URI:CHK:"):
-                counts = self._counts(self._gateway.check(cap)["results"])
+                counts = self._counts(self._check(cap)["results"])
                 self._note(f"verify {size} bytes", counts)
 
     def _mkdir(self) -> None:
@@ -105,10 +121,10 @@ class Script:
             self._post(f"uri/{top}/{kind}?t=mkdir&format={kind}")
             for number in range(3):
                 data = self._data(100 * number)
-                self._gateway.request("PUT", f"uri/{top}/{kind}/file{number}", data)
-                _same(self._gateway.get(f"{top}/{kind}/file{number}"), data, kind)
-            self._gateway.request("DELETE", f"uri/{top}/{kind}/file1")
-            listing = json.loads(self._gateway.request("GET", f"uri/{top}/{kind}?t=json"))
+                self._ask("PUT", f"uri/{top}/{kind}/file{number}", data)
+                _same(self._get(f"{top}/{kind}/file{number}"), data, kind)
+            self._ask("DELETE", f"uri/{top}/{kind}/file1")
+            listing = json.loads(self._ask("GET", f"uri/{top}/{kind}?t=json"))
             self._note(f"list {kind}", [listing[0], *sorted(_names(listing))])
 
     def _copy(self) -> None:
@@ -161,58 +177,60 @@ class Script:
     def _repair_immutable(self) -> None:
         """Shares that are gone come back; so does one whose damaged file the operator then removes."""
         data = self._data(200_000)
-        cap = self._gateway.put(data)
+        cap = self._put(data)
         self._lose_and_repair("immutable", cap, IMMUTABLE_BLOCK_AT)
-        _same(self._gateway.get(cap), data, "the repaired file")
+        _same(self._get(cap), data, "the repaired file")
 
     def _mutable(self) -> None:
         """Mutable files are made, read, overwritten, shortened, grown, and verified."""
         for kind in ("SDMF", "MDMF"):
             sizes = (0, 1, 5000, 300_000, 70) if kind == "SDMF" else (0, 1, 5000, 1_300_000, 70)
             data = self._data(777)
-            cap = self._gateway.put(data, f"?format={kind}")
-            _same(self._gateway.get(cap), data, kind)
+            cap = self._put(data, f"?format={kind}")
+            _same(self._get(cap), data, kind)
             for size in sizes:
                 data = self._data(size)
-                self._gateway.request("PUT", f"uri/{cap}", data)
-                _same(self._gateway.get(cap), data, f"{kind}, {size} bytes")
-            self._note(f"verify {kind}", self._counts(self._gateway.check(cap)["results"]))
+                self._ask("PUT", f"uri/{cap}", data)
+                _same(self._get(cap), data, f"{kind}, {size} bytes")
+            self._note(f"verify {kind}", self._counts(self._check(cap)["results"]))
 
     def _partial_writes(self) -> None:
         """Parts of a mutable file are written, within a segment, across segments, and behind the end."""
         for kind, size in (("SDMF", 5000), ("MDMF", 900_000)):
             whole = bytearray(self._data(size))
-            cap = self._gateway.put(bytes(whole), f"?format={kind}")
+            cap = self._put(bytes(whole), f"?format={kind}")
             for offset, length in ((0, 10), (size // 3, size // 2), (size - 7, 5), (size, 999)):
                 part = self._data(length)
                 whole[offset : offset + length] = part
-                self._gateway.request("PUT", f"uri/{cap}?offset={offset}", part)
-                _same(self._gateway.get(cap), bytes(whole), f"{kind}, a write at {offset}")
-            self._note(f"verify {kind} in parts", self._counts(self._gateway.check(cap)["results"]))
+                self._ask("PUT", f"uri/{cap}?offset={offset}", part)
+                _same(self._get(cap), bytes(whole), f"{kind}, a write at {offset}")
+            self._note(f"verify {kind} in parts", self._counts(self._check(cap)["results"]))
 
     def _repair_mutable(self) -> None:
         for kind in ("SDMF", "MDMF"):
             data = self._data(50_000)
-            cap = self._gateway.put(data, f"?format={kind}")
+            cap = self._put(data, f"?format={kind}")
             self._lose_and_repair(kind, cap, MUTABLE_BLOCK_AT)
-            _same(self._gateway.get(cap), data, f"the repaired {kind} file")
-            self._gateway.request("PUT", f"uri/{cap}", data[:99])
-            _same(self._gateway.get(cap), data[:99], f"the repaired {kind} file, overwritten")
+            _same(self._get(cap), data, f"the repaired {kind} file")
+            self._ask("PUT", f"uri/{cap}", data[:99])
+            _same(self._get(cap), data[:99], f"the repaired {kind} file, overwritten")
 
     def _lose_and_repair(self, what: str, cap: str, block_at: int) -> None:
-        storage_index = self._gateway.check(cap)["storage-index"]
-        files = share_files(self._servers, storage_index)
+        storage_index = self._check(cap)["storage-index"]
+        files = share_files(self._world.servers, storage_index)
         self._note(f"{what}: shares", sorted(files))
         for number in (0, 3, 8):
             files[number].unlink()
         self._note(f"{what}: three are gone", self._repair(cap))
-        files = share_files(self._servers, storage_index)
+        files = share_files(self._world.servers, storage_index)
         self._note(f"{what}: shares after repair", sorted(files))
         flip_byte(files[5], block_at)
         self._note(f"{what}: one is damaged", self._repair(cap))
         files[5].unlink(missing_ok=True)
         self._note(f"{what}: that is gone", self._repair(cap))
-        self._note(f"{what}: shares in the end", sorted(share_files(self._servers, storage_index)))
+        self._note(
+            f"{what}: shares in the end", sorted(share_files(self._world.servers, storage_index))
+        )
         self._tahoe("check", "--verify", "--repair", cap)
 
     def _repair(self, cap: str) -> dict[str, Any]:
@@ -230,7 +248,7 @@ class Script:
         return outcome
 
     def _post(self, path: str) -> bytes:
-        return self._gateway.request("POST", path, b"").strip()
+        return self._ask("POST", path, b"").strip()
 
 
 def _names(listing: Any) -> list[str]:
@@ -243,11 +261,9 @@ def _same(got: Any, wanted: Any, what: str) -> None:
         raise AssertionError(f"{what}: something else came back ({len(got)}, not {len(wanted)})")
 
 
-def run(
-    gateway: Gateway, servers: Sequence[Server], scratch: Path, seed: str
-) -> list[tuple[str, Any]]:
+def run(world: World, gateway: Gateway, scratch: Path, seed: str) -> list[tuple[str, Any]]:
     """Do all of it. See ``Script``."""
     try:
-        return Script(gateway, servers, scratch, seed).run()
+        return Script(world, gateway, scratch, seed).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

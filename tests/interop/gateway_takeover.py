@@ -8,10 +8,8 @@ told nothing: it has to find every server again, and all that was ever stored.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
 
 from tests.interop.gateway_records import (
     STRANGER,
@@ -22,10 +20,8 @@ from tests.interop.gateway_records import (
     read_record,
     records,
 )
-from tests.interop.gateway_world import Kind, Protocol, World
+from tests.interop.gateway_world import Kind, Protocol, World, patiently
 from tests.interop.processes import until
-
-T = TypeVar("T")
 
 OLDER_S = 10 * 86400
 PASSING = {"announcement-seqnum", "running.process", "running.process.lock"}
@@ -78,7 +74,7 @@ class Takeover:
         for cap, data in self._files.items():
             assert self._ask("GET", f"uri/{cap}") == data, f"{cap} holds something else"
         for cap in [*self._files, self._directory]:
-            self._patiently(partial(self._check, cap))
+            patiently(self.gateway, partial(self._check, cap))
 
     def _check(self, cap: str) -> None:
         results = self.gateway.check(cap)["results"]
@@ -90,29 +86,7 @@ class Takeover:
 
     def _ask(self, method: str, path: str, data: bytes | None = None) -> bytes:
         """Ask the gateway something, and once more while it says that it cannot."""
-        return self._patiently(lambda: self.gateway.request(method, path, data))
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """
-        Do something that needs all servers; once more while it fails.
-
-        On a busy machine the gateway takes a server that did not answer for five seconds for lost, until that
-        does.
-        """
-        failures: list[AssertionError] = []
-
-        def attempt() -> list[T]:
-            try:
-                return [call()]
-            except AssertionError as error:
-                failures.append(error)
-                return []
-
-        try:
-            (found,) = until(attempt, "an answer", self.gateway)
-        except AssertionError as error:
-            raise failures[-1] if failures else error from None
-        return cast(T, found)
+        return patiently(self.gateway, lambda: self.gateway.request(method, path, data))
 
     def overwrite(self) -> None:
         """Change every mutable file: the write enablers that servers keep must be right."""

@@ -13,9 +13,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import attrs
 import yaml
@@ -37,6 +37,7 @@ from tests.interop.processes import (
     write_introducers,
 )
 
+T = TypeVar("T")
 Kind = Literal["tahoe", "pipegrid"]
 Protocol = Literal["gbs", "foolscap"]
 HOW_TO = Path(__file__).parents[2] / "docs/how-to-replace-a-node.md"
@@ -229,6 +230,10 @@ class World:
         have heard that first.
         """
         until(lambda: self._has_heard(gateway), "the gateway's hearing of all servers", gateway)
+        self.until_connected(gateway)
+
+    def until_connected(self, gateway: Gateway) -> None:
+        """Wait until the gateway is connected to every server, of the kind that it is now."""
         wanted = {server.server_id: server for server in self.servers}
 
         def all_are() -> bool:
@@ -236,7 +241,7 @@ class World:
             found = {each["nodeid"]: each for each in page["servers"]}
             return found.keys() == wanted.keys() and all(
                 found[server_id]["connection_status"].casefold().startswith("connected")
-                and found[server_id]["version"].startswith(f"{server.kind}")
+                and (found[server_id]["version"] or "").startswith(f"{server.kind}")
                 for server_id, server in wanted.items()
             )
 
@@ -259,6 +264,28 @@ class World:
         for server in self.servers:
             server.stop()
         self._introducer.stop()
+
+
+def patiently(gateway: Gateway, call: Callable[[], T]) -> T:
+    """
+    Do something that needs all servers; once more while it fails.
+
+    On a busy machine the gateway takes a server that did not answer for five seconds for lost, until it does.
+    """
+    failures: list[AssertionError] = []
+
+    def attempt() -> list[T]:
+        try:
+            return [call()]
+        except AssertionError as error:
+            failures.append(error)
+            return []
+
+    try:
+        found: list[T] = until(attempt, "an answer", gateway)
+    except AssertionError as error:
+        raise failures[-1] if failures else error from None
+    return found[0]
 
 
 def share_files(servers: Iterable[Server], storage_index: str) -> dict[int, Path]:
