@@ -4,7 +4,7 @@ An emulated link as a TCP proxy: for any program from the shell, and in a proces
     pipegrid speedtest proxy --rtt 11ms --up 80kB/s --down 520kB/s 8000=example.net:80 8001=example.net:443
 
 All pairs share one link, each direction apart; up is from who connects to the target. How exact it is says
-``docs/explanation-speedtest.md``. A speed test runs it in a process of its own, so that delaying what passes
+``docs/explanation-links.md``. A speed test runs it in a process of its own, so that delaying what passes
 costs neither side anything.
 """
 
