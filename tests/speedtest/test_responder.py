@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet import reactor as installed_reactor
@@ -18,6 +19,7 @@ from pipegrid.errors import UsageError
 from pipegrid.speedtest import responder as module
 from pipegrid.speedtest.probe import Probe, Responder, ResponderError, parse_responder
 from pipegrid.speedtest.responder import (
+    ACCEPT_AGAIN_S,
     IDLE_S,
     PROVE_S,
     TOLD_BUSY,
@@ -241,6 +243,26 @@ class StrangersTests(ResponderTestCase):
                 stranger.sendall(noise)
                 await self.settle(lambda: not service.visitors)
         await (await self.connect(self.address(service))).receive(10)
+
+    @asynchronous
+    async def test_without_descriptors_it_waits(self) -> None:
+        """It does not spin; a second later it takes the connection."""
+        service = self.serve()
+        listening = service._sock
+
+        class Exhausted:
+            def accept(self) -> None:
+                raise OSError(errno.EMFILE, "too many open files")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(listening, name)
+
+        service._sock = cast(socket.socket, Exhausted())
+        with socket.create_connection(service.address):
+            await self.settle(lambda: service not in reactor.getReaders())
+            service._sock = listening
+            self.clock.advance(ACCEPT_AGAIN_S)
+            await self.settle(lambda: len(service.visitors) == 1)
 
     @asynchronous
     async def test_a_crowd_is_bounded(self) -> None:

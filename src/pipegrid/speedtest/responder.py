@@ -35,6 +35,8 @@ PROVE_S = 10.0
 IDLE_S = 60.0
 """How long who is known may do nothing."""
 
+ACCEPT_AGAIN_S = 1.0
+
 TOLD_BUSY = 16
 """Connections beyond the limit that are told so; the others are just closed."""
 
@@ -122,14 +124,16 @@ class Service:
         self._sock = _listen(settings.host, settings.port)
         self.address: tuple[str, int] = self._sock.getsockname()[:2]
         reactor.addReader(self)
+        self._again: Any = None
         self._end = self.clock.callLater(settings.max_seconds, self._time_is_over)
 
     def stop(self) -> None:
         """Listen no more, and close every connection."""
         if self._sock.fileno() < 0:
             return
-        if self._end.active():
-            self._end.cancel()
+        for call in (self._end, self._again):
+            if call is not None and call.active():
+                call.cancel()
         self.reactor.removeReader(self)
         self._sock.close()
         for visitor in list(self.visitors):
@@ -156,8 +160,13 @@ class Service:
         """Somebody connects."""
         try:
             sock, _ = self._sock.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionError):
             return  # it has gone again
+        except OSError:
+            # No descriptors, or no memory: it would be told again at once, and without end.
+            self.reactor.removeReader(self)
+            self._again = self.clock.callLater(ACCEPT_AGAIN_S, self.reactor.addReader, self)
+            return
         over = len(self.visitors) - self.settings.max_connections
         if over >= TOLD_BUSY:
             sock.close()
