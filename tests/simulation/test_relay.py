@@ -276,7 +276,7 @@ class RelayTests(SynchronousTestCase):
         """So that it does not run empty when the relay is held up; a slow one has what a socket has."""
         self.assertEqual(queue_bytes(None), MIN_QUEUE_BYTES)
         self.assertEqual(queue_bytes(80_000), MIN_QUEUE_BYTES)
-        self.assertEqual(queue_bytes(125_000_000), 2_500_000)
+        self.assertEqual(queue_bytes(125_000_000), 6_250_000)
         self.assertEqual(queue_bytes(10**10), MAX_QUEUE_BYTES)
 
     def test_bandwidth(self) -> None:

@@ -174,10 +174,10 @@ class PingTests(SynchronousTestCase):
 class LoopbackTests(TestCase):
     """With real responders."""
 
-    CONTEXT = module.make_context()
+    KEY = module.make_key()
 
     def setUp(self) -> None:
-        self.patch(module, "make_context", lambda: self.CONTEXT)
+        self.patch(module, "make_key", lambda: self.KEY)
 
     def serve(self, count: int, **limits: Any) -> tuple[list[Service], list[Responder]]:
         """Return so many running responders."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet import reactor as installed_reactor
@@ -18,6 +19,7 @@ from pipegrid.errors import UsageError
 from pipegrid.speedtest import responder as module
 from pipegrid.speedtest.probe import Probe, Responder, ResponderError, parse_responder
 from pipegrid.speedtest.responder import (
+    ACCEPT_AGAIN_S,
     IDLE_S,
     PROVE_S,
     TOLD_BUSY,
@@ -30,8 +32,8 @@ reactor: Any = installed_reactor
 LOOPBACK = "127.0.0.1"
 TOKEN = "token-of-the-tests"
 
-CONTEXT = module.make_context()
-"""Making a key takes a while."""
+KEY = module.make_key()
+"""Making one takes a while."""
 
 
 class Server(Protocol):
@@ -55,7 +57,7 @@ class ResponderTestCase(TestCase):
     """With a responder that runs while the test does."""
 
     def setUp(self) -> None:
-        self.patch(module, "make_context", lambda: CONTEXT)
+        self.patch(module, "make_key", lambda: KEY)
         self.clock = Clock()
 
     def serve(self, **limits: Any) -> Service:
@@ -243,6 +245,26 @@ class StrangersTests(ResponderTestCase):
         await (await self.connect(self.address(service))).receive(10)
 
     @asynchronous
+    async def test_without_descriptors_it_waits(self) -> None:
+        """It does not spin; a second later it takes the connection."""
+        service = self.serve()
+        listening = service._sock
+
+        class Exhausted:
+            def accept(self) -> None:
+                raise OSError(errno.EMFILE, "too many open files")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(listening, name)
+
+        service._sock = cast(socket.socket, Exhausted())
+        with socket.create_connection(service.address):
+            await self.settle(lambda: service not in reactor.getReaders())
+            service._sock = listening
+            self.clock.advance(ACCEPT_AGAIN_S)
+            await self.settle(lambda: len(service.visitors) == 1)
+
+    @asynchronous
     async def test_a_crowd_is_bounded(self) -> None:
         """Beyond the limit and those who are told so, connections are just closed."""
         service = self.serve(max_connections=1)
@@ -396,4 +418,4 @@ class MainTests(ResponderTestCase):
 
     def test_its_tls_is_modern(self) -> None:
         """1.2 at the least."""
-        self.assertGreaterEqual(CONTEXT[0].minimum_version, ssl.TLSVersion.TLSv1_2)
+        self.assertGreaterEqual(module.make_context(KEY).minimum_version, ssl.TLSVersion.TLSv1_2)

@@ -15,17 +15,22 @@ from pipegrid.cli.speedtest_run import SpeedTestJob
 @click.command(name="responder")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="[any that is free]")
-@click.option("--token", metavar="TEXT", help="The secret that opens it.  [a random one]")
+@click.option(
+    "--token",
+    metavar="TEXT",
+    envvar="PIPEGRID_RESPONDER_TOKEN",
+    help="The secret that opens it; other users see options, not $PIPEGRID_RESPONDER_TOKEN.  [a random one]",
+)
 @click.option(
     "--max-bytes", type=byte_size, default="10GB", show_default=True, help="Moved in all."
 )
 @click.option(
-    "--max-time",
-    "max_seconds",
+    "--max-seconds",
     type=click.FloatRange(1, 7 * 86400),
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
+    help="After which it ends.",
 )
 @common_options
 def responder(

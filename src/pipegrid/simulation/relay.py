@@ -43,9 +43,9 @@ from zope.interface import implementer
 from pipegrid.flow.tls import read_much
 from pipegrid.simulation.link import Flow, Line, Packet, Path, to_ns, to_seconds
 
-QUEUE_S = 0.02
+QUEUE_S = 0.05
 MIN_QUEUE_BYTES = 256 << 10
-MAX_QUEUE_BYTES = 4 << 20
+MAX_QUEUE_BYTES = 8 << 20
 """What one sender may have waiting for the line: about what a kernel's send buffer holds."""
 
 READ_BYTES = (256 << 10) - 1

@@ -4,12 +4,14 @@ An emulated link as a TCP proxy: for any program from the shell, and in a proces
     pipegrid speedtest proxy --rtt 11ms --up 80kB/s --down 520kB/s 8000=example.net:80 8001=example.net:443
 
 All pairs share one link, each direction apart; up is from who connects to the target. How exact it is says
-``docs/explanation-speedtest.md``. A speed test runs it in a process of its own, so that delaying what passes
+``docs/explanation-links.md``. A speed test runs it in a process of its own, so that delaying what passes
 costs neither side anything.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -28,6 +30,8 @@ from pipegrid.speedtest.precise import PreciseClock
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
+NICER = 10
+"""A link does not get slower when the programs at its ends need the processor."""
 
 _HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s:=\[\]]+"
 _PAIR = re.compile(rf"(?:({_HOST}):)?([0-9]{{1,5}})=({_HOST}):([0-9]{{1,5}})")
@@ -175,6 +179,8 @@ async def _start_proxy(
 
 
 def _child(reactor: Any, job: Any) -> list[int]:
+    with contextlib.suppress(OSError):  # only root may
+        os.nice(-NICER)
     pairs = [Pair(LOOPBACK, 0, host, port) for host, port in job["targets"]]
     shape = LinkShape(**job["shape"])
     ports = listen(reactor, PreciseClock(reactor), shape, pairs, [])

@@ -22,7 +22,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.children import Child, be_child, start_child
+from pipegrid.speedtest.children import Child, be_child, in_thread, start_child
 from pipegrid.speedtest.probe import Responder, is_token
 from pipegrid.speedtest.rawstream import Buffers, Stream
 from pipegrid.speedtest.session import BUSY, NO_TIME, TLS_HANDSHAKE, Allowance, ServerSession
@@ -34,6 +34,8 @@ PROVE_S = 10.0
 
 IDLE_S = 60.0
 """How long who is known may do nothing."""
+
+ACCEPT_AGAIN_S = 1.0
 
 TOLD_BUSY = 16
 """Connections beyond the limit that are told so; the others are just closed."""
@@ -81,12 +83,21 @@ class ResponderSettings:
     max_connections: int = attrs.field(default=64, validator=_at_least_one)
 
 
+@attrs.frozen
+class Key:
+    """A key and its certificate, in PEM, and the hash by which clients know it."""
+
+    pem: bytes = attrs.field(repr=False)
+    spki_hash: bytes
+
+
 class Service:
     """
     The listening port, and who is connected.
 
     Args:
         clock: for time-outs; None: the reactor.
+        key: for TLS; None: made for it.
 
     Attributes:
         address: what it listens on.
@@ -94,26 +105,35 @@ class Service:
         ended: fires when its time is over.
     """
 
-    def __init__(self, reactor: Any, settings: ResponderSettings, clock: Any = None) -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        settings: ResponderSettings,
+        clock: Any = None,
+        key: Key | None = None,
+    ) -> None:
         self.reactor = reactor
         self.settings = settings
         self.clock = reactor if clock is None else clock
         self.allowance = Allowance(settings.max_bytes)
         self.buffers = Buffers()
-        self.context, self.spki_hash = make_context()
+        key = make_key() if key is None else key
+        self.context, self.spki_hash = make_context(key), key.spki_hash
         self.visitors: set[Visitor] = set()
         self.ended: Deferred[None] = Deferred()
         self._sock = _listen(settings.host, settings.port)
         self.address: tuple[str, int] = self._sock.getsockname()[:2]
         reactor.addReader(self)
+        self._again: Any = None
         self._end = self.clock.callLater(settings.max_seconds, self._time_is_over)
 
     def stop(self) -> None:
         """Listen no more, and close every connection."""
         if self._sock.fileno() < 0:
             return
-        if self._end.active():
-            self._end.cancel()
+        for call in (self._end, self._again):
+            if call is not None and call.active():
+                call.cancel()
         self.reactor.removeReader(self)
         self._sock.close()
         for visitor in list(self.visitors):
@@ -140,8 +160,13 @@ class Service:
         """Somebody connects."""
         try:
             sock, _ = self._sock.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionError):
             return  # it has gone again
+        except OSError:
+            # No descriptors, or no memory: it would be told again at once, and without end.
+            self.reactor.removeReader(self)
+            self._again = self.clock.callLater(ACCEPT_AGAIN_S, self.reactor.addReader, self)
+            return
         over = len(self.visitors) - self.settings.max_connections
         if over >= TOLD_BUSY:
             sock.close()
@@ -255,19 +280,24 @@ class Visitor:
         self._service.visitors.discard(self)
 
 
-def make_context() -> tuple[ssl.SSLContext, bytes]:
-    """Return TLS as storage servers have it, with a key made for it, and the key's hash."""
+def make_key() -> Key:
+    """Return a key as storage servers have it."""
     from pipegrid.storage.identity import from_pem, make_pem
 
     pem = make_pem()
+    return Key(pem, from_pem(pem, "", "the certificate").spki_hash)
+
+
+def make_context(key: Key) -> ssl.SSLContext:
+    """Return TLS as storage servers have it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     with tempfile.TemporaryDirectory() as scratch:  # OpenSSL wants a file
         path = Path(scratch) / "key.pem"
         path.touch(0o600)
-        path.write_bytes(pem)
+        path.write_bytes(key.pem)
         context.load_cert_chain(path)
-    return context, from_pem(pem, "", "the certificate").spki_hash
+    return context
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -348,9 +378,10 @@ def start_responders(reactor: Any, count: int) -> Deferred[RunningResponders]:
 
 async def _start_responders(reactor: Any, count: int) -> RunningResponders:
     token = make_token()
-    starting = [
-        start_child(reactor, "pipegrid.speedtest.responder", {"token": token}) for _ in range(count)
-    ]
+    # One key for all: to make one takes longer than all else that they do before they are ready.
+    key = await in_thread(reactor, make_key)
+    job = {"token": token, "pem": key.pem.decode(), "spki_hash": key.spki_hash.hex()}
+    starting = [start_child(reactor, "pipegrid.speedtest.responder", job) for _ in range(count)]
     children: list[Child] = []
     try:
         for each in starting:
@@ -363,17 +394,14 @@ async def _start_responders(reactor: Any, count: int) -> RunningResponders:
         for child in children:
             await child.stop()
         raise
-    responders = [
-        Responder(LOOPBACK, int(child.said["port"]), token, bytes.fromhex(child.said["spki_hash"]))
-        for child in children
-    ]
+    responders = [Responder(LOOPBACK, int(child.said), token, key.spki_hash) for child in children]
     return RunningResponders(responders, reactor, children)
 
 
-def _child(reactor: Any, job: Any) -> dict[str, Any]:
+def _child(reactor: Any, job: Any) -> int:
     settings = ResponderSettings(LOOPBACK, 0, job["token"], _NO_LIMIT_BYTES, _NO_LIMIT_S)
-    service = Service(reactor, settings)
-    return {"port": service.address[1], "spki_hash": service.spki_hash.hex()}
+    key = Key(job["pem"].encode(), bytes.fromhex(job["spki_hash"]))
+    return Service(reactor, settings, key=key).address[1]
 
 
 if __name__ == "__main__":
