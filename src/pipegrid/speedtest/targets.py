@@ -261,7 +261,7 @@ class ConfiguredGrid(Target):
         there = [each for each in statuses if each.reachable]
         if len(there) < self.happy:
             gone = next((each for each in statuses if not each.reachable), None)
-            why = "" if gone is None else f" ({gone.nickname}: {gone.reason})"
+            why = "" if gone is None else f" ({gone.nickname}: {(gone.reason or '').rstrip('.')})"
             raise ServerUnreachable(
                 f"{len(there)} of {len(statuses)} servers of {self.directory} can be reached, and an"
                 f" upload needs {self.happy}{why}; see 'pipegrid status'"
@@ -382,7 +382,8 @@ async def connect_s(reactor: Any, host: str, port: int) -> float:
         connection = await connectProtocol(endpoint, Connection())
     except Exception as error:
         raise ServerUnreachable(
-            f"cannot connect to {host}:{port}: {error}; is it running?", f"{host}:{port}"
+            f"cannot connect to {host}:{port}: {str(error).rstrip('.')}; is it running?",
+            f"{host}:{port}",
         ) from error
     took_s = time.perf_counter() - began
     transport: Any = connection.transport
