@@ -7,10 +7,11 @@ INSTALLED := $(VENV)/.installed
 
 TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
+BUILDBOT_VENV := .venv-buildbot
 
-INTEROP := tests.interop.tahoe_matrix tests.interop.foolscap_grid tests.interop.gateway_grids tests.interop.gateway_replace
+INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace)
 
-.PHONY: demo test lint types trial chromium interop speedtest budgets links soak fuzz format clean
+.PHONY: demo test lint types trial chromium interop speedtest budgets links soak crash durability buildbot fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -56,6 +57,28 @@ links: $(INSTALLED)
 soak: $(INSTALLED)
 	$(BIN)/python -m misc.soak $(if $(SEED),--seed $(SEED))
 
+# Cuts off file systems of its own in mid-run, so it needs root. docs/reference-durability.md
+crash: $(INSTALLED)
+	$(BIN)/python -m misc.soak.crash $(if $(SEED),--seed $(SEED))
+
+# On the disk that the working copy is on; with libeatmydata (Debian: libeatmydata1) there is a floor, too.
+durability: $(INSTALLED)
+	mkdir -p speedtest-results
+	$(BIN)/python -m misc.speedtest.durability --scratch speedtest-results \
+		--json speedtest-results/durability.json --chart speedtest-results/durability.svg
+
+# The build step on a real master and worker, through a real browser (two minutes); docs/how-to-buildbot.md.
+buildbot: $(BUILDBOT_VENV)/.installed
+	command -v chromium chromium-browser google-chrome >/dev/null || \
+		{ apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
+	timeout 900 $(BUILDBOT_VENV)/bin/python -m twisted.trial --temp-directory=_trial_temp_buildbot \
+		tests.interop.buildbot_master
+
+$(BUILDBOT_VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(BUILDBOT_VENV)
+	$(BUILDBOT_VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[buildbot,speedtest]'
+	touch $(BUILDBOT_VENV)/.installed
+
 # Each target for so many seconds; docs/how-to-fuzz.md. What it once found, `make test` replays.
 fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
@@ -80,4 +103,4 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(TAHOE_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
+	rm -rf $(VENV) $(TAHOE_VENV) $(BUILDBOT_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results

@@ -43,6 +43,7 @@ MAY_IMPORT = {
         "grid",
         "simulation",
     },
+    "buildbot": {"errors", "speedtest"},
     "cli": {
         "errors",
         "core",

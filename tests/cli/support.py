@@ -17,7 +17,7 @@ from pipegrid.cli.console import Console
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, SourceError
-from pipegrid.transfer.results import CheckResult, GetResult, PutResult, ServerStatus
+from pipegrid.transfer.results import CheckResult, GetResult, PutResult, RepairResult, ServerStatus
 
 
 @attrs.define
@@ -48,6 +48,7 @@ class FakeGrid:
     introducers: list[Any] = attrs.field(factory=list)
     config: FakeConfig = attrs.field(factory=FakeConfig)
     check_result: CheckResult | None = None
+    repair_result: RepairResult | None = None
     servers: list[ServerStatus] = attrs.field(factory=list)
     held: dict[str, Deferred[None]] = attrs.field(factory=dict)
     seen: list[tuple[Any, dict[str, Any]]] = attrs.field(factory=list)
@@ -95,6 +96,11 @@ class FakeGrid:
         """Answer with what the test prepared."""
         self.seen.append((cap, options))
         return self._do(str(cap), lambda: cast(CheckResult, self.check_result))
+
+    def repair(self, cap: Cap, **options: Any) -> Deferred[RepairResult]:
+        """Answer with what the test prepared."""
+        self.seen.append((cap, options))
+        return self._do(str(cap), lambda: cast(RepairResult, self.repair_result))
 
     def status(self) -> Deferred[list[ServerStatus]]:
         """Answer with what the test prepared."""

@@ -10,6 +10,9 @@ import attrs
 
 from pipegrid.storage import containers, mutable_containers
 
+STRANGERS = 5
+STRANGER = b"a client that never comes again"  # 31 bytes
+EXPIRES = (1 << 32) - 2
 Lease = containers.LeaseRecord | mutable_containers.MutableLease
 
 
@@ -34,6 +37,11 @@ class ShareRecord:
         found = {lease.renew: lease.expires for lease in self.leases}
         assert len(found) == len(self.leases), "one lease for each secret"
         return found
+
+    @property
+    def strangers(self) -> list[Lease]:
+        """Those leases that ``plant`` added."""
+        return [lease for lease in self.leases if lease.renew.startswith(STRANGER)]
 
 
 def records(node: Path) -> dict[str, ShareRecord]:
@@ -65,25 +73,60 @@ def _read_mutable(data: bytes) -> ShareRecord:
     begin = mutable_containers.DATA_OFFSET
     end = begin + header.data_bytes
     fixed = (header.version, header.node_id, header.write_enabler, _hash(data[begin:end]))
-    extra = data[header.extra_offset :]
-    leases = mutable_containers.parse_leases(data[mutable_containers.LEASES_OFFSET : begin])
-    leases += mutable_containers.parse_leases(extra[mutable_containers.COUNT_BYTES :])
-    count = mutable_containers.parse_count(extra)
-    assert len(leases) == mutable_containers.LEASE_SLOTS + count
+    leases = _mutable_leases(data, header)
     return ShareRecord("mutable", fixed, tuple(lease for lease in leases if lease.owner))
 
 
 def age(path: Path, by_s: int) -> None:
-    """Make all leases of a share file expire earlier, as if they were that much older."""
+    """Make the leases of a share file expire earlier, as if they were older; the planted ones stay."""
     record = read_record(path)
     data = bytearray(path.read_bytes())
     for lease in record.leases:
+        if lease in record.strangers:
+            continue
         old = lease.pack()
         new = attrs.evolve(lease, expires=lease.expires - by_s).pack()
         at = data.find(old)
         assert data.count(old) == 1
         data[at : at + len(old)] = new
     path.write_bytes(data)
+
+
+def plant(path: Path) -> None:
+    """Add leases of clients that never come, more than the slots of a mutable container hold."""
+    with open(path, "r+b") as file:
+        for number in range(STRANGERS):
+            file.seek(0)
+            for at, piece in _planting(file.read(), STRANGER + bytes([number])):
+                file.seek(at)
+                file.write(piece)
+
+
+def _planting(data: bytes, renew: bytes) -> list[tuple[int, bytes]]:
+    """Return what to write where, in a share file, to add a lease."""
+    if not mutable_containers.is_mutable(data):
+        count = containers.parse_header(data).lease_count + 1
+        lease = containers.LeaseRecord(0, renew, bytes(32), EXPIRES)
+        return [
+            (len(data), lease.pack()),
+            (containers.LEASE_COUNT_OFFSET, count.to_bytes(4, "big")),
+        ]
+    header = mutable_containers.parse_header(data)
+    fresh = mutable_containers.MutableLease(1, EXPIRES, renew, bytes(32), header.node_id)
+    leases = _mutable_leases(data, header)
+    return mutable_containers.plan_lease(header.extra_offset, leases, fresh)
+
+
+def _mutable_leases(
+    data: bytes, header: mutable_containers.MutableHeader
+) -> tuple[mutable_containers.MutableLease, ...]:
+    """Return all lease records, free slots too."""
+    slots = data[mutable_containers.LEASES_OFFSET : mutable_containers.DATA_OFFSET]
+    extra = data[header.extra_offset :]
+    leases = mutable_containers.parse_leases(slots)
+    leases += mutable_containers.parse_leases(extra[mutable_containers.COUNT_BYTES :])
+    assert len(leases) == mutable_containers.LEASE_SLOTS + mutable_containers.parse_count(extra)
+    return leases
 
 
 def _hash(data: bytes) -> bytes:

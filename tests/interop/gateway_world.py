@@ -13,11 +13,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import attrs
+import yaml
 
 from pipegrid.storage import identity
 from pipegrid.wire import furl
@@ -94,6 +95,7 @@ class Server:
     kind: Kind | None = None
     _process: Process | None = None
     _starts: int = 0
+    _old_seqnum: int = 0
 
     @property
     def name(self) -> str:
@@ -105,6 +107,7 @@ class Server:
         assert self._process is None
         self.kind = kind
         self._starts += 1
+        self._old_seqnum = self.seqnum
         log = self.directory.with_name(f"{self.name}-{self._starts}-{kind}")
         self._process = Process(log, *documented_command(kind, self.directory))
 
@@ -152,6 +155,16 @@ class Server:
     def server_id(self) -> str:
         """By which introducers know it, as its directory has it."""
         return (self.directory / "node.pubkey").read_text().strip().removeprefix("pub-")
+
+    @property
+    def seqnum(self) -> int:
+        """The number of its last announcement, as its directory has it; 0 before the first."""
+        path = self.directory / "announcement-seqnum"
+        return int(path.read_text().strip() or 0) if path.exists() else 0
+
+    def is_announced(self, heard: Mapping[str, int]) -> bool:
+        """Return whether the newest announcement since its start is among the numbers that somebody heard."""
+        return self._old_seqnum < self.seqnum <= heard.get(self.server_id, 0)
 
     def shares(self, storage_index: str) -> dict[int, Path]:
         """Return the files of the shares that it has of a file."""
@@ -209,7 +222,13 @@ class World:
         return gateway
 
     def until_found(self, gateway: Gateway) -> None:
-        """Wait until the gateway is connected to every server as it is now, whatever it was before."""
+        """
+        Wait until the gateway is connected to every server as it is now, whatever it was before.
+
+        It connects anew when it hears the newest announcement, even if it is connected already; so it has to
+        have heard that first.
+        """
+        until(lambda: self._has_heard(gateway), "the gateway's hearing of all servers", gateway)
         wanted = {server.server_id: server for server in self.servers}
 
         def all_are() -> bool:
@@ -222,6 +241,16 @@ class World:
             )
 
         until(all_are, "the gateway's connection to all servers", gateway)
+
+    def _has_heard(self, gateway: Gateway) -> bool:
+        path = gateway.directory / "private/introducer_default_cache.yaml"
+        try:
+            heard = {
+                each["key_s"]: each["ann"]["seqnum"] for each in yaml.safe_load(path.read_bytes())
+            }
+        except (OSError, TypeError, yaml.YAMLError):  # not yet, or being written
+            return False
+        return all(each.is_announced(heard) for each in self.servers)
 
     def stop(self) -> None:
         """End everything."""

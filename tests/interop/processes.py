@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from misc.command import environment
+
 from pipegrid.core import base32
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.servers import SERVERS_NAME
@@ -57,15 +59,21 @@ def until(ready: Callable[[], Any], what: str, *processes: Process) -> Any:
     raise AssertionError(f"{what} did not happen within {PATIENCE_S} s{said}")
 
 
-def pipegrid(*arguments: str, data: bytes = b"", status: int = 0) -> bytes:
-    """Run a PipeGrid command; returns what it prints."""
-    done = subprocess.run(
+def run_pipegrid(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a PipeGrid command, which may fail."""
+    return subprocess.run(
         [sys.executable, "-m", "pipegrid.cli", *arguments],
         input=data,
+        env=environment(),
         capture_output=True,
         timeout=PATIENCE_S,
         check=False,
     )
+
+
+def pipegrid(*arguments: str, data: bytes = b"", status: int = 0) -> bytes:
+    """Run a PipeGrid command; returns what it prints."""
+    done = run_pipegrid(*arguments, data=data)
     if done.returncode != status:
         raise AssertionError(f"{arguments}: status {done.returncode}: {done.stderr.decode()}")
     return done.stdout
@@ -78,8 +86,16 @@ class Process:
         self.directory = directory
         self._log = open(directory.with_suffix(".log"), "wb")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env=self.surroundings(),
         )
+
+    def surroundings(self) -> dict[str, str]:
+        """Return its environment: with this very package, installed or not."""
+        return environment()
 
     def assert_running(self) -> None:
         """Fail if it has ended by itself."""
@@ -121,6 +137,10 @@ class Node(Process):
                 f"{TAHOE} is missing; `make` installs it, or $TAHOE says where the command is"
             )
         super().__init__(directory, TAHOE, "run", str(directory))
+
+    def surroundings(self) -> dict[str, str]:
+        """Return its environment, in which there is nothing of ours."""
+        return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def make_node(directory: Path, settings: str, kind: str = "client") -> None:

@@ -260,6 +260,15 @@ class FailureTests(SynchronousTestCase):
         error = self.failureResultOf(waiting[0], ServerRefused, ServerProtocolError).value
         self.assertEqual(getattr(error, "server", None), self.server.identity.nickname)
 
+    def test_a_server_of_a_version_to_come(self) -> None:
+        """A server that names no protocol of ours is none to be used, and the sentence says what may help."""
+        later = {b"http://allmydata.org/tahoe/protocols/storage/v9": {b"sizes": 7}}
+        self.patch(self.world.storage, "remote_get_version", lambda: later)
+        asking = self.server.version()
+        self.world.settle()
+        error = self.failureResultOf(asking, ServerProtocolError).value
+        self.assertIn("perhaps to a newer PipeGrid", str(error))
+
     def test_a_failed_write_is_not_closed(self) -> None:
         """If the disk fails a write, the close right behind it does not make a damaged share visible."""
         self.server.allocate(SI, {0}, 6, SECRETS)

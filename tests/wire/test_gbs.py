@@ -174,6 +174,15 @@ class SchemaTests(SynchronousTestCase):
             with self.assertRaises(ValueError):
                 gbs.unpack_version(cbor2.dumps(wrong))
 
+    def test_a_server_of_a_version_to_come(self) -> None:
+        """It is none of ours, which is not the same as talking nonsense."""
+        later = {
+            b"http://allmydata.org/tahoe/protocols/storage/v9": {},
+            b"application-version": b"x",
+        }
+        with self.assertRaisesRegex(ValueError, "perhaps to a newer PipeGrid"):
+            gbs.unpack_version(cbor2.dumps(later))
+
     @settings(max_examples=100, deadline=None, derandomize=True)
     @given(NUMBERS, NUMBERS, UINT, st.text(max_size=100))
     def test_packing_and_unpacking_agree(

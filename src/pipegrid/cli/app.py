@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.job import OpenGrid
 
-COMMANDS = ("init", "put", "get", "check", "status", "encode", "decode", "serve", "speedtest")
+COMMANDS = (
+    "init",
+    "put",
+    "get",
+    "check",
+    "repair",
+    "status",
+    "encode",
+    "decode",
+    "serve",
+    "speedtest",
+)
 """In the order in which people meet them; each is ``command`` in the module ``cmd_NAME``."""
 
 

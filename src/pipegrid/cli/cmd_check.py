@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import common_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import corruption_fields, located, plural
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
@@ -39,9 +39,9 @@ def command(cap: str, verify: bool) -> GridJob:
 
         with Progress(console, "check") as progress:
             result = await grid.check(file, verify=verify, progress=progress.transfer())
-        console.result(_summary(result), _fields(cap.strip(), result))
+        console.result(summary(result), {"cap": cap.strip(), **fields(result)})
         if not console.json:
-            _say_more(console, result)
+            say_more(console, result)
         return status(result)
 
     return GridJob(work)
@@ -54,41 +54,3 @@ def status(result: CheckResult) -> ExitStatus:
     if result.corrupt:
         return ExitStatus.CORRUPTION
     return ExitStatus.DONE if result.healthy else ExitStatus.FAILED
-
-
-def _summary(result: CheckResult) -> str:
-    if result.total_shares == 0:
-        return "healthy: the file is in its cap"
-    state = "healthy" if result.healthy else "damaged" if result.recoverable else "lost"
-    text = (
-        f"{state}: {len(result.good_shares)} of {plural(result.total_shares, 'share')} good, "
-        f"any {result.required_shares} restore the file; happiness {result.happiness}"
-    )
-    if result.corrupt:
-        text += f"; {plural(len(result.corrupt), 'problem')} found"
-    if result.unreachable:
-        text += f"; {plural(len(result.unreachable), 'server')} out of reach"
-    return text
-
-
-def _say_more(console: Console, result: CheckResult) -> None:
-    for error in result.corrupt:
-        console.say(f"pipegrid: {located(error)}")
-    for nickname in result.unreachable:
-        console.say(f"pipegrid: {nickname} is out of reach")
-    for number, servers in sorted(result.good_shares.items()):
-        console.detail(f"share {number}: {', '.join(servers)}")
-
-
-def _fields(cap: str, result: CheckResult) -> dict[str, Any]:
-    return {
-        "cap": cap,
-        "healthy": result.healthy,
-        "recoverable": result.recoverable,
-        "required_shares": result.required_shares,
-        "total_shares": result.total_shares,
-        "happiness": result.happiness,
-        "good_shares": result.good_shares,
-        "corrupt": corruption_fields(result.corrupt),
-        "unreachable": result.unreachable,
-    }

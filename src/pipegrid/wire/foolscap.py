@@ -23,7 +23,7 @@ from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
-from pipegrid.wire.messages import ServerVersion
+from pipegrid.wire.messages import UNKNOWN_PROTOCOL, ServerVersion
 
 MAX_SHARES = 256
 MAX_VECTORS = 1 << 20
@@ -162,19 +162,21 @@ def pack_version(version: ServerVersion) -> dict[bytes, Any]:
 
 def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
     """
-    Return what the answer to ``get_version`` says. What is missing is as in servers too old to say it.
+    Return what the answer to ``get_version`` says. Sizes that are missing are as of old.
 
     Raises:
         ValueError: it is something else.
     """
-    inner = answer.get(PROTOCOL, {})
+    if type(answer) is dict and PROTOCOL not in answer:
+        raise ValueError(UNKNOWN_PROTOCOL)
+    inner = answer.get(PROTOCOL)
     application = answer.get(_APPLICATION, b"unknown")
     if type(inner) is not dict or type(application) is not bytes:
-        raise ValueError("the version is no map of the storage protocol")
+        raise ValueError("something that is no map of the storage protocol")
     largest = inner.get(_IMMUTABLE_SIZE, _OLD_MAX_SHARE_BYTES)
     space = inner.get(_SPACE, _UNKNOWN_SPACE)
     if type(largest) is not int or type(space) is not int or largest < 0 or space < 0:
-        raise ValueError("a size in the version is no number")
+        raise ValueError("a size that is no number")
     return ServerVersion(
         largest,
         None if space >= _UNKNOWN_SPACE else space,

@@ -17,7 +17,7 @@ import attrs
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
-from pipegrid.wire.messages import Allocation, ServerVersion, WriteResult
+from pipegrid.wire.messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteResult
 
 CONTENT_TYPE = "application/cbor"
 SHARE_CONTENT_TYPE = "application/octet-stream"
@@ -81,8 +81,10 @@ def pack_version(
 def unpack_version(body: Buffer) -> ServerVersion:
     """Return what a server says of itself. Keys that we do not know are ignored: servers grow."""
     outer = cbor.loads(body, MAX_ANSWER_BYTES)
-    if type(outer) is not dict or type(outer.get(_PROTOCOL)) is not dict:
-        raise ValueError("the version is no map that names the storage protocol")
+    if type(outer) is dict and _PROTOCOL not in outer:
+        raise ValueError(UNKNOWN_PROTOCOL)
+    if type(outer) is not dict or type(outer[_PROTOCOL]) is not dict:
+        raise ValueError("something that is no map of the storage protocol")
     inner = outer[_PROTOCOL]
     space = cbor.expect_uint(inner.get(_SPACE), "available-space", 1 << 64)
     application = cbor.expect_bytes(outer.get(_APPLICATION, b""), "application-version")

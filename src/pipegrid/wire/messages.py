@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import attrs
 
+UNKNOWN_PROTOCOL = (
+    "no version of the storage protocol that is known here, though perhaps to a newer PipeGrid"
+)
+"""What is wrong with a server's version that names others only; "it answered with ..."."""
+
 
 @attrs.frozen
 class ServerIdentity:

@@ -1,0 +1,282 @@
+"""
+``SpeedTest``, a Buildbot step that measures storage throughput and stops what makes it slower.
+
+    from pipegrid.buildbot import SpeedTest
+
+    factory.addStep(SpeedTest(compare_with=10, on_regression="warn"))
+
+The step runs ``pipegrid speedtest run`` on the worker and shows each result as it comes. When it is through:
+
+* properties: ``upload-per-file`` (seconds), ``upload-per-file-RTT``, ``upload-1MB``, ``upload-10MB``,
+  ``upload-100MB`` (kB a second), ...; the same for ``download``; all of it also as statistics of the step;
+* sets of test results (seconds, bytes a second, round trips) with one result for each measurement;
+* logs: ``report`` (HTML), ``run.json`` (every sample), ``comparison``;
+* a verdict: has anything become slower, beyond noise, than in the last builds of this builder?
+
+**History** is kept as *build data*, the JSON of each run with its build. So it lives in the master's
+database, is there for all masters that share it, survives workers that are made anew for each build, goes
+with the old builds that the master is told to forget, and can be had from
+``/api/v2/builds/N/data/pipegrid-speedtest/value``. A file on the worker would die with the worker, one on the
+master would be another thing to back up.
+
+What decides is in ``pipegrid.speedtest.buildresults``, which needs no Buildbot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from buildbot import config
+from buildbot.data.resultspec import Filter
+from buildbot.process.buildstep import BuildStep, ShellMixin
+from buildbot.process.logobserver import LogLineObserver
+from buildbot.process.results import CANCELLED, FAILURE, SUCCESS, WARNINGS
+from buildbot.steps.worker import CompositeStepMixin
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThreadPool
+
+from pipegrid.errors import UsageError
+from pipegrid.speedtest.buildresults import (
+    Baseline,
+    Follower,
+    framed,
+    judge,
+    last_words,
+    result_sets,
+)
+from pipegrid.speedtest.results import Run, parse_run
+
+DATA_NAME = "pipegrid-speedtest"
+REGRESSED = "speedtest-regressed"
+ACCEPTED = "speedtest-accepted"
+
+ON_REGRESSION = {"fail": FAILURE, "warn": WARNINGS, "ignore": SUCCESS}
+LOOK_BACK_BUILDS = 100
+"""How far back runs are looked for."""
+HISTORY_RUNS = 20
+"""Earlier runs that the worker gets, for the report to draw."""
+
+_SOURCE = "SpeedTest"
+_LAST_LINES = 20
+
+
+class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc]
+    """
+    Run the speed test and judge it.
+
+    Args:
+        command: what runs on the worker. It must print the classic lines and write ``run.json``, and perhaps
+            ``report.html``, into ``output``, where it finds the builder's earlier runs in ``history``.
+        output: a directory below the step's working directory; emptied first.
+        compare_with: how many earlier runs at the most; 0 for none.
+        on_regression: what the step becomes if anything is slower: ``fail``, ``warn`` or ``ignore``.
+        accept: if true a regression is taken for the new normal; best a property of a forced build.
+        prefix: put before the names of properties and build data, where a build measures more than one thing.
+        kwargs: as of ``ShellCommand``.
+    """
+
+    name = "speedtest"
+    description = "measuring"
+    renderables = ("output", "accept")
+
+    def __init__(
+        self,
+        *,
+        output: Any = "speedtest-results",
+        compare_with: int = 10,
+        on_regression: str = "fail",
+        accept: Any = False,
+        prefix: str = "",
+        **kwargs: Any,
+    ) -> None:
+        if on_regression not in ON_REGRESSION:
+            config.error(f"SpeedTest: on_regression must be one of {', '.join(ON_REGRESSION)}")
+        if not isinstance(compare_with, int) or compare_with < 0:
+            config.error("SpeedTest: compare_with must be a number of builds, 0 or more")
+        kwargs.setdefault("command", ["pipegrid", "speedtest", "run", "--output", output])
+        super().__init__(**self.setupShellMixin(kwargs))
+        self.output = output
+        self.compare_with = compare_with
+        self.on_regression = on_regression
+        self.accept = accept
+        self.prefix = prefix
+        self._follower = Follower()
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._outcome = ""
+        self.addLogObserver("stdio", _Lines(self._heard))
+
+    def run(self) -> Deferred[int]:
+        """Do it; fires with the step's result."""
+        return Deferred.fromCoroutine(self._run())
+
+    def getCurrentSummary(self) -> dict[str, str]:
+        """Return what was measured last."""
+        return {"step": self._follower.last or "measuring"}
+
+    def getResultSummary(self) -> dict[str, str]:
+        """Return the figures that matter and the verdict, for the step and the build."""
+        if not self._outcome:
+            return dict(super().getResultSummary())
+        return {"step": self._outcome, "build": self._outcome}
+
+    def _heard(self, line: str) -> None:
+        self._said.append(line)
+        if self._follower.line(line):
+            self.updateSummary()
+
+    async def _run(self) -> int:
+        path = self.build.path_module.join
+        # What an earlier build left must not be taken for the result of this one.
+        await self.runRmdir(path(self.workdir, self.output), abandonOnFailure=False)
+        earlier = await self._look_back()
+        await self._hand_over(earlier)
+        self._said.clear()
+        command = await self.makeRemoteShellCommand()
+        await self.runCommand(command)
+        if self.stopped:
+            return int(CANCELLED)
+        if command.didFail():
+            return self._failed(f"the speed test failed: {self._reason(command)}")
+        document = await self.getFileContentFromWorker(path(self.output, "run.json"))
+        if document is None:
+            return self._failed(f"the speed test wrote no {self.output}/run.json")
+        try:
+            run = parse_run(document, f"{self.output}/run.json")
+        except UsageError as error:
+            return self._failed(str(error))
+        missing = self._follower.missing()
+        if missing:
+            return self._failed(f"the speed test printed no line for {' and '.join(missing)}")
+        await self._publish(run, _as_bytes(document))
+        return await self._judge(run, earlier)
+
+    def _failed(self, sentence: str) -> int:
+        self._outcome = sentence
+        return int(FAILURE)
+
+    def _reason(self, command: Any) -> str:
+        status = "" if command.rc is None else f"exit status {command.rc}"
+        if self.timed_out:
+            status = "timed out"
+        return ": ".join(filter(None, (status, last_words(self._said))))
+
+    async def _publish(self, run: Run, document: bytes) -> None:
+        for name, value in self._follower.figures.items():
+            self.setProperty(self.prefix + name, value, _SOURCE)
+            self.setStatistic(self.prefix + name, value)
+        if run.commit is not None:
+            self.setProperty(f"{self.prefix}speedtest-commit", run.commit, _SOURCE)
+        await self.setBuildData(self.prefix + DATA_NAME, document, _SOURCE)
+        for each in result_sets(run):
+            setid = await self.addTestResultSet(
+                self.prefix + each.description, each.category, each.unit
+            )
+            for name, value in each.results:
+                self.addTestResult(setid, f"{value:.6g}", test_name=name)
+        await self.addCompleteLog("run.json", document)
+        report = await self.getFileContentFromWorker(
+            self.build.path_module.join(self.output, "report.html")
+        )
+        if report is not None:
+            await self.addHTMLLog("report", framed(_as_bytes(report).decode("utf-8", "replace")))
+
+    async def _judge(self, run: Run, earlier: Sequence[Earlier]) -> int:
+        baseline = Baseline(run, self.compare_with)
+        for each in earlier:
+            baseline.offer(each.document, each.regressed, each.accepted)
+        reactor = self.master.reactor
+        verdict = await deferToThreadPool(
+            reactor, reactor.getThreadPool(), judge, run, baseline.runs, baseline.unlike
+        )
+        await self.addCompleteLog("comparison", verdict.text)
+        accepted = bool(self.accept)
+        self.setProperty(self.prefix + REGRESSED, verdict.regressed, _SOURCE)
+        self.setProperty(self.prefix + ACCEPTED, accepted, _SOURCE)
+        sentences = [self._follower.summary(), verdict.sentence]
+        if verdict.regressed and accepted:
+            sentences.append("accepted")
+        self._outcome = "; ".join(filter(None, sentences))
+        if verdict.regressed and not accepted:
+            return int(ON_REGRESSION[self.on_regression])
+        return int(SUCCESS)
+
+    async def _look_back(self) -> list[Earlier]:
+        """Return the runs of this builder's earlier builds on this worker, the latest first."""
+        data = self.master.data
+        builds = await data.get(
+            ("builders", await self.build.getBuilderId(), "builds"),
+            filters=[
+                Filter("complete", "eq", [True]),
+                Filter("number", "lt", [self.build.number]),
+                Filter("workerid", "eq", [self.worker.workerid]),
+            ],
+            order=["-number"],
+            limit=LOOK_BACK_BUILDS,
+        )
+        found: list[Earlier] = []
+        for build in builds:
+            if len(found) >= max(HISTORY_RUNS, self.compare_with):
+                break
+            place = ("builds", build["buildid"])
+            kept = await data.get((*place, "data", self.prefix + DATA_NAME, "value"))
+            if kept is None:
+                continue
+            properties = await data.get((*place, "properties"))
+            regressed, accepted = (
+                bool(properties.get(self.prefix + name, (False,))[0])
+                for name in (REGRESSED, ACCEPTED)
+            )
+            found.append(Earlier(build["number"], kept["raw"], regressed, accepted))
+        return found
+
+    async def _hand_over(self, earlier: Sequence[Earlier]) -> None:
+        """Put the earlier runs where the speed test keeps its history, for the report to draw."""
+        if not earlier:
+            return
+        path = self.build.path_module.join
+        history = path(self.output, "history")
+        await self.runMkdir(path(self.workdir, history), abandonOnFailure=True)
+        for each in earlier[:HISTORY_RUNS]:
+            await self.downloadFileContentToWorker(
+                path(history, f"build-{each.number:09}.json"),
+                each.document.decode("utf-8"),
+                abandonOnFailure=True,
+            )
+
+
+@attrs.frozen
+class Earlier:
+    """
+    What an earlier build has left.
+
+    Attributes:
+        number: of the build.
+        document: the JSON of its run.
+        regressed, accepted: what was said of it then.
+    """
+
+    number: int
+    document: bytes
+    regressed: bool
+    accepted: bool
+
+
+class _Lines(LogLineObserver):  # type: ignore[misc]
+    """Hands on each line of output, and of errors, where progress is."""
+
+    def __init__(self, heard: Callable[[str], None]) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def outLineReceived(self, line: str) -> None:
+        self._heard(line)
+
+    def errLineReceived(self, line: str) -> None:
+        self._heard(line)
+
+
+def _as_bytes(content: str | bytes) -> bytes:
+    return content.encode("utf-8") if isinstance(content, str) else content
