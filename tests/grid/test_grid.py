@@ -198,6 +198,14 @@ class OpenTests(TestCase):
         self.assertIsNone(again.created)
         await again.close()
 
+    async def test_a_fixed_window(self) -> None:
+        """Every server has it, whatever the way to it would need; files come and go as ever."""
+        directory = Path(self.mktemp())
+        create_local(directory, servers=4, durability="none")
+        grid = await Grid.open(reactor, directory, window_bytes=10_000)
+        self.assertEqual({peer.pipeline.limit_bytes for peer in grid._peers}, {10_000})
+        await self.check_grid(grid)
+
     async def test_the_users_own_directory(self) -> None:
         """It is made when it is first needed, and the user is told."""
         directory = str(Path(self.mktemp()).absolute())

@@ -129,11 +129,13 @@ def run(**given: Any) -> GridJob:
 async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) -> int:
     import attrs
 
-    from pipegrid.speedtest import formats, runner
+    from pipegrid.speedtest import formats, runner, scenarios
     from pipegrid.speedtest.baseline import Effort
 
     console = invocation.console
     target = make_target(reactor, invocation.directory, given)
+    if invocation.directory is None:  # what a grid's directory allows is known when it is up
+        scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     rounds = given["rounds"] or (1 if given["quick"] else runner.DEFAULT_ROUNDS)
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
     settings = runner.Settings(rounds, seed, given["window"])
@@ -230,6 +232,15 @@ def responder(text: str) -> Responder:
     return parse_responder(text)
 
 
+def known_scenarios(target: Target, quick: bool) -> list[Scenario]:
+    """Return all that could be measured on a target."""
+    from pipegrid.speedtest import scenarios
+
+    if quick:
+        return scenarios.quick(target.params, target.servers)
+    return scenarios.full(target.link, target.params, target.servers)
+
+
 def choose(target: Target, given: dict[str, Any], console: Console) -> Sequence[Scenario]:
     """
     Return the scenarios that are wanted, that the target can do, and that its link lets through.
@@ -241,11 +252,7 @@ def choose(target: Target, given: dict[str, Any], console: Console) -> Sequence[
     from pipegrid.speedtest import scenarios
     from pipegrid.speedtest.results import COLD_START, SCENARIO
 
-    if given["quick"]:
-        known = scenarios.quick(target.params, target.servers)
-    else:
-        known = scenarios.full(target.link, target.params, target.servers)
-    chosen = scenarios.choose(known, given["only"])
+    chosen = scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     if not target.adjustable:
         chosen = [each for each in chosen if each.group == SCENARIO]
     if target.directory is None:

@@ -128,8 +128,8 @@ def _reason(error: Exception) -> str:
     """Return what went wrong, without the nesting that HTTP clients wrap it in."""
     reasons = getattr(error, "reasons", None)
     if reasons:
-        return str(reasons[0].value)
-    return str(error) or type(error).__name__
+        error = reasons[0].value
+    return str(error).rstrip(".") or type(error).__name__
 
 
 def _shown(text: str) -> str:

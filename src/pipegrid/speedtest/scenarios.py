@@ -236,8 +236,8 @@ def full(link: Link | None, params: Params, servers: int) -> list[Scenario]:
         Scenario("100x 200B at once", SCENARIO, (200,) * 100, at_once=True),
         mixed(),
         large(100 * MB, most_rounds=3),
-        *window_sweep(sweep_bytes(link, params)),
-        *encoding_sweep(MB, servers),
+        *window_sweep(sweep_bytes(link, params), most_rounds=3),
+        *encoding_sweep(MB, servers, most_rounds=3),
         Scenario(COMMAND, COLD_START, (200,), fresh=True),
     ]
     return [in_time(each, link, params) for each in scenarios]

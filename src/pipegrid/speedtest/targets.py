@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -142,7 +143,7 @@ class PrivateGrid(Target):
         self.happy = min(7, count, self.params.total_shares) if happy is None else happy
         self.durability = durability
         self._stack = ExitStack()
-        self._running: Servers | None = None
+        self._lock = Lock()
         self._responding: RunningResponders | None = None
         self._proxy: RunningProxy | None = None
 
@@ -164,13 +165,11 @@ class PrivateGrid(Target):
             happy=self.happy,
         )
         try:
-            await in_thread(self._reactor, running.__enter__)
+            await in_thread(self._reactor, self._enter, running)
         except RuntimeError as error:
             raise GridError(
                 f"a storage server of the private grid did not start: {error}"
             ) from error
-        self._stack.push(running)
-        self._running = running
         self._responding = await start_responders(self._reactor, self.servers)
         self.responders = list(self._responding.responders)
         ports = [address.port for address in running.addresses]
@@ -216,7 +215,16 @@ class PrivateGrid(Target):
                 if child is not None:
                     await child.stop()
         finally:
-            await in_thread(self._reactor, self._stack.close)
+            await in_thread(self._reactor, self._leave)
+
+    def _enter(self, running: Servers) -> None:
+        """Start servers, in a thread: whoever is cancelled meanwhile waits for it in ``_leave``."""
+        with self._lock:
+            self._stack.enter_context(running)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._stack.close()
 
 
 class ConfiguredGrid(Target):
@@ -261,7 +269,7 @@ class ConfiguredGrid(Target):
         there = [each for each in statuses if each.reachable]
         if len(there) < self.happy:
             gone = next((each for each in statuses if not each.reachable), None)
-            why = "" if gone is None else f" ({gone.nickname}: {gone.reason})"
+            why = "" if gone is None else f" ({gone.nickname}: {(gone.reason or '').rstrip('.')})"
             raise ServerUnreachable(
                 f"{len(there)} of {len(statuses)} servers of {self.directory} can be reached, and an"
                 f" upload needs {self.happy}{why}; see 'pipegrid status'"
@@ -382,7 +390,8 @@ async def connect_s(reactor: Any, host: str, port: int) -> float:
         connection = await connectProtocol(endpoint, Connection())
     except Exception as error:
         raise ServerUnreachable(
-            f"cannot connect to {host}:{port}: {error}; is it running?", f"{host}:{port}"
+            f"cannot connect to {host}:{port}: {str(error).rstrip('.')}; is it running?",
+            f"{host}:{port}",
         ) from error
     took_s = time.perf_counter() - began
     transport: Any = connection.transport
