@@ -117,6 +117,11 @@ class FiguresTests(SynchronousTestCase):
             second, r"^100MB goes up at 9\d\.\d % and comes down at 9\d\.\d % of what raw"
         )
         run = sample_run()
+        near = [attrs.evolve(each, samples_s=[0.0002]) for each in run.round_trips]
+        first, _ = figures.headline(attrs.evolve(run, round_trips=tuple(near)))
+        self.assertRegex(
+            first, r"^One small file takes 1\d\.\d ms to store, 1\d\.\d ms to fetch\.$"
+        )
         ups = tuple(each for each in run.measurements if each.direction == UP)
         self.assertIn("to store.", figures.headline(attrs.evolve(run, measurements=ups))[0])
 

@@ -117,10 +117,10 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
         )
     axes.set_xticks(places, labels, fontsize=11)
     for number, tick in enumerate(axes.get_xticklabels()):
-        # Every other name is enough, and leaves each room.
-        tick.set_visible(number % 2 == 0 or labels[number] == "auto")
-        if len(labels) > 1 and labels[-1] == "auto" and number == len(labels) - 2:
-            tick.set_visible(False)
+        # Of many, every other name is enough, and leaves each room; the last is the automatic one's.
+        beside_auto = auto is not None and number == len(labels) - 2
+        crowded = len(labels) > 6 and (number % 2 == 1 or beside_auto)
+        tick.set_visible(not crowded or labels[number] == "auto")
     axes.set_ylim(0, top * 1.12)
     axes.set_xlim(-0.5, places[-1] + 0.6)
     axes.yaxis.set_major_locator(MaxNLocator(4))

@@ -29,6 +29,9 @@ from pipegrid.speedtest.results import (
 LARGE_BYTES = 500_000
 """Rounds of fewer bytes are a matter of round trips; of as many, of bandwidth."""
 
+NEAR_S = 1e-3
+"""Shorter round trips are those of one machine or one room."""
+
 MOST_BARS = 10
 """Groups of bars in a picture."""
 
@@ -214,14 +217,19 @@ def knee(curve: Sequence[Measurement]) -> Measurement | None:
 
 def headline(run: Run) -> tuple[str, str]:
     """Return the sentence above everything, and the one below it."""
-    up, down = (_middle_trips(run, one_small(run, way)) for way in DIRECTIONS)
-    if up is not None and down is not None:
-        first = f"One small file takes {digits(up)} round trips to store, {digits(down)} to fetch."
-    elif up is not None or down is not None:
-        way, value = (UP, up) if up is not None else (DOWN, down)
-        first = f"One small file takes {digits(value or 0)} round trips to {VERBS[way]}."
-    else:
-        first = "What a run of the speed test measured."
+    # Where the network is no obstacle, round trips are not the story.
+    near = (run.average_rtt_s or 0.0) < NEAR_S
+    costs: list[str] = []
+    for way in DIRECTIONS:
+        measured = one_small(run, way)
+        if measured is not None:
+            count = digits(statistics.median(trips(run, measured)))
+            unit = "" if costs else " round trips"
+            cost = seconds(measured.per_file_s) if near else f"{count}{unit}"
+            costs.append(f"{cost} to {VERBS[way]}")
+    first = "What a run of the speed test measured."
+    if costs:
+        first = f"One small file takes {', '.join(costs)}."
     said: list[str] = []
     for way in DIRECTIONS:
         measured = largest(run, way)
@@ -231,10 +239,6 @@ def headline(run: Run) -> tuple[str, str]:
             said.append(f"{name}{'goes up' if way == UP else 'comes down'} at {share}")
     second = f"{' and '.join(said)} of what raw TCP carried in the same run." if said else ""
     return first, second
-
-
-def _middle_trips(run: Run, measured: Measurement | None) -> float | None:
-    return None if measured is None else statistics.median(trips(run, measured))
 
 
 def main_figures(run: Run) -> list[Figure]:
@@ -251,7 +255,8 @@ def main_figures(run: Run) -> list[Figure]:
                     digits(values.median),
                     "round trips",
                     _range(digits(values.minimum), digits(values.maximum), values.count),
-                    f"ceiling: 1 round trip, {seconds(run.average_rtt_s or 0)}",
+                    f"ceiling: 1 round trip, {seconds(run.average_rtt_s or 0)};"
+                    f" here {seconds(measured.per_file_s)}",
                     min(1 / values.median, 1.0) if values.median else None,
                 )
             )
