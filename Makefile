@@ -71,7 +71,7 @@ durability: $(INSTALLED)
 buildbot: $(BUILDBOT_VENV)/.installed
 	command -v chromium chromium-browser google-chrome >/dev/null || \
 		{ apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
-	timeout 900 $(BUILDBOT_VENV)/bin/python -m twisted.trial --temp-directory=_trial_temp_buildbot \
+	timeout -s INT 900 $(BUILDBOT_VENV)/bin/python -m twisted.trial --temp-directory=_trial_temp_buildbot \
 		tests.interop.buildbot_master
 
 $(BUILDBOT_VENV)/.installed: setup.cfg pyproject.toml

@@ -10,6 +10,7 @@ Everything that is known of the master is asked through its REST interface.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shlex
@@ -31,6 +32,7 @@ CONFIGURATION = ROOT / "misc" / "buildbot" / "master.cfg"
 PATIENCE_S = 120.0
 """For things that take a second; so a machine may well be a hundred times slower."""
 _POLL_S = 0.2
+_ATTEMPTS = 5
 
 
 class Buildbot:
@@ -87,7 +89,13 @@ class Buildbot:
         return found
 
     def raw(self, path: str) -> bytes:
-        """Return the body of an answer."""
+        """Return the body of an answer; one that is cut off, as happens now and then, is asked for again."""
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(http.client.HTTPException, ConnectionResetError):
+                return self._raw(path)
+        return self._raw(path)
+
+    def _raw(self, path: str) -> bytes:
         with urllib.request.urlopen(f"{self.url}api/v2/{path}", timeout=PATIENCE_S) as answer:
             return bytes(answer.read())
 
