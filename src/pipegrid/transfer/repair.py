@@ -25,7 +25,7 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoder import CodedSegment, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.reencoder import Reencoder
-from pipegrid.errors import NoSpace, NotEnoughSharesError, ServerError
+from pipegrid.errors import NotEnoughSharesError, ServerError
 from pipegrid.flow.together import few_at_a_time
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
@@ -33,6 +33,7 @@ from pipegrid.transfer.allocations import Allocations, Answer
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download
 from pipegrid.transfer.lanes import Lane
+from pipegrid.transfer.openlanes import OpenLanes
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.plan import UploadPlan
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -88,11 +89,9 @@ class Repair:
         n = self._cap.total_shares
         self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, peers), n, n)
         self._changed = Wakeup(clock)
-        self._lanes: list[Lane] = []
-        self._ended: list[Lane] = []
+        self._lanes = OpenLanes(self._plan, settings.silence_s)
         self._uploaded: dict[int, str] = {}
         self._renewed: set[Peer] = set()
-        self._reasons: dict[str, str] = {}
 
     async def run(self) -> RepairResult:
         """
@@ -135,7 +134,7 @@ class Repair:
             after=self._check.judge(),
             uploaded=dict(sorted(self._uploaded.items())),
             renewed=sorted(peer.name for peer in self._renewed),
-            reasons=sorted(set(self._reasons.values())),
+            reasons=sorted(set(self._lanes.reasons.values())),
             elapsed_s=self._clock.seconds() - self._started,
         )
 
@@ -171,7 +170,7 @@ class Repair:
                 call = peer.server.add_lease(self._storage_index, lease)
                 await watch.answer(call, peer.name)
             except ServerError as error:
-                self._reasons.setdefault(peer.name, str(error))
+                self._lanes.reasons.setdefault(peer.name, str(error))
             else:
                 self._renewed.add(peer)
 
@@ -185,7 +184,7 @@ class Repair:
         """Send what has a place to go; returns whether anything was sent."""
         try:
             await self._find_room(encoder)
-            if self._lanes:
+            if self._lanes.open:
                 await self._send_segments(encoder)
                 await self._settle()
                 return True
@@ -195,15 +194,11 @@ class Repair:
             self._let_go()
             raise
         except BaseException:
-            unfinished = [lane for lane in self._lanes if not lane.ended]
-            self._let_go()
-            for lane in unfinished:
-                lane.abort()
+            self._let_go(abort=True)
             raise
 
-    def _let_go(self) -> None:
-        for lane in [*self._lanes, *self._ended]:
-            lane.cancel("dropped")
+    def _let_go(self, *, abort: bool = False) -> None:
+        self._lanes.let_go(abort=abort)
         self._allocations.cancel()
 
     async def _find_room(self, encoder: Reencoder) -> None:
@@ -215,7 +210,7 @@ class Repair:
             for peer in dict.fromkeys(moves.values()):
                 numbers = {number for number, home in moves.items() if home is peer}
                 self._open_lanes(peer, numbers, header)
-            if all(lane.acknowledged_bytes for lane in self._lanes):
+            if all(lane.acknowledged_bytes for lane in self._lanes.open):
                 return
             await self._wait()
 
@@ -223,11 +218,10 @@ class Repair:
         secrets = self._allocations.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
         for number in sorted(numbers):
-            self._plan.sending(number, peer)
             lane = Lane(
                 peer, number, self._storage_index, secrets, 0, self._changed.fire, self._clock
             )
-            self._lanes.append(lane)
+            self._lanes.add(lane)
             lane.send(ShareWrite(number, 0, (header,)))
             lane.flush()
 
@@ -249,22 +243,22 @@ class Repair:
             for index in range(encoder.geometry.num_segments):
                 ciphertext = await feed.take()
                 await self._wait_for_room()
-                if not self._lanes:
+                if not self._lanes.open:
                     return
                 size = 8 * encoder.geometry.segment_length(index)
-                numbers = {lane.share_number for lane in self._lanes}
+                numbers = {lane.share_number for lane in self._lanes.open}
                 coded = await self._workers.run_if_large(size, _code, encoder, ciphertext, numbers)
                 self._send(encoder.add(coded), encoder)
         finally:
             running.cancel()
-        numbers = {lane.share_number for lane in self._lanes}
+        numbers = {lane.share_number for lane in self._lanes.open}
         trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
         self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
-        for lane in self._lanes:
+        for lane in self._lanes.open:
             lane.finish()
 
     def _send(self, writes: Iterable[ShareWrite], encoder: Reencoder) -> None:
-        lanes = {lane.share_number: lane for lane in self._lanes}
+        lanes = {lane.share_number: lane for lane in self._lanes.open}
         for write in writes:
             if write.offset == 0:  # the header is there
                 offset = encoder.layout.header_bytes
@@ -274,21 +268,19 @@ class Repair:
 
     async def _wait_for_room(self) -> None:
         self._take_stock()
-        while any(lane.blocked for lane in self._lanes):
+        while any(lane.blocked for lane in self._lanes.open):
             await self._wait()
             self._take_stock()
 
     async def _settle(self) -> None:
         self._take_stock()
-        while self._lanes:
+        while self._lanes.open:
             await self._wait()
             self._take_stock()
 
     async def _wait(self) -> None:
         """Wait for the next event, or until some server has been silent for too long."""
-        now = self._clock.seconds()
-        signs = [lane.last_sign for lane in self._lanes if lane.waiting]
-        silent_s = min(signs, default=now) + self._settings.silence_s - now
+        silent_s = self._lanes.until_silence(self._clock.seconds())
         await self._changed.wait(max(0.01, silent_s))
 
     # Events.
@@ -297,18 +289,9 @@ class Repair:
         """Tell the plan what has happened."""
         for answer in self._allocations.take_answers():
             self._allocated(answer)
-        now = self._clock.seconds()
-        for lane in self._lanes:
-            lane.resolve_doubt()
-            if lane.waiting and now >= lane.last_sign + self._settings.silence_s:
-                silence = f"{lane.peer.name} was silent for {self._settings.silence_s:g} s"
-                self._peer_failed(lane.peer, silence)
-        ended = [lane for lane in self._lanes if lane.ended]
-        self._lanes = [lane for lane in self._lanes if not lane.ended]
-        self._ended += ended
-        for lane in ended:
+        for lane in self._lanes.take_ended(self._clock.seconds()):
             self._lane_ended(lane)
-        done = sum(lane.acknowledged_bytes for lane in [*self._lanes, *self._ended])
+        done = sum(lane.acknowledged_bytes for lane in [*self._lanes.open, *self._lanes.ended])
         self._report.report(min(done, self._wanted_bytes))
 
     def _allocated(self, answer: Answer) -> None:
@@ -316,33 +299,20 @@ class Repair:
         if isinstance(result, Failure):
             if not result.check(ServerError, CancelledError):
                 result.raiseException()
-            self._peer_failed(peer, str(result.value))
+            self._lanes.peer_failed(peer, str(result.value))
             return
         self._renewed.add(peer)
-        for lane in self._lanes:
+        for lane in self._lanes.open:
             if lane.peer is peer and lane.share_number in answer.numbers:
                 lane.last_sign = self._clock.seconds()
                 if lane.share_number in result.already_have:
                     lane.close("found")  # somebody else was faster
                 lane.granted = lane.share_number in result.allocated
 
-    def _peer_failed(self, peer: Peer, reason: str) -> None:
-        self._reasons[peer.name] = reason
-        self._plan.failed(peer)
-        for lane in self._lanes:
-            if lane.peer is peer:
-                lane.cancel("failed")
-
     def _lane_ended(self, lane: Lane) -> None:
         peer, number = lane.peer, lane.share_number
-        if lane.bug is not None:
-            lane.bug.raiseException()
         if lane.state == "refused" and not lane.granted:
-            self._reasons[peer.name] = f"{peer.name} takes no shares"
-        elif lane.error is not None:
-            self._reasons[peer.name] = str(lane.error)
-        if isinstance(lane.error, NoSpace):
-            lane.abort()
+            self._lanes.reasons[peer.name] = f"{peer.name} takes no shares"
         if lane.state in ("stored", "found"):
             self._plan.found(peer, [number])
             if lane.state == "stored":

@@ -24,12 +24,13 @@ from pipegrid.core import hashes
 from pipegrid.core.encoder import Encoder, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
-from pipegrid.errors import NoSpace, ServerError, UnhappyError, WrongSecret
+from pipegrid.errors import ServerError, UnhappyError, WrongSecret
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.allocations import Allocations, Answer
 from pipegrid.transfer.codingline import CodingLine
 from pipegrid.transfer.lanes import Lane
+from pipegrid.transfer.openlanes import OpenLanes
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.plan import UploadPlan
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -86,8 +87,7 @@ class Upload:
             ring(self._storage_index, peers), geometry.total_shares, happy
         )
         self._happy = happy
-        self._lanes: list[Lane] = []
-        self._ended: list[Lane] = []  # writes of theirs may be unanswered still
+        self._lanes = OpenLanes(self._plan, settings.silence_s)
         self._changed = Wakeup(clock)
         self._allocations = Allocations(
             self._storage_index,
@@ -102,7 +102,6 @@ class Upload:
         total_bytes = geometry.total_shares * self._encoder.share_bytes
         self._progress = ProgressReport(progress, total_bytes)
         self.contended = False
-        self._reasons: dict[str, str] = {}
         self._dropped: set[str] = set()
 
     async def run(self) -> PutResult:
@@ -131,10 +130,7 @@ class Upload:
             self._let_go()
             raise
         except BaseException:
-            unfinished = [lane for lane in self._lanes if not lane.ended]
-            self._let_go()
-            for lane in unfinished:
-                lane.abort()
+            self._let_go(abort=True)
             raise
         finally:
             line.stop()
@@ -165,7 +161,7 @@ class Upload:
         await self._check_source()
         trees = 32 * self._geometry.num_segments * self._geometry.total_shares
         self._send(await self._workers.run_if_large(16 * trees, self._encoder.finish))
-        for lane in self._lanes:
+        for lane in self._lanes.open:
             lane.has_trailer = True
             if not lane.missed:
                 lane.finish()
@@ -200,20 +196,20 @@ class Upload:
         happy_since: float | None = None
         while True:
             self._take_stock()
-            late = [lane for lane in self._lanes if lane.state == "open" and not lane.all_sent]
+            late = [lane for lane in self._lanes.open if lane.state == "open" and not lane.all_sent]
             if late:
                 await self._send_missed(late)
                 continue
-            if not self._lanes:
+            if not self._lanes.open:
                 break
             now = self._clock.seconds()
-            patience = self._until_silence(now)
+            patience = self._lanes.until_silence(now)
             if self._plan.happiness() >= self._happy:
                 happy_since = now if happy_since is None else happy_since
                 grace = self._settings.grace(happy_since - self._started)
                 patience = min(patience, happy_since + grace - now)
                 if patience <= 0:
-                    for lane in self._lanes:
+                    for lane in self._lanes.open:
                         self._drop(lane)
                     break
             await self._changed.wait(max(_TICK_S, patience))
@@ -221,7 +217,7 @@ class Upload:
             raise self._unhappy(self._plan.happiness())
 
     def _unhappy(self, reached: int) -> UnhappyError:
-        reasons = "; ".join(sorted(set(self._reasons.values()))[:3]) or "too few accepted it"
+        reasons = "; ".join(sorted(set(self._lanes.reasons.values()))[:3]) or "too few accepted it"
         return UnhappyError(
             f"cannot store {self._source.name}: its shares reached only {reached} of the "
             f"{self._happy} servers wanted ({reasons}); try again when more servers work",
@@ -238,7 +234,6 @@ class Upload:
         for peer, numbers in by_peer.items():
             secrets = self._allocations.secrets_for(peer)
             for number in sorted(numbers):
-                self._plan.sending(number, peer)
                 lane = Lane(
                     peer,
                     number,
@@ -248,7 +243,7 @@ class Upload:
                     self._changed.fire,
                     self._clock,
                 )
-                self._lanes.append(lane)
+                self._lanes.add(lane)
             self._allocations.ask(peer, frozenset(numbers), secrets)
 
     def _look_at_answers(self) -> bool:
@@ -258,7 +253,7 @@ class Upload:
             if not isinstance(answer.result, Failure):
                 self._allocated(answer.result, answer)
             elif answer.result.check(ServerError, CancelledError):
-                self._peer_failed(answer.peer, str(answer.result.value))
+                self._lanes.peer_failed(answer.peer, str(answer.result.value))
             else:
                 answer.result.raiseException()
         return bool(answers)
@@ -269,7 +264,7 @@ class Upload:
         self._plan.found(peer, there)
         for number in there - answer.sent_before:
             self._found.setdefault(number, set()).add(peer)
-        for lane in self._lanes:
+        for lane in self._lanes.open:
             if lane.peer is peer and lane.share_number in answer.numbers:
                 lane.last_sign = self._clock.seconds()
                 if lane.share_number in there:
@@ -277,16 +272,9 @@ class Upload:
                 # No room, or an unfinished upload: perhaps our own, which the writes then resume.
                 lane.granted = lane.share_number in allocation.allocated
 
-    def _peer_failed(self, peer: Peer, reason: str) -> None:
-        self._reasons[peer.name] = reason
-        self._plan.failed(peer)
-        for lane in self._lanes:
-            if lane.peer is peer:
-                lane.cancel("failed")
-
     def _send(self, writes: Iterable[ShareWrite], lanes: Iterable[Lane] | None = None) -> None:
         by_share: dict[int, list[Lane]] = {}
-        for lane in self._lanes if lanes is None else lanes:
+        for lane in self._lanes.open if lanes is None else lanes:
             by_share.setdefault(lane.share_number, []).append(lane)
         for write in writes:
             for lane in by_share.get(write.share_number, ()):
@@ -297,12 +285,14 @@ class Upload:
         while True:
             if self._take_stock():
                 self._give_up_if_hopeless()
-            blocked = [lane for lane in self._lanes if lane.blocked]
+            blocked = [lane for lane in self._lanes.open if lane.blocked]
             if not blocked:
                 return
             before = self._clock.seconds()
-            patience = self._until_silence(before)
-            others_wait = any(lane.state == "open" and not lane.blocked for lane in self._lanes)
+            patience = self._lanes.until_silence(before)
+            others_wait = any(
+                lane.state == "open" and not lane.blocked for lane in self._lanes.open
+            )
             grace = self._settings.grace(before - self._started)
             if others_wait:
                 left = [grace - lane.stalled_s for lane in blocked if self._can_spare(lane)]
@@ -325,11 +315,6 @@ class Upload:
         if hoped < self._happy and not self._allocations.waiting:
             raise self._unhappy(hoped)
 
-    def _until_silence(self, now: float) -> float:
-        """Return how long until the first lane's server has been silent for too long."""
-        signs = [lane.last_sign for lane in self._lanes if lane.waiting]
-        return min(signs, default=now) + self._settings.silence_s - now
-
     def _can_spare(self, lane: Lane) -> bool:
         return self._plan.hoped_happiness([lane.share_number]) >= self._happy
 
@@ -344,10 +329,8 @@ class Upload:
         lane.cancel("dropped")
         lane.abort()
 
-    def _let_go(self) -> None:
-        """Give up whatever is unanswered, so that nothing of this upload is left behind."""
-        for lane in [*self._lanes, *self._ended]:
-            lane.cancel("dropped")
+    def _let_go(self, *, abort: bool = False) -> None:
+        self._lanes.let_go(abort=abort)
         self._allocations.cancel()
 
     # Events.
@@ -359,20 +342,12 @@ class Upload:
         Returns whether anything has happened that it did not know.
         """
         news = self._look_at_answers()
-        now = self._clock.seconds()
-        for lane in self._lanes:
-            lane.resolve_doubt()
-            if lane.waiting and now >= lane.last_sign + self._settings.silence_s:
-                silence = f"{lane.peer.name} was silent for {self._settings.silence_s:g} s"
-                self._peer_failed(lane.peer, silence)
-        ended = [lane for lane in self._lanes if lane.ended]
-        self._lanes = [lane for lane in self._lanes if not lane.ended]
-        self._ended += ended
+        ended = self._lanes.take_ended(self._clock.seconds())
         for lane in ended:
             self._lane_ended(lane)
         if news or ended:
             for number in self._plan.superfluous():
-                for lane in self._lanes:
+                for lane in self._lanes.open:
                     if lane.share_number == number and not lane.all_sent:
                         self._take_back(lane)
             self._open_lanes(self._plan.moves())
@@ -381,12 +356,6 @@ class Upload:
 
     def _lane_ended(self, lane: Lane) -> None:
         peer, number = lane.peer, lane.share_number
-        if lane.bug is not None:
-            lane.bug.raiseException()
-        if lane.error is not None:
-            self._reasons[peer.name] = str(lane.error)
-        if isinstance(lane.error, NoSpace):
-            lane.abort()  # what it took of the last room is of use to nobody
         if lane.state == "stored":
             self._plan.found(peer, [number])
             if peer not in self._found.get(number, ()):
@@ -402,5 +371,5 @@ class Upload:
     def _acknowledged_bytes(self) -> int:
         """Return how much of all shares is stored, or acknowledged and not lost since."""
         stored = set(self._plan.stored)
-        done = sum(n.acknowledged_bytes for n in self._lanes if n.share_number not in stored)
+        done = sum(n.acknowledged_bytes for n in self._lanes.open if n.share_number not in stored)
         return done + len(stored) * self._encoder.share_bytes
