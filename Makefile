@@ -9,9 +9,9 @@ TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 
-INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace)
+INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips)
 
-.PHONY: demo test lint types trial chromium interop speedtest budgets links soak crash durability buildbot fuzz format clean
+.PHONY: demo test lint types trial chromium interop peers speedtest budgets links soak crash durability buildbot fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -84,9 +84,14 @@ fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
 
-# All of what `make test` does a little of: some twenty minutes, and 2 GB of memory for all the processes.
+# All of what `make test` does a little of: some half an hour, and 2 GB of memory for all the processes.
 interop: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
+	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.restarts $(if $(SEED),--seed $(SEED))
+
+# PipeGrid and Tahoe-LAFS's gateway in turns on the same servers, on a machine that does nothing else.
+peers: $(INSTALLED) $(TAHOE_VENV)/.installed
+	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers
 
 $(TAHOE_VENV)/.installed:
 	$(PYTHON) -m venv $(TAHOE_VENV)

@@ -226,6 +226,7 @@ class Counting:
         self._trips = trips
         self._grid = grid
         self._shares = shares
+        self._servers = len(shares)
         self._rng = random.Random(len(shares))
 
     async def fewest(self, operation: Callable[[], Coroutine[Any, Any, int]], budget: int) -> int:
@@ -241,22 +242,22 @@ class Counting:
         """Return how many round trips a put takes that is on all servers."""
         await self._warm()
         data = self._rng.randbytes(200)
-        stored, trips = await self._trips.count(lambda: self._grid.put(data, happy=SERVERS))
-        assert len(stored.shares_placed) == SERVERS, stored
+        stored, trips = await self._trips.count(lambda: self._grid.put(data, happy=self._servers))
+        assert len(stored.shares_placed) == self._servers, stored
         return trips
 
     async def get(self) -> int:
         """Return how many round trips a get takes whose shares are where the uploader puts them."""
         await self._warm()
         data = self._rng.randbytes(200)
-        stored = await self._grid.put(data, happy=SERVERS)
+        stored = await self._grid.put(data, happy=self._servers)
         return await self._get(data, stored.cap)
 
     async def get_elsewhere(self) -> int:
         """Return how many it takes when each share is on another server than that."""
         await self._warm()
         data = self._rng.randbytes(200)
-        stored = await self._grid.put(data, happy=SERVERS)
+        stored = await self._grid.put(data, happy=self._servers)
         self._move(stored.cap)
         return await self._get(data, stored.cap)
 
@@ -269,7 +270,7 @@ class Counting:
         """Have all connections up: one that idled is closed by its server."""
         await self._grid.status()
         data = self._rng.randbytes(200)
-        stored = await self._grid.put(data, happy=SERVERS)
+        stored = await self._grid.put(data, happy=self._servers)
         assert await self._grid.read(stored.cap) == data
 
     def _move(self, cap: Cap) -> None:

@@ -14,8 +14,12 @@ from twisted.protocols.wire import Echo
 from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
+from pipegrid.core.params import Params
 from pipegrid.speedtest.processes import make_client
-from tests.interop.round_trips import PARAMS, SERVERS, Counting, RoundTrips
+from tests.interop.round_trips import Counting, RoundTrips
+
+SERVERS = 3
+PARAMS = Params(2, SERVERS)
 
 
 class Talker(Protocol):
@@ -65,7 +69,9 @@ class CounterTests(TestCase):
 
 
 class PipegridTests(TestCase):
-    """Five ``pipegrid serve`` processes, behind the proxy."""
+    """Three ``pipegrid serve`` processes, behind the proxy."""
+
+    timeout = 300
 
     async def test_https(self) -> None:
         """A put is one round trip, a get one, or two when the shares are not where they should be."""

@@ -27,7 +27,7 @@ from typing import Any
 
 import attrs
 
-from misc.speedtest.processes import LOOPBACK
+from misc.speedtest.processes import LOOPBACK, ROOT
 from pipegrid.core import base32
 from pipegrid.core.params import Params
 from pipegrid.grid.servers import SERVERS_NAME
@@ -35,7 +35,7 @@ from pipegrid.storage import identity
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.nurl import Nurl
 
-TAHOE = os.environ.get("TAHOE", ".venv-tahoe/bin/tahoe")
+TAHOE = os.environ.get("TAHOE", str(ROOT / ".venv-tahoe" / "bin" / "tahoe"))
 HTTPS = "https"
 FOOLSCAP = "foolscap"
 PROTOCOLS = (HTTPS, FOOLSCAP)
