@@ -159,7 +159,7 @@ def mixed(files: int = MIXED_FILES) -> Scenario:
     rng = random.Random(_MIXED_SEED)
     ratio = MIXED_LARGEST / MIXED_SMALLEST
     sizes = tuple(round(MIXED_SMALLEST * ratio ** rng.random()) for _ in range(files))
-    return Scenario(f"{files} mixed sizes", SCENARIO, sizes, at_once=True, most_rounds=3)
+    return Scenario(f"{files} mixed sizes", SCENARIO, sizes, at_once=True, most_rounds=2)
 
 
 def window_sweep(
