@@ -26,7 +26,8 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.storage.durability import Committable, Disk, Durability
+from pipegrid.storage.commit import Committable, Disk
+from pipegrid.storage.durability import Durability
 from pipegrid.storage.http_connection import GbsConnection
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import GbsServer

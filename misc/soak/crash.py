@@ -54,7 +54,7 @@ from misc.speedtest.processes import end_on_sigterm
 from pipegrid import Grid
 from pipegrid.core.caps import Cap
 from pipegrid.errors import CorruptionError, PipegridError
-from pipegrid.storage.durability import load_syncfs
+from pipegrid.storage.commit import load_syncfs
 
 POLICIES = ("none", "batch", "strict")
 PROMISING = ("batch", "strict")

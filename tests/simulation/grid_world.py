@@ -42,7 +42,8 @@ from pipegrid.simulation.link import Line
 from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.simulation.tcp import TcpOptions
 from pipegrid.storage import identity as identities
-from pipegrid.storage.durability import Committable, Disk, Durability, Policy
+from pipegrid.storage.commit import Committable, Disk, Policy
+from pipegrid.storage.durability import Durability
 from pipegrid.storage.front import FrontFactory
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.reader import ShareReader, open_reader

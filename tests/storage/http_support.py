@@ -11,7 +11,8 @@ from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from pipegrid.storage.durability import Durability, Policy, Workers
+from pipegrid.storage.commit import Policy
+from pipegrid.storage.durability import Durability, Workers
 from pipegrid.storage.http_connection import GbsConnection
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import GbsServer

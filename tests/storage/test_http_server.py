@@ -314,7 +314,7 @@ class WriteTests(ServerTestCase):
         def broken(*_: object) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        with mock.patch("pipegrid.storage.durability.Disk.sync_data", broken):
+        with mock.patch("pipegrid.storage.commit.Disk.sync_data", broken):
             self.assertEqual(self.statuses(write(0, 0, b"abcd"), list_shares()), [500, 200])
         self.assertEqual(self.statuses(read(0)), [404])
 

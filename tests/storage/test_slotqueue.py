@@ -9,7 +9,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage.durability import Durability, Policy
+from pipegrid.storage.commit import Policy
+from pipegrid.storage.durability import Durability
 from pipegrid.storage.slotqueue import SlotQueue
 
 

@@ -20,7 +20,8 @@ from pipegrid.grid.grid import Grid
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import run
 from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.storage.durability import Durability, Policy
+from pipegrid.storage.commit import Policy
+from pipegrid.storage.durability import Durability
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import GbsServer as GbsFactory
 from pipegrid.storage.store import ShareStore

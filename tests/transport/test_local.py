@@ -13,7 +13,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, ServerUnreachable
-from pipegrid.storage.durability import Disk, Durability, Policy, Workers
+from pipegrid.storage.commit import Disk, Policy
+from pipegrid.storage.durability import Durability, Workers
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.interface import StorageServer
 from pipegrid.transport.local import STREAM_CHUNK_BYTES, LocalServer

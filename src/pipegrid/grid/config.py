@@ -34,7 +34,7 @@ from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.grid.introducers import INTRODUCERS_NAME, Introducers, load_introducers
 from pipegrid.grid.servers import SERVERS_NAME, StaticServers, load_static_servers
-from pipegrid.storage.durability import Policy
+from pipegrid.storage.commit import Policy
 
 T = TypeVar("T")
 

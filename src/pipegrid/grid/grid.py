@@ -11,32 +11,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredList, fail
-from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.filecaps import checkable, readable
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
-from pipegrid.errors import NotEnoughSharesError, ServerError, UsageError
+from pipegrid.errors import NotEnoughSharesError, UsageError
 from pipegrid.flow.budget import Budget
-from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.together import together
 from pipegrid.flow.trace import Tracing
-from pipegrid.flow.window import FixedWindow
-from pipegrid.flow.workers import CpuWorkers, Workers
-from pipegrid.grid import config as configuration
-from pipegrid.grid.config import GridConfig
-from pipegrid.grid.introducers import INTRODUCERS_NAME
-from pipegrid.grid.local import open_local
+from pipegrid.flow.workers import CpuWorkers
+from pipegrid.grid.config import GridConfig, check_happy
 from pipegrid.grid.members import Members, Warnings
-from pipegrid.grid.readiness import STATUS_SILENCE_S, Readiness
-from pipegrid.grid.servers import SERVERS_NAME, open_server, window_bytes
-from pipegrid.grid.tracing import TracedServer, TracedWorkers
+from pipegrid.grid.opening import open_grid
+from pipegrid.grid.readiness import Readiness
+from pipegrid.grid.status import status_of
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download
 from pipegrid.transfer.many import ManyPuts
@@ -54,8 +48,6 @@ from pipegrid.transfer.results import (
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
 from pipegrid.transfer.source import SourceLike, size_of
-from pipegrid.transfer.watch import Watch
-from pipegrid.wire.announcements import KnownServer
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
@@ -156,90 +148,17 @@ class Grid:
         wait_for: int,
         fixed_window_bytes: int | None,
     ) -> Grid:
-        created = None
-        path = configuration.default_directory() if directory is None else Path(directory)
-        if directory is None and not configuration.is_configured(path):
-            configuration.create_local(path)
-            created = (
-                f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
-                f"storage directories was made in {path}; it is as safe as that disk"
-            )
-        config = configuration.load(path)
-        static, introducers = config.static.servers, config.introducers.addresses
-        if config.local is None and not static and not introducers:
-            raise UsageError(
-                f"{path} names no servers that can be used; list some in {SERVERS_NAME}, or introducers"
-                f" in {INTRODUCERS_NAME}, or add a [local] section to {configuration.CONFIG_NAME}"
-                + "".join(f" ({warning})" for warning in config.warnings[:1])
-            )
-        assert IReactorFromThreads.providedBy(reactor), "Grid.open needs a real reactor"
-        real_reactor: Any = reactor
-        total_shares = config.params.total_shares
-        maximum = window_bytes(total_shares if introducers else min(len(static) or 1, total_shares))
-
-        def finished(peer: Peer) -> Peer:
-            if tracer is not None:
-                peer.server = TracedServer(peer.server, tracer)
-            if fixed_window_bytes is not None:
-                peer.pipeline = Pipeline(FixedWindow(fixed_window_bytes), reactor)
-            return peer
-
-        def open_finished(known: KnownServer) -> Peer:
-            return finished(
-                open_server(real_reactor, known, maximum, force_foolscap=config.force_foolscap)
-            )
-
-        warnings = Warnings(config.warnings)
-        members = Members([], open_finished, config.preferred, warnings)
-        for server in static:
-            members.add_static(server)
-        local = None
-        if config.local is not None:
-            local = open_local(real_reactor, config.local)
-            members.peers += map(finished, local.peers)
-        if not members.peers and not introducers:
-            raise UsageError(
-                f"{path} names no servers that can be used; "
-                + "".join(f" ({warning})" for warning in warnings()[:1]).strip()
-            )
-        discovery, tub = None, None
-        if introducers:
-            # Foolscap takes long to import.
-            from pipegrid.grid.discovery import Discovery
-            from pipegrid.wire.introducing import make_tub
-
-            tub = make_tub()
-            tub.startService()
-            discovery = Discovery(
-                introducers,
-                tub.getReference,
-                reactor,
-                caches=config.caches,
-                found=members.found,
-                warn=warnings.add,
-                nickname=config.nickname,
-            )
-            discovery.start()
-
-        async def close() -> None:
-            if tub is not None:
-                await tub.stopService()
-            if local is not None:
-                await local.close()
-
-        workers: CpuWorkers = Workers(reactor)
-        if tracer is not None:
-            workers = TracedWorkers(workers, tracer)
+        opened = open_grid(reactor, directory, tracer, fixed_window_bytes)
         return cls(
             reactor,
-            config,
-            members.peers,
-            workers,
-            created=created,
-            on_close=lambda: Deferred.fromCoroutine(close()),
-            members=members,
-            discovery=discovery,
-            warnings=warnings,
+            opened.config,
+            opened.peers,
+            opened.workers,
+            created=opened.created,
+            on_close=opened.on_close,
+            members=opened.members,
+            discovery=opened.discovery,
+            warnings=opened.warnings,
             wait_for=wait_for,
         )
 
@@ -289,7 +208,7 @@ class Grid:
         params = self.config.params if params is None else params
         if happy is None:
             happy = min(self.config.happy, params.total_shares)
-        configuration.check_happy(happy, params)
+        check_happy(happy, params)
         if random_key:
             convergence = None
         elif convergence is None:
@@ -507,7 +426,7 @@ class Grid:
     async def _status(self) -> list[ServerStatus]:
         if self._discovery is not None:
             await self._discovery.wait_settled()
-        asked = [Deferred.fromCoroutine(self._status_of(peer)) for peer in self._peers]
+        asked = [Deferred.fromCoroutine(status_of(peer, self._reactor)) for peer in self._peers]
         unusable = [] if self._members is None else list(self._members.unusable.values())
         return await together(asked) + unusable
 
@@ -515,36 +434,6 @@ class Grid:
     def introducers(self) -> list[IntroducerStatus]:
         """How the introducers are, at this moment; none if none are configured."""
         return [] if self._discovery is None else self._discovery.statuses
-
-    async def _status_of(self, peer: Peer) -> ServerStatus:
-        reason, rtt_s, application, available_bytes = None, None, None, None
-        started = self._reactor.seconds()
-        try:
-            watch = Watch(self._reactor, STATUS_SILENCE_S)
-            version = await watch.answer(peer.server.version(), peer.name)
-            if peer.protocol in (
-                "https",
-                "foolscap",
-            ):  # that was a connection; how long does an answer take?
-                started = self._reactor.seconds()
-                watch = Watch(self._reactor, STATUS_SILENCE_S)
-                version = await watch.answer(peer.server.version(), peer.name)
-        except ServerError as error:
-            reason = str(error)
-        else:
-            rtt_s = self._reactor.seconds() - started
-            application, available_bytes = version.application, version.available_bytes
-        return ServerStatus(
-            nickname=peer.name,
-            server_id=peer.identity.server_id,
-            protocol=peer.protocol,
-            address=peer.address,
-            reachable=reason is None,
-            reason=reason,
-            rtt_s=rtt_s,
-            version=application,
-            available_bytes=available_bytes,
-        )
 
     def close(self) -> Deferred[None]:
         """End all that is running, let go of the servers, and fire when nothing is left."""

@@ -32,7 +32,8 @@ from twisted.logger import Logger
 from pipegrid.errors import UsageError
 from pipegrid.flow.workers import Workers
 from pipegrid.storage import identity
-from pipegrid.storage.durability import Durability, Policy
+from pipegrid.storage.commit import Policy
+from pipegrid.storage.durability import Durability
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.foolscap_port import FoolscapPort
 from pipegrid.storage.front import FrontFactory

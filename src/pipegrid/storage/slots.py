@@ -44,7 +44,7 @@ from pipegrid.errors import (
 )
 from pipegrid.storage import disk, slotfiles
 from pipegrid.storage import mutable_containers as containers
-from pipegrid.storage.durability import Disk
+from pipegrid.storage.commit import Disk
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.slotfiles import SlotFile
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
