@@ -266,7 +266,7 @@ class Rounds:
     ) -> dict[str, float]:
         """Store the files and fetch them; returns the seconds of each direction."""
         params: Params | None = None
-        if scenario.encoding is not None:
+        if scenario.encoding is not None or scenario.segment_bytes is not None:
             params = scenario.params(self._target.params)
         began = time.perf_counter()
         if scenario.at_once:

@@ -43,6 +43,11 @@ _MIXED_SEED = 1000  # the same sizes in all runs, or they could not be compared
 
 SWEEP_S = 0.5
 """How long a transfer of the window sweep should take at the link's rate, round trips aside."""
+SWEEP_SEGMENT_BYTES = 32 << 10
+"""
+Of the window sweep's file: blocks of some 10 KB. A block leaves in one piece, so that with segments of 1 MiB
+a window of 10 KB would let 350 KB out at a time.
+"""
 SWEEP_LEAST, SWEEP_MOST = 100 * KB, 30 * MB
 _SWEEP_UNLIMITED = 10 * MB
 
@@ -67,6 +72,7 @@ class Scenario:
         window_bytes: of the pipelines; None is the run's own.
         fixed_window: whether ``window_bytes`` counts; a sweep's ``auto`` says None and True.
         encoding: shares needed and made, if other than the run's own.
+        segment_bytes: coded together, if other than the run's own.
         fetches: whether getting the files back is measured, too.
         most_rounds: rounds beyond so many leave it out, since it takes long; None for no limit.
     """
@@ -79,6 +85,7 @@ class Scenario:
     window_bytes: int | None = None
     fixed_window: bool = False
     encoding: tuple[int, int] | None = None
+    segment_bytes: int | None = None
     fetches: bool = True
     most_rounds: int | None = None
 
@@ -104,6 +111,8 @@ class Scenario:
 
     def params(self, default: Params) -> Params:
         """Return how its files are encoded."""
+        if self.segment_bytes is not None:
+            default = attrs.evolve(default, max_segment_bytes=self.segment_bytes)
         if self.encoding is None:
             return default
         required, total = self.encoding
@@ -159,7 +168,7 @@ def mixed(files: int = MIXED_FILES) -> Scenario:
     rng = random.Random(_MIXED_SEED)
     ratio = MIXED_LARGEST / MIXED_SMALLEST
     sizes = tuple(round(MIXED_SMALLEST * ratio ** rng.random()) for _ in range(files))
-    return Scenario(f"{files} mixed sizes", SCENARIO, sizes, at_once=True, most_rounds=3)
+    return Scenario(f"{files} mixed sizes", SCENARIO, sizes, at_once=True, most_rounds=2)
 
 
 def window_sweep(
@@ -174,6 +183,7 @@ def window_sweep(
             (size,),
             window_bytes=window,
             fixed_window=True,
+            segment_bytes=SWEEP_SEGMENT_BYTES,
             fetches=False,  # a window bounds what is sent
             most_rounds=most_rounds,
         )
