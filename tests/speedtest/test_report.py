@@ -74,6 +74,7 @@ class FiguresTests(SynchronousTestCase):
         self.assertEqual(figures.size(999_900), "1.00 MB")
         self.assertEqual(figures.digits(12345), "12 345")
         self.assertEqual(figures.between(0.0112, 0.0113), "11.2 to 11.3 ms")
+        self.assertEqual(figures.between(0.0112, 0.0112), "11.2 ms")
         self.assertEqual(figures.between(0.9, 1.1), "900 ms to 1.10 s")
 
     def test_main_figures_have_spread_and_ceiling(self) -> None:

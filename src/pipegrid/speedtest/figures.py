@@ -111,6 +111,8 @@ def round_rate(value: float) -> str:
 def between(low: float, high: float) -> str:
     """Return a range of durations; the unit once, if it is the same."""
     first, second = seconds(low), seconds(high)
+    if first == second:
+        return second
     unit = second.rpartition(" ")[2]
     return f"{first.removesuffix(f' {unit}')} to {second}"
 
