@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
 from random import Random
@@ -350,6 +351,28 @@ class SlowServerTests(BudgetTestCase):
         usual_s, _ = self.measure_get(3 * MB, False, None)
         took_s, _ = self.measure_get(3 * MB, False, 0, "latency")
         self.assertLess(took_s, usual_s + 1.125 * RTT_S)
+
+    def test_one_segment_over_a_narrow_line(self) -> None:
+        """Once the line is known, 1 MB takes a round trip and its own bytes, not a third more."""
+        rate = 520_000
+        world = self.make_world(bytes_per_s=None, shared_bytes_per_s=rate)
+        client = world.client()
+        warm_up(world, client)
+        times, sizes = [], []
+        for seed in range(3):
+            data = Random(seed).randbytes(MB)
+            cap = world.run(client.grid.put(data)).cap
+            world.clock.advance(30)
+            since = len(world.network.log)
+            into = BytesIO()
+            _, took_s = world.timed(partial(client.grid.get, cap, into))
+            self.assertEqual(into.getvalue(), data)
+            times.append(took_s)
+            sizes.append(self.sent_bytes(world, since, to_clients=True))
+        self.assertGreater(sizes[0], 4 / 3 * MB)
+        for took_s, size in zip(times[1:], sizes[1:], strict=True):
+            self.assertLess(size, 1.05 * MB)
+            self.assertLess(took_s, RTT_S + 1.05 * size / rate)
 
 
 class WindowTests(SynchronousTestCase):

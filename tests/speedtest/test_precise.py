@@ -92,6 +92,21 @@ class PreciseClockTests(SynchronousTestCase):
         self.assertEqual(self.ran, ["x"])
         self.assertGreaterEqual(self.reactor.rightNow, due_s)
 
+    def test_what_wakes_it_has_waited(self) -> None:
+        """As long as timers have shown that waking takes; not while it is awake, or nothing is known."""
+        clock, timer = self.make()
+        self.reactor.rightNow += 1.0
+        self.assertEqual(clock.behind_s(), 0.0)
+        for late_s in (0.0001, 0.0002, 0.0003):
+            due_s = self.reactor.rightNow + 0.1
+            clock.callLater(0.1, self.ran.append, "x")
+            self.reactor.rightNow = due_s - AWAKE_S + late_s
+            timer.expired()
+        self.assertEqual(clock.behind_s(), 0.0)
+        self.reactor.rightNow += 1.0
+        self.assertAlmostEqual(clock.behind_s(), 0.0002, 6)
+        self.assertEqual(clock.behind_s(), 0.0)
+
     def test_cancelled_and_delayed_calls(self) -> None:
         """The one never runs, the other at its new time."""
         clock, timer = self.make()

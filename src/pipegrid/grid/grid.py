@@ -33,6 +33,7 @@ from pipegrid.grid.readiness import Readiness
 from pipegrid.grid.status import status_of
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download
+from pipegrid.transfer.line import ClientLine
 from pipegrid.transfer.many import ManyPuts
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
@@ -108,6 +109,7 @@ class Grid:
             memory=Budget(UPLOAD_MEMORY_BYTES),
             settings=upload_settings or UploadSettings(),
         )
+        self._line = ClientLine()
         self._running: set[Deferred[Any]] = set()
         self._closed = False
 
@@ -323,6 +325,7 @@ class Grid:
                 length=length,
                 settings=self._download_settings,
                 progress=note,
+                line=self._line,
             )
 
         try:

@@ -26,6 +26,7 @@ window does, at ``WINDOW_BYTES``, and what is under way by then waits here.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 import attrs
@@ -93,21 +94,32 @@ class Link:
     Args:
         clock: the reactor, or something that is more exact.
         early_s: what is due so soon is delivered now.
+        behind_s: tells, of bytes that are read now, for how long they have probably been there.
     """
 
-    def __init__(self, clock: IReactorTime, shape: LinkShape, early_s: float = EARLY_S) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        shape: LinkShape,
+        early_s: float = EARLY_S,
+        behind_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.shape = shape
         self.clock = clock
         early_ns = to_ns(early_s)
-        self.up = Wire(clock, Path(shape.rtt_s / 2, Line(shape.up_bytes_per_s)), early_ns)
-        self.down = Wire(clock, Path(shape.rtt_s / 2, Line(shape.down_bytes_per_s)), early_ns)
+        up, down = Line(shape.up_bytes_per_s), Line(shape.down_bytes_per_s)
+        self.up = Wire(clock, Path(shape.rtt_s / 2, up), early_ns, behind_s)
+        self.down = Wire(clock, Path(shape.rtt_s / 2, down), early_ns, behind_s)
 
 
 class Wire:
     """One direction of a link: starts packets when the line is free, and hands them over in time."""
 
-    def __init__(self, clock: IReactorTime, path: Path, early_ns: int) -> None:
+    def __init__(
+        self, clock: IReactorTime, path: Path, early_ns: int, behind_s: Callable[[], float]
+    ) -> None:
         self.path = path
+        self._behind_s = behind_s
         self.queue_bytes = queue_bytes(path.line.bytes_per_s)
         self._clock = clock
         self._early_ns = early_ns
@@ -121,7 +133,10 @@ class Wire:
 
     def offer(self, stream: Stream, size_bytes: int, since_ns: int | None = None) -> None:
         """Queue bytes of a stream for the line; ``since_ns``: when they could have been sent, if not now."""
-        ready_ns = self.now_ns() if since_ns is None else since_ns
+        ready_ns = since_ns
+        if ready_ns is None:
+            behind_ns = to_ns(self._behind_s())
+            ready_ns = self.now_ns() - behind_ns
         self.path.line.offer(ready_ns, stream.flow, size_bytes)
         self._turn()
 

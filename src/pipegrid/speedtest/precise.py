@@ -10,6 +10,9 @@ since 2008. Where there are none, the reactor's own timers do the work, to the m
 and its caches are cold. So before a call that is further away than ``SLEEP_S`` the timer goes off ``AWAKE_S``
 too early, and the rest is waited for awake. Calls that come thick, as those of a busy line do, cost no such
 waiting.
+
+What wakes it otherwise, bytes that have come, cannot be foreseen. But how late it is after sleeping shows
+whenever a timer goes off, and ``behind_s`` tells it of whatever else has ended a sleep.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import ctypes
 import heapq
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -40,6 +44,7 @@ AWAKE_S = 0.0003
 
 _NANOSECONDS = 1_000_000_000
 _FEW = 64
+_WAKES = 9
 
 
 class _TimerSpec(ctypes.Structure):
@@ -136,6 +141,8 @@ class PreciseClock:
         self._cancelled = 0
         self._armed_for: float | None = None
         self._slept = False
+        self._wakes: deque[float] = deque(maxlen=_WAKES)
+        self._last_s = now()
         self._fallback: IDelayedCall | None = None
         self._timer: TimerFile | None = None
         self.early_s = EARLY_S
@@ -149,6 +156,18 @@ class PreciseClock:
     def seconds(self) -> float:
         """Now."""
         return self._now()
+
+    def behind_s(self) -> float:
+        """
+        Return for how long whatever has just happened has probably waited for this process to wake up.
+
+        Zero if it was awake anyway, or nothing is known.
+        """
+        now_s = self._now()
+        slept, self._last_s = now_s - self._last_s > SLEEP_S, now_s
+        if not slept or not self._wakes:
+            return 0.0
+        return sorted(self._wakes)[len(self._wakes) // 2]
 
     def callLater(
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
@@ -197,6 +216,9 @@ class PreciseClock:
         return None
 
     def _run_due(self) -> None:
+        if self._slept and self._armed_for is not None:
+            late_s = self._now() - (self._armed_for - AWAKE_S)
+            self._wakes.append(min(max(late_s, 0.0), AWAKE_S))
         self._armed_for = None
         if self._slept:
             self._slept = False
@@ -206,6 +228,7 @@ class PreciseClock:
             heapq.heappop(self._heap)
             call.called = 1
             call.func(*call.args, **call.kw)
+        self._last_s = self._now()
         self._arm()
 
     def _wait_awake(self) -> None:

@@ -114,7 +114,7 @@ def listen(
     Raises:
         UsageError: a port cannot be had.
     """
-    link = Link(clock, shape, clock.early_s)
+    link = Link(clock, shape, clock.early_s, clock.behind_s)
     for pair in pairs:
         factory = RelayFactory(link, _endpoint(reactor, pair))
         try:

@@ -25,6 +25,7 @@ from pipegrid.core.segmentjob import SegmentJob, SegmentResult
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
+from pipegrid.transfer.line import MIN_SAMPLE_BYTES, ClientLine
 from pipegrid.transfer.patience import Patience
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -47,6 +48,12 @@ What the racers beyond the first k are asked for together, if the range has seve
 fraction of the range, at most a block. For it costs the line, and nearly always in vain.
 """
 
+_NARROW_TASTE_BYTES = 1 << 13
+"""The least of that on a line of which is known that it is narrow."""
+
+_LUMPS = 8
+"""On such a line a favourite is waited for as long as this fraction of the range takes."""
+
 _HELPERS = 2
 """
 Of a range of several segments, the taste is divided among so many servers for each extra share: two can
@@ -67,6 +74,7 @@ class Download:
         start, length: the range of plaintext; it lies within the file.
         progress: called with plaintext bytes delivered and wanted.
         avoid: copies that are known to be damaged, each as share number and server.
+        line: what is known of the client's line, and learns of this download.
     """
 
     def __init__(
@@ -82,7 +90,9 @@ class Download:
         settings: DownloadSettings,
         progress: Progress | None = None,
         avoid: Collection[tuple[int, Peer]] = (),
+        line: ClientLine | None = None,
     ) -> None:
+        self._line = ClientLine() if line is None else line
         self._clock = clock
         self._workers = workers
         self._cap = cap
@@ -105,9 +115,12 @@ class Download:
         self._bug: Failure | None = None
         geometry = self._decoder.guessed_geometry
         several = length > geometry.segment_bytes
-        taste_bytes = max(_TASTE_BYTES, length // _TASTE_SHARE) // _HELPERS
-        self._taste_bytes = taste_bytes if several else geometry.block_bytes
-        self._extra = _HELPERS * settings.extra_shares if several else settings.extra_shares
+        narrow = self._line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
+        least_bytes = _NARROW_TASTE_BYTES if narrow else _TASTE_BYTES
+        taste_bytes = max(least_bytes, length // _TASTE_SHARE) // _HELPERS
+        tastes = several or narrow
+        self._taste_bytes = taste_bytes if tastes else geometry.block_bytes
+        self._extra = _HELPERS * settings.extra_shares if tastes else settings.extra_shares
         self._share_of_memory = settings.memory_bytes // (cap.required_shares + self._extra)
         self._hedged = False
         self._delivered = 0
@@ -119,9 +132,14 @@ class Download:
         self._reported_corrupt = 0
         self._reasons: dict[str, str] = {}
         self._started = clock.seconds()
-        self._race = Race(self._started)
-        self._patience = Patience(settings.hedge_s, settings.silence_s, self._started)
+        lumps_s = self._line.time_s(length) / _LUMPS if narrow else 0.0
+        self._race = Race(self._started, lumps_s)
+        # No server lags because the line is narrow.
+        hedge_s = max(settings.hedge_s, 2 * self._line.time_s(geometry.segment_bytes))
+        self._patience = Patience(hedge_s, settings.silence_s, self._started)
         self._seen_bytes = 0
+        self._first_seen: tuple[int, float] | None = None
+        self._sample_bytes = max(MIN_SAMPLE_BYTES, geometry.segment_bytes // 2)
 
     async def run(self) -> GetResult:
         """
@@ -178,14 +196,17 @@ class Download:
         self._search.asked(peer)
         question = peer.server.list_shares(self._storage_index)
         self._questions.add(question)
-        question.addBoth(self._question_answered, question, peer)
+        question.addBoth(self._question_answered, question, peer, self._clock.seconds())
 
     def _question_answered(
         self,
         answer: frozenset[int] | Failure,
         question: Deferred[frozenset[int]],
         peer: Peer,
+        asked_s: float,
     ) -> None:
+        if not isinstance(answer, Failure):
+            self._line.note_answer(self._clock.seconds() - asked_s)
         # Only noted here: the loop may be in the middle of a step.
         self._questions.discard(question)
         self._answers.append((peer, answer))
@@ -230,8 +251,11 @@ class Download:
         """Take out the readers that have ended."""
         seen = sum(reader.received_bytes for reader in self._readers.values())
         if seen != self._seen_bytes:
+            now = self._clock.seconds()
+            if seen > self._seen_bytes:
+                self._note_rate(seen, now)
             self._seen_bytes = seen
-            self._patience.something_came(self._clock.seconds())
+            self._patience.something_came(now)
         for reader in list(self._readers.values()):
             if reader.state == "open":
                 continue
@@ -244,6 +268,16 @@ class Download:
             if reader.error is not None:
                 self._reasons[reader.peer.name] = str(reader.error)
             self._close_reader(reader)
+
+    def _note_rate(self, seen_bytes: int, now: float) -> None:
+        """Let the line learn what has come since the first bytes, once that says something."""
+        if self._first_seen is None:
+            self._first_seen = (seen_bytes, now)
+            return
+        first_bytes, first_s = self._first_seen
+        if seen_bytes - first_bytes >= self._sample_bytes:
+            self._line.note_bytes(seen_bytes - first_bytes, now - first_s)
+            self._first_seen = (seen_bytes, now)
 
     def _name_corruption(self) -> None:
         """Give found damage its server's name, tell the server, and use a bad copy no more."""
@@ -450,8 +484,14 @@ class Download:
 
         On a slow line all shares creep at the same pace: then one more would only slow the rest.
         """
-        busy = [reader for reader in self._readers.values() if reader.waiting and not reader.paused]
-        if len(busy) < len(self._readers):
+        readers = list(self._readers.values())
+        if self._race.open and not self._hedged:
+            # Who was asked for a taste only has long given it.
+            needed = self._cap.required_shares
+            helpers = [each for each in readers[needed:] if self._race.helps(each.share_number)]
+            readers = readers[:needed] + helpers
+        busy = [reader for reader in readers if reader.waiting and not reader.paused]
+        if len(busy) < len(readers):
             return True
         paces = [reader.period_bytes for reader in busy]
         return not paces or 2 * min(paces) <= max(paces)

@@ -42,17 +42,23 @@ class Race:
     """
     The race for one range.
 
+    Args:
+        started: when it began.
+        patience_s: how long a favourite that lags is waited for at least: on a narrow line even what comes
+            evenly comes in lumps.
+
     Attributes:
         open: until it is known which shares are fast enough.
         parts: share number to the segments [first, end) that it is asked for; all, if it is not here.
         due: when to look again whatever happens, or None.
     """
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, patience_s: float = 0.0) -> None:
         self.open = True
         self.parts: dict[int, tuple[int, int]] = {}
         self.due: float | None = None
         self._started = started
+        self._patience_s = patience_s
         self._helping: set[int] = set()
 
     def helps(self, share_number: int) -> bool:
@@ -83,7 +89,7 @@ class Race:
             self.due = None
             return
         if self.due is None:
-            self.due = now + _TOLERANCE * (now - self._started)
+            self.due = now + max(self._patience_s, _TOLERANCE * (now - self._started))
         if now < self.due:
             return
         self.due = None
