@@ -37,10 +37,17 @@ class Session(Protocol):
 
 
 class GridSession:
-    """``pipegrid.Grid``, as an application uses it."""
+    """
+    ``pipegrid.Grid``, as an application uses it.
 
-    def __init__(self, grid: Grid) -> None:
+    Args:
+        every_share: fail if a put does not wait for some server: on servers that are all alike its time would
+            be set against bytes that were not sent.
+    """
+
+    def __init__(self, grid: Grid, every_share: bool = False) -> None:
         self._grid = grid
+        self._every_share = every_share
 
     async def put(self, data: bytes, params: Params | None = None) -> str:
         """Store a file; fewer servers than shares of a sweep are no reason to fail."""
@@ -48,6 +55,11 @@ class GridSession:
         if params is not None:
             happy = min(self._grid.config.happy, params.total_shares)
         result = await self._grid.put(data, params=params, happy=happy)
+        if self._every_share and result.dropped:
+            raise GridError(
+                f"a put of {len(data)} bytes did not wait for {', '.join(result.dropped)}, so its time"
+                " tells nothing; measure again on a machine that does less besides"
+            )
         return str(result.cap)
 
     async def get(self, cap: str, sink: Comparing) -> None:

@@ -63,6 +63,7 @@ class Target:
         directory: of a client, for the command itself; None if the command cannot use it.
         names: of the servers, by their addresses, where their connections can be looked at.
         adjustable: whether windows and encodings can be chosen.
+        alike: whether all servers are, so that none should be too slow to wait for.
     """
 
     kind = ""
@@ -75,6 +76,7 @@ class Target:
     responders: Sequence[Responder] = ()
     directory: Path | None = None
     adjustable = True
+    alike = False
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
@@ -96,7 +98,7 @@ class Target:
         grid = await Grid.open(
             reactor or self._reactor, self.directory, window_bytes=window_bytes, tracer=tracer
         )
-        return GridSession(grid)
+        return GridSession(grid, self.alike)
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure each server's round trip so many times."""
@@ -120,6 +122,7 @@ class PrivateGrid(Target):
         scratch: where the servers keep their shares; None for the usual place.
     """
 
+    alike = True
     kind = "private grid"
 
     def __init__(

@@ -90,7 +90,9 @@ class Lane:
         self._batch_offset = 0
         self._batch_bytes = 0
         self._room: Deferred[None] | None = None
-        self._calls: set[Deferred[Any]] = set()
+        self._calls: dict[Deferred[Any], float] = {}  # with the time of each, the oldest first
+        self._answers = 0
+        self._answers_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Lane share {self.share_number} to {self.peer.name}: {self.state}>"
@@ -109,6 +111,13 @@ class Lane:
     def waiting(self) -> bool:
         """Whether the server owes an answer that matters."""
         return bool(self._calls) and not self.ended
+
+    @property
+    def pace_s(self) -> float:
+        """How long an answer takes: on average, or the oldest that is owed if that is longer."""
+        average_s = self._answers_s / self._answers if self._answers else 0.0
+        oldest = next(iter(self._calls.values()), None)
+        return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
 
     def finish(self) -> None:
         """Every byte has been sent."""
@@ -159,11 +168,12 @@ class Lane:
         """Know the call until it ends, and wake the upload then."""
         if not self._calls:
             self.last_sign = self._clock.seconds()  # before, the server owed nothing
-        self._calls.add(call)
+        self._calls[call] = self._clock.seconds()
         call.addBoth(self._answered, call)
 
     def _answered(self, result: T, call: Deferred[T]) -> T:
-        self._calls.discard(call)
+        self._answers += 1
+        self._answers_s += self._clock.seconds() - self._calls.pop(call)
         return result
 
     def _written(self, result: WriteResult, length: int) -> None:

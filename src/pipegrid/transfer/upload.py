@@ -14,6 +14,7 @@ Nothing waits for the slowest server without need: a lane may cost the others at
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from twisted.internet.defer import CancelledError
@@ -38,6 +39,9 @@ from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.source import Source
 from pipegrid.wire.messages import Allocation
+
+SLOW = 2.0
+"""A server is slow if its answers take so many times as long as those of most others."""
 
 _TICK_S = 0.01
 """No shorter waits: what is left of a patience may be less than the clock can tell."""
@@ -290,9 +294,7 @@ class Upload:
                 return
             before = self._clock.seconds()
             patience = self._lanes.until_silence(before)
-            others_wait = any(
-                lane.state == "open" and not lane.blocked for lane in self._lanes.open
-            )
+            others_wait = any(one.state == "open" and not one.blocked for one in self._lanes.open)
             grace = self._settings.grace(before - self._started)
             if others_wait:
                 left = [grace - lane.stalled_s for lane in blocked if self._can_spare(lane)]
@@ -307,7 +309,19 @@ class Upload:
             if lane.blocked:
                 lane.stalled_s += waited_s
                 if lane.stalled_s >= grace_s:
-                    self._drop(lane)
+                    if self._is_slow(lane):
+                        self._drop(lane)
+                    else:
+                        lane.stalled_s = 0.0
+
+    def _is_slow(self, lane: Lane) -> bool:
+        """
+        Return whether a server keeps the others waiting, and not the line that all of them share.
+
+        On a full line now this lane is held up and now that, and all answers take equally long.
+        """
+        others = [one.pace_s for one in self._lanes.open if one is not lane]
+        return bool(others) and lane.pace_s > SLOW * median(others)
 
     def _give_up_if_hopeless(self) -> None:
         """Raise UnhappyError if happiness is out of reach: do not send a large file in vain."""
