@@ -403,6 +403,23 @@ class PatienceTests(UploadTestCase):
         world.settle()
         self.assertEqual(self.ring[3].storage.uploads, {}, "it was told to forget the share")
 
+    def test_a_server_that_is_hardly_slower_is_waited_for(self) -> None:
+        """
+        Its answers take half as long again as the others', and it holds them up for longer than the grace.
+
+        On a line that all share this happens to every server in turn.
+        """
+        self.small_batches()
+        rate = float(1 << 16)
+        world = World(bytes_per_s=rate, window_bytes=1 << 16)
+        self.make(1_500_000, world)
+        self.ring[3].bytes_per_s = rate / 1.5
+        self.put()
+        share_s = len(self.file.shares[0]) / rate
+        self.assertGreater(self.took, share_s + 2.0 + RTT)
+        self.assertEqual(self.result.dropped, [])
+        self.assertEqual(self.result.happiness, 10)
+
     def test_a_slow_server_that_is_needed_is_waited_for(self) -> None:
         """Without polling: the upload wakes when something happens, not a hundred times a second."""
         rate = float(1 << 20)
