@@ -127,7 +127,14 @@ def _names_servers(directory: Path) -> bool:
     from pipegrid.grid.introducers import load_introducers
     from pipegrid.grid.servers import load_static_servers
 
-    return bool(load_static_servers(directory).servers or load_introducers(directory).addresses)
+    static, introducers = load_static_servers(directory), load_introducers(directory)
+    if static.servers or introducers.addresses:
+        return True
+    if static.warnings:  # they were meant: a local grid in their place would go unnoticed
+        raise UsageError(
+            f"{directory} names no servers that can be used ({static.warnings[0]}); mend that, or say --local"
+        )
+    return False
 
 
 def _files(servers_file: str | None, introducer_furls: tuple[str, ...]) -> dict[str, str]:
