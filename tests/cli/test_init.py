@@ -61,6 +61,17 @@ class InitTests(SynchronousTestCase):
         (made,) = self.init("--tahoe", str(node), "-n", "9").objects
         self.assertEqual((made["required_shares"], made["total_shares"]), (2, 9))
 
+    def test_servers_that_were_meant(self) -> None:
+        """Servers that cannot be used are no reason to make a local grid instead; ``--local`` is."""
+        (self.directory / "private").mkdir(parents=True)
+        entry = '{v0-x: {ann: {anonymous-storage-NURLs: ["nonsense"]}}}'
+        (self.directory / "private" / "servers.yaml").write_text(f"storage: {entry}")
+        run = Run("-d", str(self.directory), "init")
+        self.assertEqual(self.successResultOf(run.finished), 2)
+        self.assertIn("say --local", run.stderr)
+        self.assertFalse((self.directory / "storage").exists())
+        self.init("--local")
+
     def test_refusals(self) -> None:
         """One sentence, status 2, and nothing is made."""
         empty, broken = Path(self.mktemp()), Path(self.mktemp())
