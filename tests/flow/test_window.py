@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.window import INITIAL_BYTES, MINIMUM_BYTES, AutoWindow, FixedWindow, Sent, Window
+from pipegrid.flow.window import (
+    INITIAL_BYTES,
+    MAXIMUM_BYTES,
+    MINIMUM_BYTES,
+    AutoWindow,
+    FixedWindow,
+    Sent,
+    Window,
+)
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -198,6 +206,22 @@ class KneeTests(SynchronousTestCase):
         simulation = Simulation(AutoWindow(), Link(10 * MBIT, 0.1), constant(MIB // 4))
         (start,) = simulation.run_messages(0)
         self.assertEqual(start.in_flight_bytes, MIB)
+
+    def test_the_first_flight_follows_a_long_round_trip(self) -> None:
+        """After a light message over 200 ms, 3.2 MB leave at once; over 50 ms no more than ever."""
+        for rtt_s, expected in ((0.2, 3_200_000), (0.05, INITIAL_BYTES), (9.0, MAXIMUM_BYTES)):
+            window = AutoWindow()
+            window.acknowledged(rtt_s, window.sent(0.0, 300))
+            self.assertEqual(window.limit_bytes, INITIAL_BYTES)
+            window.sent(rtt_s, 64 * KIB)
+            self.assertAlmostEqual(window.limit_bytes, expected, delta=1)
+
+    def test_a_large_message_says_nothing_of_the_path(self) -> None:
+        """Eight seconds for a MiB may be a slow line as well as a long one."""
+        window = AutoWindow()
+        window.acknowledged(8.0, window.sent(0.0, MIB))
+        window.sent(8.0, 64 * KIB)
+        self.assertLess(window.limit_bytes, 3 * MIB)
 
     def test_a_first_flight_too_large_for_the_link_is_soon_corrected(self) -> None:
         """On a slow line the queue that the first flight made is let drain after a round or two."""
