@@ -5,7 +5,10 @@ Each command runs as a process of its own on a fresh grid of ten storage directo
 resident memory, as the kernel kept it. The file is a key stream, so that nothing can be saved on it, and what
 comes back is compared with it by hash. At 3 of 10 it all needs about 5.4 times the file's size on disk.
 
-    python -m misc.speedtest.memory [--megabytes N] [--directory DIR] [--limit-mib M] [--json]
+    python -m misc.speedtest.memory [--megabytes N] [--directory DIR] [--limit-mib M] [--rtt-ms MS] [--json]
+
+With ``--rtt-ms`` there are ten real servers instead, over TLS and a link of so long a round trip: their
+windows are full, which they never are without.
 
 The status is 1 if ``put`` or ``get`` took more than the limit above ``status``.
 """
@@ -13,6 +16,7 @@ The status is 1 if ``put`` or ``get`` took more than the limit above ``status``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -26,6 +30,7 @@ from typing import TextIO
 import attrs
 
 from misc.command import command, environment
+from misc.speedtest.processes import Servers
 
 LIMIT_MIB = 64
 _CHUNK_BYTES = 1 << 20
@@ -69,19 +74,28 @@ class Peaks:
         return max(self.put, self.get) - self.status
 
 
-def measure(size: int, directory: str | None) -> Peaks:
+def measure(size: int, directory: str | None, rtt_s: float | None = None) -> Peaks:
     """
     Put and get a file of ``size`` bytes below a directory, which is left as it was.
+
+    Args:
+        rtt_s: of the link to real servers; None for storage directories without any.
 
     Raises:
         Failed: a command failed, or gave other bytes.
     """
-    with tempfile.TemporaryDirectory(prefix="pipegrid-memory-", dir=directory) as scratch:
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="pipegrid-memory-", dir=directory)
+        )
         file, back = Path(scratch) / "file", Path(scratch) / "back"
         # Made elsewhere: a child's peak is never less than that of the process that started it.
         digest = _output([sys.executable, "-c", _MAKER, str(file), str(size)])
-        client = f"{scratch}/grid"
-        _output(command(client, "init"))
+        if rtt_s is None:
+            client = f"{scratch}/grid"
+            _output(command(client, "init"))
+        else:
+            client = str(stack.enter_context(Servers(rtt_s=rtt_s, scratch=Path(scratch))).client)
         status, _ = _peak(command(client, "-q", "status"))
         put, cap = _peak(command(client, "put", str(file)))
         file.unlink()
@@ -134,10 +148,12 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--megabytes", type=int, default=400, help="size of the file [400]")
     parser.add_argument("--directory", help="where there is room [the usual one]")
     parser.add_argument("--limit-mib", type=float, default=LIMIT_MIB, help=f"[{LIMIT_MIB}]")
+    parser.add_argument("--rtt-ms", type=float, help="of a link to real servers")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     options = parser.parse_args(arguments)
     try:
-        peaks = measure(options.megabytes * 1_000_000, options.directory)
+        rtt_s = None if options.rtt_ms is None else options.rtt_ms / 1000
+        peaks = measure(options.megabytes * 1_000_000, options.directory, rtt_s)
     except (Failed, OSError, subprocess.CalledProcessError) as error:
         print(f"memory: {error}", file=sys.stderr)
         return 1

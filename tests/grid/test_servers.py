@@ -149,7 +149,7 @@ class ParseTests(SynchronousTestCase):
     def test_windows_share_the_memory(self) -> None:
         """Whatever the number of servers, windows and the message beyond each stay within the budget."""
         for servers in range(1, 26):
-            self.assertLessEqual(servers * (window_bytes(servers) + (1 << 20)), WINDOW_MEMORY_BYTES)
+            self.assertLessEqual(servers * window_bytes(servers) * 9 // 8, WINDOW_MEMORY_BYTES)
         self.assertGreaterEqual(window_bytes(256), 256 << 10)
         found = parse({f"s{n}": {"ann": {"anonymous-storage-NURLs": [NURL]}} for n in range(12)})
         peers = open_static(reactor, found.servers, 10)

@@ -237,7 +237,7 @@ class MemoryTests(BudgetTestCase):
         return put_peak, get_peak
 
     def test_writes_in_flight(self) -> None:
-        """Never more than the windows, and a message each."""
+        """Never more than the windows, and a message of an eighth of one each."""
         world = self.make_world(shared_bytes_per_s=100 * MBIT)
         client = world.client()
         held = []
@@ -245,7 +245,7 @@ class MemoryTests(BudgetTestCase):
         world.run(
             client.grid.put(data, progress=lambda done, all_: held.append(client.in_flight_bytes))
         )
-        self.assertLessEqual(max(held), 10 * (window_bytes(10) + (1 << 20) + (1 << 16)))
+        self.assertLessEqual(max(held), 10 * (window_bytes(10) * 9 // 8 + (1 << 16)))
         self.assertEqual(client.in_flight_bytes, 0)
 
 

@@ -34,7 +34,7 @@ MINIMUM_BYTES = 64 << 10
 """What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
 
 MAXIMUM_BYTES = 5 << 20
-"""Ten servers, each with a window of this and one more message of 1 MiB: 60 MiB of 64."""
+"""Ten servers, each with a window of this and an eighth of it more: 56 MiB of 64."""
 
 STARTUP_GAIN = 2.0
 """Doubles the window every round trip while the rate follows."""
@@ -87,6 +87,10 @@ class Window(Protocol):
     def limit_bytes(self) -> int:
         """The limit now; it changes only with the calls below."""
 
+    @property
+    def message_bytes(self) -> int:
+        """How large a message should be at most, so that the window never waits for one of them alone."""
+
     def sent(self, now: float, size: int) -> Sent:
         """A message of ``size`` bytes leaves. Returns the token to acknowledge it by."""
 
@@ -111,6 +115,11 @@ class FixedWindow:
 
     def __repr__(self) -> str:
         return f"FixedWindow({self.limit_bytes})"
+
+    @property
+    def message_bytes(self) -> int:
+        """Half of the limit."""
+        return self.limit_bytes // 2
 
     def sent(self, now: float, size: int) -> Sent:
         """Learn nothing."""
@@ -217,6 +226,16 @@ class AutoWindow:
             f"<AutoWindow {self.state}: limit {self.limit_bytes} B, rate {self.rate:.3g} B/s, "
             f"round trip {rtt}>"
         )
+
+    @property
+    def message_bytes(self) -> int:
+        """
+        Half of the limit, but no more than stays of 9/8 of the maximum beside a full window.
+
+        So that is all the memory that a sender needs; and where memory is what bounds the window, small
+        messages have more of it in flight, since one counts in full until its last byte is acknowledged.
+        """
+        return min(self.limit_bytes // 2, self.maximum_bytes * 9 // 8 - self.limit_bytes)
 
     @property
     def rate(self) -> float:

@@ -36,13 +36,12 @@ from pipegrid.wire.nurl import Nurl
 
 SERVERS_NAME = "private/servers.yaml"
 
-WINDOW_MEMORY_BYTES = 32 << 20
+WINDOW_MEMORY_BYTES = 36 << 20
 """
-What is sent and unacknowledged, towards all servers that a file has shares on. With as much for coding
-(see ``grid.UPLOAD_MEMORY_BYTES``) a client stays under 64 MiB. Ten servers get 3.2 MiB each: the window
-and the message that may go beyond it. At 100 ms that carries 320 MB/s, at 300 ms 100.
+What is sent and unacknowledged, towards all servers that a file has shares on. With what coding and TLS
+hold besides, a client stays under 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Ten servers get 3.6 MiB
+each: the window, and an eighth of it for the message that may go beyond. At 200 ms that carries 160 MB/s.
 """
-_MESSAGE_BYTES = 1 << 20  # what lanes gather before they write
 _LEAST_WINDOW_BYTES = 256 << 10
 _MAX_FILE_BYTES = 16 << 20
 
@@ -146,7 +145,7 @@ def open_static(reactor: IReactorTime, servers: Sequence[KnownServer], shares: i
 
 def window_bytes(servers: int) -> int:
     """Return how much may be unacknowledged by each of so many servers."""
-    return max(_LEAST_WINDOW_BYTES, WINDOW_MEMORY_BYTES // servers - _MESSAGE_BYTES)
+    return max(_LEAST_WINDOW_BYTES, WINDOW_MEMORY_BYTES // servers * 8 // 9)
 
 
 def parse_yaml(data: bytes, name: str) -> Any:

@@ -43,10 +43,10 @@ _MIXED_SEED = 1000  # the same sizes in all runs, or they could not be compared
 
 SWEEP_S = 0.5
 """How long a transfer of the window sweep should take at the link's rate, round trips aside."""
-SWEEP_SEGMENT_BYTES = 32 << 10
+SWEEP_SEGMENT_BYTES = 192 << 10
 """
-Of the window sweep's file: blocks of some 10 KB. A block leaves in one piece, so that with segments of 1 MiB
-a window of 10 KB would let 350 KB out at a time.
+Of the window sweep's file: blocks of 64 KiB at 3 of n, which is the least that a lane makes a message of. A
+block leaves in one piece, so that with segments of 1 MiB a small window would let 350 KB out at a time.
 """
 SWEEP_LEAST, SWEEP_MOST = 100 * KB, 30 * MB
 _SWEEP_UNLIMITED = 10 * MB

@@ -31,8 +31,9 @@ Writes are gathered up to this size. A server was measured to take 75 MB/s in pi
 
 MIN_BATCH_BYTES = 64 << 10
 """
-But up to half a window only, if that is more than this: a window that one message fills is empty for a round
-trip after it, and a first window of 1 MiB on a line that ten servers share would cost every large file one.
+But only as large as the window likes them, if that is more than this: a window that one message fills is
+empty for a round trip after it, and a first window of 1 MiB on a line of ten servers would cost every large
+file one.
 """
 
 
@@ -136,8 +137,8 @@ class Lane:
             self._batch_offset = write.offset
         self._pieces.extend(write.pieces)
         self._batch_bytes += write.length
-        half_bytes = self.peer.pipeline.limit_bytes // 2
-        if self._batch_bytes >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, half_bytes)):
+        message_bytes = self.peer.pipeline.window.message_bytes
+        if self._batch_bytes >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes)):
             self.flush()
 
     def flush(self) -> None:
