@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import string
 
 from hypothesis import given, settings
@@ -25,6 +26,13 @@ class Base32Tests(SynchronousTestCase):
             self.assertEqual(base32.encode(data), case["text"])
             self.assertEqual(base32.decode(case["text"]), data)
         self.assertEqual(len(cases), 13)
+
+    @EXAMPLES
+    @given(st.binary(max_size=70))
+    def test_every_text_is_the_standard_one(self, data: bytes) -> None:
+        """RFC 4648's, in lower case and without padding, as the standard library has it."""
+        standard = base64.b32encode(data).decode("ascii").rstrip("=").lower()
+        self.assertEqual(base32.encode(data), standard)
 
     def test_recorded_refusals(self) -> None:
         """What the reference implementation refuses is refused."""

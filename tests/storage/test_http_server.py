@@ -77,6 +77,7 @@ class OrderTests(ServerTestCase):
         """They are answered 404 or 401, and the connection goes on."""
         self.statuses(allocate({1}, 10, OTHERS_SECRETS))
         self.free = 0
+        self.now += 1  # for so long the disk is not asked again
         requests = (allocate({0, 1}, 10), write(0, 0, b"x" * 10), write(1, 0, b"x" * 10), VERSION)
         self.assertEqual(self.statuses(*requests), [200, 404, 401, 200])
 

@@ -185,6 +185,24 @@ class TwoProcessesTests(StoreTestCase):
         self.assertEqual(self.get(0), DATA)
         self.assertFalse(self.incoming(0).exists())
 
+    def test_a_share_that_another_finished_meanwhile(self) -> None:
+        """It stays as it is, leases and all; ours is gone, and its writer is told to look."""
+        self.store.allocate(SI, {0}, 100, SECRETS)
+        upload = self.store.upload(SI, 0, SECRETS.upload)
+        upload.write(0, [DATA])
+        aside = self.incoming(0).with_name("aside")
+        self.incoming(0).rename(aside)
+        self.other.allocate(SI, {0}, 100, OTHERS_SECRETS)
+        other = self.other.upload(SI, 0, OTHERS_SECRETS.upload)
+        other.write(0, [DATA])
+        other.publish()
+        [final] = self.store.root.glob("shares/*/*/0")
+        there = final.read_bytes()
+        aside.rename(self.incoming(0))
+        self.assertRaises(NoSuchShare, upload.publish)
+        self.assertEqual(final.read_bytes(), there)
+        self.assertFalse(self.incoming(0).exists())
+
     def test_a_name_that_was_removed_between_open_and_lock(self) -> None:
         """If the file is removed by its owner at that moment, we make another and upload into that."""
         self.store.allocate(SI, {0}, 100, SECRETS)

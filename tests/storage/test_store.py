@@ -6,6 +6,7 @@ import base64
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 from pipegrid.core import base32
 from pipegrid.errors import (
@@ -17,11 +18,14 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.storage import containers, disk, leases
-from pipegrid.storage.store import MAX_ADVISORIES, MAX_REASON_BYTES
+from pipegrid.storage.store import MAX_ADVISORIES, MAX_REASON_BYTES, ONE_CALL_BYTES
 from pipegrid.storage.uploads import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase
+
+LARGE = ONE_CALL_BYTES + 1
+"""So large that its container is made when it is allocated."""
 
 
 class RecordedFileTests(StoreTestCase):
@@ -209,10 +213,58 @@ class WriteTests(StoreTestCase):
         for offset, data in ((-1, b"a"), (10, b"a"), (5, b"abcdef"), (1 << 70, b"a")):
             self.assertRaises(ServerRefused, self.upload.write, offset, [data])
         self.assertEqual(self.upload.required(), ((0, 10),))
-        self.assertEqual(len(self.incoming(0).read_bytes()), containers.container_bytes(10))
+        self.assertEqual(self.incoming(0).read_bytes(), b"")
+
+    def test_a_large_range_outside_is_refused(self) -> None:
+        """The same where the container is there from the beginning."""
+        self.store.allocate(SI, {1}, LARGE, SECRETS)
+        upload = self.store.upload(SI, 1, SECRETS.upload)
+        self.assertRaises(ServerRefused, upload.write, LARGE, [b"a"])
+        self.assertEqual(self.incoming(1).stat().st_size, containers.container_bytes(LARGE))
+
+    def test_a_small_share_comes_whole_or_not_at_all(self) -> None:
+        """ENOSPC in the middle of a small share's only call leaves an empty file, and it may come again."""
+        real = os.pwritev
+        calls = []
+
+        def full(fd: int, pieces: list[Any], offset: int) -> int:
+            calls.append(offset)
+            if len(calls) == 2:
+                raise OSError(errno.ENOSPC, "full")
+            return real(fd, pieces[:1], offset) if len(calls) == 1 else real(fd, pieces, offset)
+
+        self.patch(os, "pwritev", full)
+        self.assertRaises(NoSpace, self.upload.write, 0, [b"abcde", b"fghij"])
+        self.assertEqual(self.upload.required(), ((0, 10),))
+        self.assertEqual(self.incoming(0).read_bytes(), b"")
+        self.upload.write(0, [b"abcdefghij"])
+        self.upload.publish()
+        self.assertEqual(self.get(0), b"abcdefghij")
+
+    def test_a_small_share_in_pieces(self) -> None:
+        """The first of several writes makes the container; an old note of its name is removed before."""
+        note = self.incoming(0).with_name(self.incoming(0).name + ".upload")
+        note.write_bytes(b"an old one")
+        self.upload.write(3, [b"defghij"])
+        self.assertFalse(note.exists())
+        self.assertEqual(self.incoming(0).stat().st_size, containers.container_bytes(10))
+        self.upload.write(0, [b"abc"])
+        self.upload.publish()
+        self.assertEqual(self.get(0), b"abcdefghij")
+
+    def test_unwanted_bytes_of_a_small_share(self) -> None:
+        """Bytes that may have changed while they were written are not kept."""
+        self.assertRaises(
+            ServerRefused, self.upload.write, 0, [b"0123456789"], wanted=lambda: False
+        )
+        self.assertEqual(self.incoming(0).read_bytes(), b"")
+        self.upload.write(0, [b"abcdefghij"])
+        self.upload.publish()
+        self.assertEqual(self.get(0), b"abcdefghij")
 
     def test_a_full_disk_interrupts_an_upload(self) -> None:
         """ENOSPC is NoSpace; what the disk took counts, and the upload goes on later."""
+        self.upload.write(9, [b"j"])
         real = os.pwritev
         calls = []
 
@@ -226,7 +278,7 @@ class WriteTests(StoreTestCase):
 
         self.patch(os, "pwritev", full)
         self.assertRaises(NoSpace, self.upload.write, 0, [b"abcdefghij"])
-        self.assertEqual(self.upload.required(), ((4, 10),))
+        self.assertEqual(self.upload.required(), ((4, 9),))
         self.upload.write(0, [b"abcdefghij"])
         self.upload.publish()
         self.assertEqual(self.get(0), b"abcdefghij")
@@ -284,7 +336,7 @@ class WriteTests(StoreTestCase):
             raise OSError(errno.ENOSPC, "full")
 
         self.patch(os, "pwritev", full)
-        self.assertEqual(self.store.allocate(SI, {1}, 10, SECRETS).allocated, frozenset())
+        self.assertEqual(self.store.allocate(SI, {1}, LARGE, SECRETS).allocated, frozenset())
         self.assertFalse(self.incoming(1).exists())
 
     def test_abort_removes_everything(self) -> None:

@@ -6,12 +6,28 @@ import base64
 import re
 
 _ALPHABET = re.compile(r"[a-z2-7]*\Z")
+_DIGITS = "abcdefghijklmnopqrstuvwxyz234567"
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
 _PADDING = {0: "", 2: "======", 4: "====", 5: "===", 7: "="}
 
 
 def encode(data: bytes) -> str:
-    """Return the text for data: ceil(8 * len(data) / 5) characters."""
-    return base64.b32encode(data).decode("ascii").rstrip("=").lower()
+    """
+    Return the text for data: ceil(8 * len(data) / 5) characters.
+
+    Both sides of every request name a storage index; ``base64.b32encode`` takes ten times as long for one.
+    """
+    count = (8 * len(data) + 4) // 5
+    value = int.from_bytes(data, "big") << (5 * count - 8 * len(data))
+    # Two characters at a time, the last first: the number gets shorter with each.
+    pairs = []
+    for _ in range(count // 2):
+        pairs.append(_PAIRS[value & 1023])
+        value >>= 10
+    if count % 2:
+        pairs.append(_DIGITS[value])
+    pairs.reverse()
+    return "".join(pairs)
 
 
 def decode(text: str) -> bytes:

@@ -46,6 +46,14 @@ def write_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
     return written
 
 
+def write_all_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
+    """Write all of the pieces, however many calls that takes."""
+    length = sum(map(len, pieces))
+    written = write_pieces(fd, pieces, offset)
+    if written < length:
+        write_all(fd, b"".join(pieces)[written:], offset + written)
+
+
 def write_all(fd: int, data: bytes, offset: int) -> None:
     """Write all of data, however many calls that takes."""
     view = memoryview(data)
@@ -97,6 +105,28 @@ def open_locked(path: str, flags: int, wait: bool = False) -> int | None:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def create_locked(path: str) -> int | None:
+    """
+    Make a file and take its lock; return the descriptor, or None if there is something of that name.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+    except FileExistsError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            return None  # whoever opened it in between has it
+        raise
+    return fd
 
 
 def remove(path: str) -> None:

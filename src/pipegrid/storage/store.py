@@ -42,7 +42,6 @@ Source: the format reference, storage protocols, sections 7 and 8.
 
 from __future__ import annotations
 
-import errno
 import hmac
 import os
 import threading
@@ -58,7 +57,16 @@ from pipegrid import __version__
 from pipegrid.core import base32
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
-from pipegrid.storage import containers, disk, housekeeping, leases, sidecar, slotfiles, uploads
+from pipegrid.storage import (
+    containers,
+    disk,
+    housekeeping,
+    incoming,
+    leases,
+    sidecar,
+    slotfiles,
+    uploads,
+)
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable_containers import NODE_ID_BYTES
 from pipegrid.storage.reader import ShareReader, open_reader
@@ -71,7 +79,12 @@ MAX_SHARE_NUMBER = 255
 DEFAULT_EXPIRY = Expiry()
 MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
 MAX_ADVISORIES = 1000
-ONE_CALL_BYTES = 4096  # a hole so small is no room saved, and writing around it is two calls
+ONE_CALL_BYTES = 4096
+"""
+The file of so small a share stays empty until its first write, which as a rule is its only one: header, data
+and lease go with one call.
+"""
+_PLENTY_BYTES = 1 << 30
 MAX_REASON_BYTES = 32768
 _NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
 
@@ -128,6 +141,7 @@ class ShareStore:
         self._read_boot_id = boot_id
         self._boot_id: bytes | None = None
         self._uploads: dict[_Key, Upload] = {}
+        self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
         self._allocated_bytes = 0  # their lengths, however much of them has arrived
         self._open: OrderedDict[_Key, Upload] = OrderedDict()  # the longest unused first
         self._table_lock = threading.Lock()  # for these two; nothing is waited for under it
@@ -173,10 +187,21 @@ class ShareStore:
         return max(0, free - self.reserved_bytes - promised)
 
     def _has_room(self, share_bytes: int) -> bool:
-        """Whether so many bytes can be promised. Looks at every upload only if it might not be so."""
+        """
+        Whether so many bytes can be promised. Looks at every upload only if it might not be so.
+
+        Where there is plenty, the disk is asked once a second.
+        """
+        if self.read_only:
+            return False
+        needed = self.reserved_bytes + self._allocated_bytes + share_bytes
+        second = int(self._clock())
+        if second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
+            return True
         free = self._free_bytes(self._shares)
-        if free is None or free - self.reserved_bytes - self._allocated_bytes >= share_bytes:
-            return not self.read_only
+        self._plenty_at, self._plenty_bytes = second, free or 0
+        if free is None or free >= needed:
+            return True
         room = self.available_bytes()
         return room is None or room >= share_bytes
 
@@ -262,6 +287,10 @@ class ShareStore:
     def _list_shares(self, storage_index: bytes) -> frozenset[int] | None:
         """The same; None if there is not even a directory for them."""
         directory = self._directory(self._shares, storage_index)
+        if not os.access(
+            directory, os.F_OK
+        ):  # as a rule; raising what scandir has to say costs more
+            return None
         try:
             with os.scandir(directory) as entries:
                 return frozenset(
@@ -411,50 +440,50 @@ class ShareStore:
         if self.read_only or len(self._uploads) >= self._max_uploads:
             return False
         path = self._incoming_path(storage_index, number)
-        fd = None
+        fd, lease = None, None
         try:
-            fd = _open_new(path)
+            fd = incoming.create(path)
+            new = fd is not None
             if fd is None:
+                fd = incoming.open_new(path)
+                if fd is None:
+                    return False
+            if not (new and new_index) and os.path.lexists(self._final_path(storage_index, number)):
+                # Another process finished it after we listed the shares. (Where there were none at all, the
+                # directory is expected to be missing when this one is finished, and that is looked at.)
+                incoming.give_up(path, fd)
                 return False
-            if os.path.lexists(self._final_path(storage_index, number)):
-                # Another process finished it after we listed the shares.
-                disk.remove(path)
-                os.close(fd)
-                return False
-            new = os.fstat(fd).st_size == 0
-            note = None if new else uploads.read_note(path, fd, self._known_boot_id())
+            note = None if new else incoming.read_note(path, fd, self._known_boot_id())
             if (
                 note is None
                 or not hmac.compare_digest(note.secret_hash, secret_hash)
                 or note.share_bytes != share_bytes
             ):
                 note = None
+                small = share_bytes <= ONE_CALL_BYTES
                 if not new:
                     os.ftruncate(fd, 0)
-                self._make_container(path, fd, share_bytes, secrets.lease)
+                if not (new and small):
+                    disk.remove(path + sidecar.SUFFIX)
+                lease = self._make_lease(secrets.lease)
+                if not small:
+                    disk.write_all(fd, containers.pack_header(share_bytes, 1), 0)
+                    disk.write_all(fd, lease, containers.HEADER_BYTES + share_bytes)
+                    lease = None
         except OSError as error:
             if fd is not None:
-                disk.remove(path)
-                os.close(fd)
+                incoming.give_up(path, fd)
             refusal = disk.disk_error(error, f"begin an upload in {path!r}")
             if isinstance(refusal, NoSpace):
                 return False
             raise refusal from error
-        upload = self._adopt(key, share_bytes, secret_hash, fd, note)
+        upload = self._adopt(key, share_bytes, secret_hash, fd, note, lease)
         upload.new_index = new_index
         return True
 
-    def _make_container(self, path: str, fd: int, share_bytes: int, lease: LeaseSecrets) -> None:
-        """Turn an empty file into a container without data; the order is ``sidecar``'s."""
-        disk.remove(path + sidecar.SUFFIX)
-        version = containers.WRITTEN_VERSION
-        record = containers.make_lease(version, containers.OWNER_ALLOCATE, lease, self._clock())
-        header = containers.pack_header(share_bytes, 1)
-        if share_bytes <= ONE_CALL_BYTES:
-            disk.write_all(fd, header + bytes(share_bytes) + record.pack(), 0)
-        else:
-            disk.write_all(fd, header, 0)
-            disk.write_all(fd, record.pack(), containers.HEADER_BYTES + share_bytes)
+    def _make_lease(self, lease: LeaseSecrets) -> bytes:
+        version, now = containers.WRITTEN_VERSION, self._clock()
+        return containers.make_lease(version, containers.OWNER_ALLOCATE, lease, now).pack()
 
     def _take_up(self, key: _Key, secret_hash: bytes) -> Upload:
         path = self._incoming_path(*key)
@@ -466,7 +495,7 @@ class ShareStore:
             raise disk.disk_error(error, f"resume the upload in {path!r}") from error
         if fd is None:
             raise _wrong_secret(*key, "by another process")
-        note = uploads.read_note(path, fd, self._known_boot_id())
+        note = incoming.read_note(path, fd, self._known_boot_id())
         if note is None:
             os.close(fd)
             raise _no_such_upload(*key)
@@ -476,7 +505,13 @@ class ShareStore:
         return self._adopt(key, note.share_bytes, secret_hash, fd, note)
 
     def _adopt(
-        self, key: _Key, share_bytes: int, secret_hash: bytes, fd: int, note: sidecar.Note | None
+        self,
+        key: _Key,
+        share_bytes: int,
+        secret_hash: bytes,
+        fd: int,
+        note: sidecar.Note | None,
+        fresh_lease: bytes | None = None,
     ) -> Upload:
         upload = Upload(
             *key,
@@ -490,6 +525,7 @@ class ShareStore:
             self._used,
             self._forget,
             () if note is None else note.ranges,
+            fresh_lease,
         )
         with self._table_lock:
             self._uploads[key] = upload
@@ -536,15 +572,6 @@ class ShareStore:
 
     def _incoming_path(self, storage_index: bytes, share_number: int) -> str:
         return f"{self._incoming}/{_name(storage_index)}.{share_number:d}"
-
-
-def _open_new(path: str) -> int | None:
-    """Open, or make, and lock a file in ``incoming``; None if somebody else has the lock."""
-    for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
-        with suppress(FileNotFoundError):
-            return disk.open_locked(path, os.O_RDWR | os.O_CREAT)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    raise FileNotFoundError(errno.ENOENT, "the directory vanishes", path)
 
 
 @lru_cache(maxsize=1024)

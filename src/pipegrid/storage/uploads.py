@@ -6,9 +6,10 @@ The kernel drops locks with the process, so a dead process's leftovers are told 
 uploads without any guessing about time.
 
 **What is where.** The file is the whole container from the start: header, a hole of the share's length,
-first lease. A write fills part of the hole, after what was there already has been compared with it. When
-nothing is missing, ``publish`` renames the file to its final place; making the data durable before, and the
-rename after, is for ``durability`` to arrange.
+first lease. A small share's file is empty until the first write, which as a rule brings all its data at once.
+A write fills part of the hole, after what was there already has been compared with it. When nothing is
+missing, ``publish`` renames the file to its final place; making the data durable before, and the rename
+after, is for ``durability`` to arrange.
 
 **Limits.** The file may be closed between writes (``suspend``), and then the note beside it (``sidecar``)
 is all there is to go by: the next write takes the upload up again as another process would. At most 4096
@@ -19,7 +20,6 @@ Every method may be called from any thread; each upload has a lock of its own.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
 import os
@@ -29,7 +29,7 @@ from contextlib import suppress
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused
-from pipegrid.storage import containers, disk, sidecar
+from pipegrid.storage import containers, disk, incoming, sidecar
 from pipegrid.storage.ranges import Range, Ranges
 
 MAX_RANGES = 4096
@@ -72,6 +72,7 @@ class Upload:
         on_open: Callable[[Upload], None],
         on_gone: Callable[[Upload], None],
         received: Sequence[Range] = (),
+        fresh_lease: bytes | None = None,
     ) -> None:
         self.storage_index = storage_index
         self.share_number = share_number
@@ -82,6 +83,7 @@ class Upload:
         self.resumed = bool(received)
         self.new_index = False
         self._fd: int | None = fd
+        self._fresh_lease = fresh_lease  # while the file is empty: what is to stand at its end
         self._file: tuple[int, int] | None = None
         self._incoming = incoming_path
         self._final = final_path
@@ -146,6 +148,12 @@ class Upload:
                     f"bytes {offset} to {end} lie outside of {self._name()}, for which "
                     f"{self.share_bytes} bytes were allocated; write within them"
                 )
+            if self._fresh_lease is not None and end - offset == self.share_bytes:
+                self._lay_out(self._fresh_lease, pieces, wanted)
+                self._received.add(0, end)
+                self._on_open(self)
+                self.last_write = self._clock()
+                return
             fd = self._require_open()
             there = list(self._received.within(offset, end))
             for begin, stop in there:
@@ -177,6 +185,7 @@ class Upload:
         with self._lock:
             if self.gone or self._fd is None:
                 return
+            self._lay_out_empty()
             ranges = tuple(self._received)
             if ranges == self._noted:
                 return
@@ -259,7 +268,12 @@ class Upload:
                 if not disk.names_inode(self._incoming, self._inode()):
                     self._leave()
                     raise self._no_such_upload()
-                changed = _rename(self._incoming, self._final, self.new_index)
+                changed = incoming.rename(self._incoming, self._final, self.new_index)
+            except FileExistsError:
+                # Another process has finished it meanwhile; its leases are not to be lost.
+                disk.remove(self._incoming)
+                self._leave()
+                raise self._no_such_upload() from None
             except OSError as error:
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
@@ -274,7 +288,7 @@ class Upload:
             if self.gone:
                 return
             try:
-                with suppress(NoSuchShare, OSError):
+                with suppress(NoSuchShare, ServerRefused, OSError):
                     fd = self._require_open()
                     if disk.names_file(self._incoming, fd):
                         disk.remove(self._incoming + sidecar.SUFFIX)
@@ -344,11 +358,44 @@ class Upload:
             if written:
                 views[0] = views[0][written:]
 
+    def _lay_out(
+        self, lease: bytes, data: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Write the whole container into the empty file; if that fails, the file is empty again.
+
+        Raises:
+            ServerRefused: the disk failed, or the data is not wanted any more.
+        """
+        assert self._fd is not None, "a fresh upload keeps its file open"
+        header = containers.pack_header(self.share_bytes, 1)
+        try:
+            disk.write_all_pieces(self._fd, [header, *data, lease], 0)
+        except OSError as error:
+            self._empty()
+            raise disk.disk_error(error, f"write {self._name()}") from error
+        if not wanted():
+            self._empty()
+            raise ServerRefused(f"the write to {self._name()} was given up; write it again")
+        self._fresh_lease = None
+
+    def _lay_out_empty(self) -> None:
+        """Have a container, without data as yet."""
+        if self._fresh_lease is not None:
+            # An old note of that name would vouch for bytes that an earlier file had.
+            disk.remove(self._incoming + sidecar.SUFFIX)
+            self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
+
+    def _empty(self) -> None:
+        with suppress(OSError):  # what it holds is written over
+            os.ftruncate(self._fd or -1, 0)
+
     def _require_open(self) -> int:
         if self.gone:
             raise self._no_such_upload()
+        self._lay_out_empty()
         if self._fd is None:
-            resumed = resume(self._incoming, self._boot_id)
+            resumed = incoming.resume(self._incoming, self._boot_id)
             if resumed is None or resumed[1].secret_hash != self.secret_hash:
                 if resumed is not None:
                     os.close(resumed[0])
@@ -380,80 +427,6 @@ class Upload:
             f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
             "up; list the shares to see which"
         )
-
-
-def resume(incoming_path: str, boot_id: bytes) -> tuple[int, sidecar.Note] | None:
-    """
-    Take up an upload that no process has open.
-
-    Returns:
-        the locked file and what its note says, or None if there is nothing to take up: no file, no
-        note to believe, or somebody else has the lock.
-    """
-    try:
-        fd = disk.open_locked(incoming_path, os.O_RDWR)
-    except FileNotFoundError:
-        return None
-    if fd is None:
-        return None
-    try:
-        note = read_note(incoming_path, fd, boot_id)
-    except BaseException:
-        os.close(fd)
-        raise
-    if note is None:
-        os.close(fd)
-        return None
-    return fd, note
-
-
-def read_note(incoming_path: str, fd: int, boot_id: bytes) -> sidecar.Note | None:
-    """Return the note about a file whose lock is held, or None if there is none to believe."""
-    try:
-        note_fd = os.open(
-            incoming_path + sidecar.SUFFIX, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        )
-    except OSError:
-        return None
-    try:
-        note = sidecar.parse(os.read(note_fd, 4096))
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(note_fd)
-    status = os.fstat(fd)
-    whole = containers.container_bytes(note.share_bytes)
-    if (note.boot_id, note.inode, whole) != (boot_id, status.st_ino, status.st_size):
-        return None
-    return note
-
-
-def _rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
-    """Rename, making directories only when they turn out to be missing; return those that changed."""
-    inner = os.path.dirname(final)
-    outer = os.path.dirname(inner)
-    if not new_index and _moved(incoming, final):
-        return (inner,)
-    for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
-        try:
-            os.mkdir(inner)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            os.makedirs(inner, exist_ok=True)
-        if _moved(incoming, final):
-            break
-    else:
-        raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
-    return inner, outer, os.path.dirname(outer)
-
-
-def _moved(incoming: str, final: str) -> bool:
-    try:
-        os.rename(incoming, final)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _slices(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[memoryview]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 
 import attrs
 
@@ -42,6 +43,13 @@ _NUMBERS = "share-numbers"
 _SIZE = "allocated-size"
 _HAVE = "already-have"
 _ALLOCATED = "allocated"
+
+_REMEMBERED = 256
+_REMEMBERED_BYTES = 128
+"""
+Of a hundred small files, a thousand requests to allocate and their answers are a dozen different messages.
+Short ones that were understood are remembered, as are those that were packed; packing one anew costs 15 us.
+"""
 
 _COMPLETE = cbor.dumps({"required": []})
 _NO_SHARES = cbor.dumps(frozenset())
@@ -105,6 +113,12 @@ _ALLOCATE_KEYS = frozenset({_NUMBERS, _SIZE})
 
 def unpack_allocate(body: Buffer) -> AllocateRequest:
     """Return what an allocate request asks for."""
+    if len(body) <= _REMEMBERED_BYTES:
+        return _remember_allocate(bytes(body))
+    return _unpack_allocate(body)
+
+
+def _unpack_allocate(body: Buffer) -> AllocateRequest:
     message = cbor.expect_map(cbor.loads(body, MAX_ALLOCATE_BYTES), _ALLOCATE_KEYS, "the request")
     return AllocateRequest(
         cbor.expect_uint_set(message[_NUMBERS], _NUMBERS, MAX_SHARE_NUMBERS),
@@ -112,9 +126,17 @@ def unpack_allocate(body: Buffer) -> AllocateRequest:
     )
 
 
+_remember_allocate = lru_cache(_REMEMBERED)(_unpack_allocate)
+
+
 def pack_allocation(allocation: Allocation) -> bytes:
     """Return the answer to an allocate request."""
-    return cbor.dumps({_HAVE: allocation.already_have, _ALLOCATED: allocation.allocated})
+    return _pack_allocation(allocation.already_have, allocation.allocated)
+
+
+@lru_cache(_REMEMBERED)
+def _pack_allocation(already_have: frozenset[int], allocated: frozenset[int]) -> bytes:
+    return cbor.dumps({_HAVE: already_have, _ALLOCATED: allocated})
 
 
 _ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})
@@ -122,11 +144,20 @@ _ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})
 
 def unpack_allocation(body: Buffer) -> Allocation:
     """Return what a server allocated."""
+    if len(body) <= _REMEMBERED_BYTES:
+        return _remember_allocation(bytes(body))
+    return _unpack_allocation(body)
+
+
+def _unpack_allocation(body: Buffer) -> Allocation:
     message = cbor.expect_map(cbor.loads(body, MAX_ANSWER_BYTES), _ALLOCATION_KEYS, "the answer")
     return Allocation(
         cbor.expect_uint_set(message[_HAVE], _HAVE, MAX_SHARE_NUMBERS),
         cbor.expect_uint_set(message[_ALLOCATED], _ALLOCATED, MAX_SHARE_NUMBERS),
     )
+
+
+_remember_allocation = lru_cache(_REMEMBERED)(_unpack_allocation)
 
 
 def pack_required(required: Iterable[tuple[int, int]]) -> bytes:

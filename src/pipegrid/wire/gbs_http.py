@@ -152,7 +152,7 @@ UPLOAD_SECRET = "upload-secret"
 WRITE_ENABLER = "write-enabler"
 
 _LEASE_KINDS = frozenset({RENEW_SECRET, CANCEL_SECRET})
-_KINDS = _LEASE_KINDS | {UPLOAD_SECRET, WRITE_ENABLER}
+_KINDS = {kind.encode("ascii"): kind for kind in (*_LEASE_KINDS, UPLOAD_SECRET, WRITE_ENABLER)}
 _LEASE_SECRET_BYTES = 32
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\Z")
 
@@ -200,8 +200,8 @@ def parse_secrets(lines: Iterable[bytes], required: frozenset[str]) -> dict[str,
 
 def _parse_secret(line: bytes) -> tuple[str, bytes]:
     name, _, text = line.strip().partition(b" ")
-    kind = name.decode("ascii", "replace")
-    if kind not in _KINDS:
+    kind = _KINDS.get(name)
+    if kind is None:
         raise ValueError("an X-Tahoe-Authorization header of no known kind")
     text = text.strip()
     if not text or not _BASE64.match(text):
