@@ -26,7 +26,7 @@ from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClie
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from zope.interface import implementer
 
-from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
 from pipegrid.errors import NoSpace
@@ -160,10 +160,10 @@ class LyingStore(ShareStore):
             )
         return reader
 
-    def _make_container(self, *args: Any) -> None:
+    def _make_lease(self, *args: Any) -> bytes:
         if self._host.room_bytes == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super()._make_container(*args)
+        return super()._make_lease(*args)
 
     def _adopt(self, *args: Any) -> Upload:
         upload = super()._adopt(*args)
@@ -180,7 +180,7 @@ class LyingStore(ShareStore):
 
 def _limit(upload: Upload, host: StorageHost) -> None:
     """Let an upload meet the end of its disk."""
-    fill, checkpoint = upload._fill, upload.checkpoint
+    fill, lay_out, checkpoint = upload._fill, upload._lay_out, upload.checkpoint
 
     def limited_fill(fd: int, begin: int, views: list[memoryview], wanted: Any) -> None:
         if host.room_bytes is None:
@@ -195,12 +195,21 @@ def _limit(upload: Upload, host: StorageHost) -> None:
         if short:
             raise NoSpace(f"the disk of {host.name} is full")
 
+    def limited_lay_out(lease: bytes, data: Sequence[Buffer], *wanted: Any) -> None:
+        if host.room_bytes is not None:
+            length = sum(map(len, data))
+            if length > host.room_bytes:
+                raise NoSpace(f"the disk of {host.name} is full")
+            host.room_bytes -= length
+        lay_out(lease, data, *wanted)
+
     def limited_checkpoint() -> None:
         if host.room_bytes == 0:
             raise NoSpace(f"the disk of {host.name} is full")
         checkpoint()
 
     upload._fill = limited_fill  # type: ignore[method-assign]
+    upload._lay_out = limited_lay_out  # type: ignore[method-assign, assignment]
     upload.checkpoint = limited_checkpoint  # type: ignore[method-assign]
 
 

@@ -8,10 +8,13 @@ runs ten thousand of them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan
 from pipegrid.storage.durability import Durability
 from pipegrid.storage.uploads import Upload
@@ -230,7 +233,15 @@ class TeethTests(SynchronousTestCase):
             spoilt[-1] = spoilt[-1][:-1] + b"?"
             real(upload, fd, begin, [memoryview(view) for view in spoilt], wanted)  # type: ignore[arg-type]
 
+        lay_out = Upload._lay_out
+
+        def spoil(upload: Upload, lease: bytes, data: Sequence[Buffer], *wanted: Any) -> None:
+            spoilt = [bytes(piece) for piece in data]
+            spoilt[-1] = spoilt[-1][:-1] + b"?"
+            lay_out(upload, lease, spoilt, *wanted)
+
         self.patch(Upload, "_fill", fill)
+        self.patch(Upload, "_lay_out", spoil)
         self.check_found_out(50, "is wrong")
 
     def test_a_client_that_believes_in_what_was_lost(self) -> None:

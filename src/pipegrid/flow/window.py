@@ -230,12 +230,12 @@ class AutoWindow:
     @property
     def message_bytes(self) -> int:
         """
-        Half of the limit, but no more than stays of 9/8 of the maximum beside a full window.
+        Half of the limit, but no more than what is left of 9/8 of the maximum.
 
-        So that is all the memory that a sender needs; and where memory is what bounds the window, small
+        So that is all the memory that a sender needs; and where memory is what bounds the window, smaller
         messages have more of it in flight, since one counts in full until its last byte is acknowledged.
         """
-        return min(self.limit_bytes // 2, self.maximum_bytes * 9 // 8 - self.limit_bytes)
+        return min(self.limit_bytes // 2, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
 
     @property
     def rate(self) -> float:
