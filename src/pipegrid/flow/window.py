@@ -30,6 +30,9 @@ Where a light message has measured a round trip before, the first flight may hol
 more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two round trips earlier so.
 """
 
+FIRST_MESSAGE_BYTES = 384 << 10
+"""More than a block of a whole segment at 3 of n, so that a share of one segment is still one message."""
+
 MINIMUM_BYTES = 64 << 10
 """What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
 
@@ -230,12 +233,15 @@ class AutoWindow:
     @property
     def message_bytes(self) -> int:
         """
-        Half of the limit, but no more than what is left of 9/8 of the maximum.
-
-        So that is all the memory that a sender needs; and where memory is what bounds the window, smaller
-        messages have more of it in flight, since one counts in full until its last byte is acknowledged.
+        Half of the limit, but no more than what is left of 9/8 of the maximum, so that this is all the memory
+        that a sender needs. On a long path the first is smaller: the line is idle until one for every server
+        has been produced.
         """
-        return min(self.limit_bytes // 2, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
+        first = self.in_flight_bytes == 0 and self._known_flight_bytes() > INITIAL_BYTES
+        return min(
+            FIRST_MESSAGE_BYTES if first else self.limit_bytes // 2,
+            self.maximum_bytes * 9 // 8 - self.in_flight_bytes,
+        )
 
     @property
     def rate(self) -> float:
@@ -295,10 +301,14 @@ class AutoWindow:
 
     def _begin_flight(self) -> None:
         # Only here: once a flight is under way, its own acknowledgements say more than a guessed rate.
-        light = self._rtt_s is not None and self._rtt_size <= LIGHT_BYTES
-        if light and self.state == "startup" and not self._plateau_rounds:
-            flight_bytes = min(int(FIRST_BYTES_PER_S * (self._rtt_s or 0.0)), self.maximum_bytes)
-            self.limit_bytes = max(self.limit_bytes, flight_bytes)
+        flight_bytes = min(self._known_flight_bytes(), self.maximum_bytes)
+        self.limit_bytes = max(self.limit_bytes, flight_bytes)
+
+    def _known_flight_bytes(self) -> int:
+        """Return what is worth sending at once, if nothing but a round trip is known; else 0."""
+        if self._rtt_s is None or self._rtt_size > LIGHT_BYTES or self._plateau_rounds:
+            return 0
+        return int(FIRST_BYTES_PER_S * self._rtt_s) if self.state == "startup" else 0
 
     def _sender_was_idle(self, now: float) -> bool:
         # A sender that fills every gap within an eighth of a round trip does its best.
