@@ -11,7 +11,7 @@ BUILDBOT_VENV := .venv-buildbot
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips)
 
-.PHONY: demo test lint types trial chromium interop peers speedtest budgets links soak crash durability buildbot fuzz format clean
+.PHONY: demo test lint types trial chromium interop peers speedtest budgets links builds soak crash durability buildbot fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -52,6 +52,10 @@ budgets: $(INSTALLED)
 # What the speed test must show on emulated links; a quarter of an hour.
 links: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.links_check
+
+# Ten equal runs in a row, and one of a build that was slowed: does `compare` tell them apart? Seven minutes.
+builds: $(INSTALLED)
+	$(BIN)/python -m misc.speedtest.builds_check
 
 # Random and long (about ten minutes); a seed is printed. `make soak SEED=7` repeats one.
 soak: $(INSTALLED)

@@ -9,6 +9,9 @@ it stores. Then:
 * each equal run is compared with the one before it, and with all before it: nothing may be called slower;
 * the slow build is compared with the last equal run, and with all of them: it has to be called slower.
 
+A first run does not count: each of the others follows one whose servers' files were just removed, which makes
+new files dearer on ext4 (docs/reference-speed.md, "A trap in measuring").
+
 One JSON line each. The status is 1 if any comparison came out wrong. It is a measurement: what two runs can
 tell on a machine that does other things besides is in docs/explanation-speedtest-compare.md.
 """
@@ -117,6 +120,8 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="builds-") as scratch:
         output = options.output or Path(scratch)
         slow_source = slowed_copy(Path(scratch, "slowed"), options.slow)
+        print("a first run, which does not count", file=sys.stderr, flush=True)
+        measure(ROOT / "src", output / "first")
         runs = []
         for index in range(options.runs):
             print(f"run {index + 1} of {options.runs}", file=sys.stderr, flush=True)

@@ -6,11 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 from misc.speedtest import links_check
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.speedtest.links import PROFILES
 from pipegrid.speedtest.processes import environment
-from pipegrid.speedtest.results import COLD_START, DIRECTIONS, UP, WINDOW, Run, parse_run
+from pipegrid.speedtest.results import (
+    COLD_START,
+    DIRECTIONS,
+    UP,
+    WINDOW,
+    Measurement,
+    Run,
+    parse_run,
+)
+from pipegrid.speedtest.targets import PrivateGrid
 
 
 class CommandTests(SynchronousTestCase):
@@ -86,3 +97,32 @@ class LinksCheckTests(SynchronousTestCase):
         }
         self.assertIs(kept["10MB up", "of raw TCP"], True)
         self.assertIs(kept["10x 200B up", "round trips"], False)
+
+    def knee(self, **samples: list[float]) -> links_check.Figure:
+        """Return what is said of these windows; ``auto`` is the last."""
+        from tests.speedtest.sample import sample_run
+
+        windows = {"small": 10_000, "large": 4_000_000, "auto": None}
+        measured = tuple(
+            Measurement(name, WINDOW, UP, 1, 10**6, 10**6, times, window_bytes=windows[name])
+            for name, times in samples.items()
+        )
+        [figure] = links_check.knee("check", attrs.evolve(sample_run(), measurements=measured))
+        return figure
+
+    def test_auto_beside_the_best_window(self) -> None:
+        """The best window is the one of the other half of the rounds, and a lucky round does not make one."""
+        figure = self.knee(small=[9.0, 9.0], large=[1.0] * 4, auto=[1.04] * 4)
+        self.assertEqual(
+            (figure.name, figure.median, figure.kept), ("auto beside large", 1.04, True)
+        )
+        lucky = self.knee(small=[0.5, 2.0, 0.5, 2.0], large=[1.0] * 4, auto=[1.0] * 4)
+        self.assertEqual(lucky.name, "auto beside large and small")
+        self.assertEqual((lucky.low, lucky.high), (0.5, 1.0))
+
+    def test_windows_that_cannot_be_the_best(self) -> None:
+        """On a link with a rate, those that fill less than half of it; without one, none is known to be."""
+        for name, hopeless in (("lfn", 6), ("wan", 1), ("colo", 0)):
+            target = PrivateGrid(None, link=PROFILES[name])
+            swept = links_check.sweep(target)
+            self.assertEqual([each.most_rounds for each in swept].count(2), hopeless, name)
