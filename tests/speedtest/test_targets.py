@@ -8,6 +8,7 @@ from threading import Event
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from pipegrid.core.params import Params
@@ -56,7 +57,8 @@ class PrivateGridTests(TestCase):
         self.patch(targets, "Servers", SlowServers)
         grid = PrivateGrid(reactor, 2)
         starting = Deferred.fromCoroutine(grid.start())
-        SlowServers.made.entered.wait(30)
+        while not SlowServers.made.entered.is_set():
+            await deferLater(reactor, 0.01)
         starting.cancel()
         with self.assertRaises(CancelledError):
             await starting

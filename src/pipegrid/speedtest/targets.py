@@ -147,6 +147,7 @@ class PrivateGrid(Target):
         self.durability = durability
         self._stack = ExitStack()
         self._lock = Lock()
+        self._left = False
         self._responding: RunningResponders | None = None
         self._proxy: RunningProxy | None = None
 
@@ -160,6 +161,7 @@ class PrivateGrid(Target):
         """Start servers, responders, and the link before them."""
         config.check_happy(self.happy, self.params)
         assert self.durability is not None
+        self._left = False
         running = Servers(
             self.servers,
             durability=self.durability,
@@ -223,10 +225,12 @@ class PrivateGrid(Target):
     def _enter(self, running: Servers) -> None:
         """Start servers, in a thread: whoever is cancelled meanwhile waits for it in ``_leave``."""
         with self._lock:
-            self._stack.enter_context(running)
+            if not self._left:  # a busy pool of threads may get to leaving first
+                self._stack.enter_context(running)
 
     def _leave(self) -> None:
         with self._lock:
+            self._left = True
             self._stack.close()
 
 
