@@ -53,7 +53,7 @@ budgets: $(INSTALLED)
 links: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.links_check
 
-# Ten equal runs in a row, and one of a build that was slowed: does `compare` tell them apart? Seven minutes.
+# Ten equal runs in a row, and one of a build that was slowed: does `compare` tell them apart? Twelve minutes.
 builds: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.builds_check
 

@@ -1,7 +1,7 @@
 """
 Does ``compare`` tell a slower build from an equal one, on real runs?
 
-    python -m misc.speedtest.builds_check [--runs 10] [--slow 10ms] [--output DIR]
+    python -m misc.speedtest.builds_check [--runs 10] [--slow SECONDS] [--output DIR]
 
 Runs the speed test as often as it is told with this build, and once with a copy that sleeps before each file
 it stores. Then:
@@ -38,15 +38,17 @@ RUN_S = 300.0
 
 SLOWED = """
 
-def _slow_put(put, sleep):  # type: ignore
-    def slow(*arguments, **settings):
-        sleep({seconds})
-        return put(*arguments, **settings)
+import time
 
-    return slow
+_put = Grid.put
 
 
-Grid.put = _slow_put(Grid.put, __import__("time").sleep)  # type: ignore
+def _slow_put(*arguments, **settings):
+    time.sleep({seconds})
+    return _put(*arguments, **settings)
+
+
+Grid.put = _slow_put
 """
 
 

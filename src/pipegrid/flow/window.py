@@ -237,11 +237,10 @@ class AutoWindow:
         that a sender needs. On a long path the first is smaller: the line is idle until one for every server
         has been produced.
         """
-        first = self.in_flight_bytes == 0 and self._known_flight_bytes() > INITIAL_BYTES
-        return min(
-            FIRST_MESSAGE_BYTES if first else self.limit_bytes // 2,
-            self.maximum_bytes * 9 // 8 - self.in_flight_bytes,
-        )
+        largest = min(self.limit_bytes // 2, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
+        if self.in_flight_bytes == 0 and self._known_flight_bytes() > INITIAL_BYTES:
+            return min(largest, FIRST_MESSAGE_BYTES)
+        return largest
 
     @property
     def rate(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 from pipegrid.storage import containers, disk, sidecar
@@ -16,18 +17,19 @@ from pipegrid.storage import containers, disk, sidecar
 
 def open_new(path: str) -> int | None:
     """Open, or make, and lock a file in ``incoming``; None if somebody else has the lock."""
-    for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
-        with suppress(FileNotFoundError):
-            return disk.open_locked(path, os.O_RDWR | os.O_CREAT)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    raise FileNotFoundError(errno.ENOENT, "the directory vanishes", path)
+    return _in_directory(path, lambda: disk.open_locked(path, os.O_RDWR | os.O_CREAT))
 
 
 def create(path: str) -> int | None:
     """Make and lock a file in ``incoming``; None if there is one."""
+    return _in_directory(path, lambda: disk.create_locked(path))
+
+
+def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
+    """Call, having made the directory if it turns out to be missing."""
     for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
         with suppress(FileNotFoundError):
-            return disk.create_locked(path)
+            return call()
         os.makedirs(os.path.dirname(path), exist_ok=True)
     raise FileNotFoundError(errno.ENOENT, "the directory vanishes", path)
 

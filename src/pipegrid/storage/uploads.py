@@ -271,7 +271,8 @@ class Upload:
                 changed = incoming.rename(self._incoming, self._final, self.new_index)
             except FileExistsError:
                 # Another process has finished it meanwhile; its leases are not to be lost.
-                disk.remove(self._incoming)
+                with suppress(OSError):
+                    disk.remove(self._incoming)
                 self._leave()
                 raise self._no_such_upload() from None
             except OSError as error:
@@ -288,8 +289,9 @@ class Upload:
             if self.gone:
                 return
             try:
-                with suppress(NoSuchShare, ServerRefused, OSError):
-                    fd = self._require_open()
+                with suppress(NoSuchShare, OSError):
+                    # An empty file is not laid out to be removed.
+                    fd = self._require_open() if self._fd is None else self._fd
                     if disk.names_file(self._incoming, fd):
                         disk.remove(self._incoming + sidecar.SUFFIX)
                         disk.remove(self._incoming)
@@ -372,10 +374,10 @@ class Upload:
         try:
             disk.write_all_pieces(self._fd, [header, *data, lease], 0)
         except OSError as error:
-            self._empty()
+            _empty(self._fd)
             raise disk.disk_error(error, f"write {self._name()}") from error
         if not wanted():
-            self._empty()
+            _empty(self._fd)
             raise ServerRefused(f"the write to {self._name()} was given up; write it again")
         self._fresh_lease = None
 
@@ -385,10 +387,6 @@ class Upload:
             # An old note of that name would vouch for bytes that an earlier file had.
             disk.remove(self._incoming + sidecar.SUFFIX)
             self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
-
-    def _empty(self) -> None:
-        with suppress(OSError):  # what it holds is written over
-            os.ftruncate(self._fd or -1, 0)
 
     def _require_open(self) -> int:
         if self.gone:
@@ -427,6 +425,11 @@ class Upload:
             f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
             "up; list the shares to see which"
         )
+
+
+def _empty(fd: int) -> None:
+    with suppress(OSError):  # what it holds is written over
+        os.ftruncate(fd, 0)
 
 
 def _slices(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[memoryview]:

@@ -10,15 +10,18 @@ Source: the format reference, storage protocols, sections 1.5 and 1.7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
+from functools import lru_cache, wraps
+from typing import TypeVar
 
 import attrs
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteResult
+
+T = TypeVar("T")
 
 CONTENT_TYPE = "application/cbor"
 SHARE_CONTENT_TYPE = "application/octet-stream"
@@ -50,6 +53,18 @@ _REMEMBERED_BYTES = 128
 Of a hundred small files, a thousand requests to allocate and their answers are a dozen different messages.
 Short ones that were understood are remembered, as are those that were packed; packing one anew costs 15 us.
 """
+
+
+def _remembering(unpack: Callable[[Buffer], T]) -> Callable[[Buffer], T]:
+    """Have short messages unpacked once; what comes out must not be changed by anybody."""
+    remembered = lru_cache(_REMEMBERED)(unpack)
+
+    @wraps(unpack)
+    def look(body: Buffer) -> T:
+        return remembered(bytes(body)) if len(body) <= _REMEMBERED_BYTES else unpack(body)
+
+    return look
+
 
 _COMPLETE = cbor.dumps({"required": []})
 _NO_SHARES = cbor.dumps(frozenset())
@@ -111,22 +126,14 @@ def pack_allocate(share_numbers: AbstractSet[int], share_bytes: int) -> bytes:
 _ALLOCATE_KEYS = frozenset({_NUMBERS, _SIZE})
 
 
+@_remembering
 def unpack_allocate(body: Buffer) -> AllocateRequest:
     """Return what an allocate request asks for."""
-    if len(body) <= _REMEMBERED_BYTES:
-        return _remember_allocate(bytes(body))
-    return _unpack_allocate(body)
-
-
-def _unpack_allocate(body: Buffer) -> AllocateRequest:
     message = cbor.expect_map(cbor.loads(body, MAX_ALLOCATE_BYTES), _ALLOCATE_KEYS, "the request")
     return AllocateRequest(
         cbor.expect_uint_set(message[_NUMBERS], _NUMBERS, MAX_SHARE_NUMBERS),
         cbor.expect_uint(message[_SIZE], _SIZE),
     )
-
-
-_remember_allocate = lru_cache(_REMEMBERED)(_unpack_allocate)
 
 
 def pack_allocation(allocation: Allocation) -> bytes:
@@ -142,22 +149,14 @@ def _pack_allocation(already_have: frozenset[int], allocated: frozenset[int]) ->
 _ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})
 
 
+@_remembering
 def unpack_allocation(body: Buffer) -> Allocation:
     """Return what a server allocated."""
-    if len(body) <= _REMEMBERED_BYTES:
-        return _remember_allocation(bytes(body))
-    return _unpack_allocation(body)
-
-
-def _unpack_allocation(body: Buffer) -> Allocation:
     message = cbor.expect_map(cbor.loads(body, MAX_ANSWER_BYTES), _ALLOCATION_KEYS, "the answer")
     return Allocation(
         cbor.expect_uint_set(message[_HAVE], _HAVE, MAX_SHARE_NUMBERS),
         cbor.expect_uint_set(message[_ALLOCATED], _ALLOCATED, MAX_SHARE_NUMBERS),
     )
-
-
-_remember_allocation = lru_cache(_REMEMBERED)(_unpack_allocation)
 
 
 def pack_required(required: Iterable[tuple[int, int]]) -> bytes:
