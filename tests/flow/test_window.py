@@ -20,6 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UsageError
 from pipegrid.flow.window import (
     INITIAL_BYTES,
+    LONG_PATH_MESSAGE_BYTES,
     MAXIMUM_BYTES,
     MINIMUM_BYTES,
     AutoWindow,
@@ -228,6 +229,28 @@ class KneeTests(SynchronousTestCase):
         simulation = Simulation(AutoWindow(), Link(10 * MBIT, 0.05), constant(64 * KIB))
         simulation.run_for(2.5)
         self.assertLess(simulation.in_flight_bytes, INITIAL_BYTES / 3)
+
+    def test_messages_are_smaller_where_the_path_takes_most_of_the_memory(self) -> None:
+        """Half of the window at most; 384 KiB at first over a long path, and all along one that fills it."""
+        for rtt_s, first, later in (
+            (0.01, MIB // 2, MIB // 2),
+            (0.1, LONG_PATH_MESSAGE_BYTES, 800_000),
+            (0.2, LONG_PATH_MESSAGE_BYTES, LONG_PATH_MESSAGE_BYTES),
+        ):
+            window = AutoWindow(maximum_bytes=4_000_000)
+            window.acknowledged(rtt_s, window.sent(0.0, 300))
+            self.assertAlmostEqual(window.message_bytes, first, delta=1)
+            window.sent(rtt_s, 64 * KIB)
+            self.assertAlmostEqual(window.message_bytes, later, delta=1)
+
+    def test_messages_stay_small_where_the_measured_path_takes_most_of_the_memory(self) -> None:
+        """Also when the start is long over."""
+        for mbit, small in ((400, True), (50, False)):
+            window = AutoWindow(maximum_bytes=4_000_000)
+            simulation = Simulation(window, Link(mbit * MBIT, 0.06), constant(64 * KIB))
+            simulation.run_for(5)
+            self.assertEqual(window.state, "steady")
+            self.assertEqual(window.message_bytes == LONG_PATH_MESSAGE_BYTES, small, window)
 
     def test_a_bunch_of_acknowledgements_is_not_a_fast_link(self) -> None:
         """A message sent amid a bunch of late answers does not count the others as its own time's."""

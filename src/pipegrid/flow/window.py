@@ -30,7 +30,7 @@ Where a light message has measured a round trip before, the first flight may hol
 more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two round trips earlier so.
 """
 
-FIRST_MESSAGE_BYTES = 384 << 10
+LONG_PATH_MESSAGE_BYTES = 384 << 10
 """More than a block of a whole segment at 3 of n, so that a share of one segment is still one message."""
 
 MINIMUM_BYTES = 64 << 10
@@ -234,12 +234,17 @@ class AutoWindow:
     def message_bytes(self) -> int:
         """
         Half of the limit, but no more than what is left of 9/8 of the maximum, so that this is all the memory
-        that a sender needs. On a long path the first is smaller: the line is idle until one for every server
-        has been produced.
+        that a sender needs.
+
+        On a long path the first is smaller: the line is idle until one for every server has been produced.
+        Where the path alone fills most of the maximum all are: what a message keeps from being acknowledged
+        while the rest of it is on its way is then missing on the line. (Ten servers, 1 Gbit/s, 200 ms: 3 %.)
         """
         largest = min(self.limit_bytes // 2, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
-        if self.in_flight_bytes == 0 and self._known_flight_bytes() > INITIAL_BYTES:
-            return min(largest, FIRST_MESSAGE_BYTES)
+        flight_bytes = self._known_flight_bytes()
+        first = self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES
+        if first or max(flight_bytes, self._path_bytes()) > self.maximum_bytes / 2:
+            return min(largest, LONG_PATH_MESSAGE_BYTES)
         return largest
 
     @property

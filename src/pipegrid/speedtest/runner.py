@@ -2,7 +2,8 @@
 A run of the speed test: what is measured, in which order, so that the figures mean something.
 
 Every round goes through all scenarios, so that whatever disturbs the machine for a while disturbs all of them
-(A B A B, not A A B B). Files are fresh in every round, and compared when they come back. Connections are up,
+(A B A B, not A A B B), and each in an order of its own, so that none always pays for what the same other one left
+behind. Files are fresh in every round, and compared when they come back. Connections are up,
 except where connecting is what is measured: a small file goes and comes before the clock starts. Raw
 TCP is measured on the same path before and after, round trips in every round.
 """
@@ -14,6 +15,7 @@ import gc
 import importlib.metadata
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -68,7 +70,7 @@ class Settings:
 
     Attributes:
         rounds: samples of each scenario that has no limit of its own.
-        seed: of the files' contents.
+        seed: of the files' contents, and of the order in each round.
         window_bytes: of the pipelines; None is ``auto``.
         pings: of each server, in each round.
         effort: for raw TCP.
@@ -191,7 +193,7 @@ class Rounds:
             await self._series(session, _WARM_UP, self._contents.files(_WARM_UP.sizes))
             for number in range(self._settings.rounds):
                 self._note(await self._target.round_trips(self._settings.pings))
-                for scenario in self._scenarios:
+                for scenario in self._shuffled(number):
                     if scenario.counts_in(number):
                         await self._measure(scenario, session, number)
         finally:
@@ -201,9 +203,16 @@ class Rounds:
     def measurements(self) -> list[Measurement]:
         """What was measured, in the order of the scenarios."""
         return [
-            self._measurement(scenario, direction, samples)
-            for (scenario, direction), samples in self._samples.items()
+            self._measurement(scenario, direction, self._samples[scenario, direction])
+            for scenario in self._scenarios
+            for direction in (UP, DOWN)
+            if (scenario, direction) in self._samples
         ]
+
+    def _shuffled(self, number: int) -> list[Scenario]:
+        """Return the scenarios in the order of this round; the same seed gives the same order."""
+        rng = random.Random(f"{self._settings.seed}, round {number}")
+        return rng.sample(self._scenarios, len(self._scenarios))
 
     def _measurement(self, scenario: Scenario, direction: str, samples: list[float]) -> Measurement:
         required, total = scenario.encoding or (None, None)
