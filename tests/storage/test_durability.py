@@ -13,8 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused
 from pipegrid.storage import commit
+from pipegrid.storage import disk as disk_calls
 from pipegrid.storage.commit import Committable, Disk, Policy
-from pipegrid.storage.durability import Durability, Grouping
+from pipegrid.storage.durability import BEGIN_BYTES, MAX_BEGINNING, Durability, Grouping
 from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
 
 
@@ -135,6 +136,62 @@ class GroupingTests(SynchronousTestCase):
         grouping.hurry()
         grouping.add("a", 1, 0)
         self.assertEqual(grouping.take(0), [])
+
+
+class Growing:
+    """A share that is being written."""
+
+    def __init__(self) -> None:
+        self.unsent_bytes = 0
+        self.begun = 0
+
+    def begin_writing(self) -> None:
+        self.begun += 1
+
+
+class EarlyWritingTests(SynchronousTestCase):
+    """The disk begins with large shares before they are complete."""
+
+    def setUp(self) -> None:
+        self.workers = SlowWorkers()
+
+    def write(self, share: Growing, count: int, policy: Policy = "batch") -> Durability:
+        """Write to a share; return what was told of it."""
+        durability = Durability(self.workers, Clock(), policy, FakeDisk([]))
+        share.unsent_bytes += count
+        durability.written(share)
+        return durability
+
+    def test_in_parts_and_in_a_thread(self) -> None:
+        """Not for every few bytes, and one call at a time for each share."""
+        share = Growing()
+        durability = self.write(share, BEGIN_BYTES - 1)
+        self.assertEqual(self.workers.queue, [])
+        share.unsent_bytes += 1
+        durability.written(share)
+        [(waiting, call)] = self.workers.queue
+        self.assertEqual((share.unsent_bytes, share.begun), (0, 0))
+        share.unsent_bytes = 2 * BEGIN_BYTES
+        durability.written(share)
+        self.assertEqual(len(self.workers.queue), 1)
+        waiting.callback(call())
+        self.assertEqual(share.begun, 1)
+        durability.written(share)
+        self.assertEqual(len(self.workers.queue), 2)
+
+    def test_threads_are_bounded(self) -> None:
+        """However many shares grow on a disk that hangs."""
+        durability = self.write(Growing(), 0)
+        for _ in range(3 * MAX_BEGINNING):
+            share = Growing()
+            share.unsent_bytes = BEGIN_BYTES
+            durability.written(share)
+        self.assertEqual(len(self.workers.queue), MAX_BEGINNING)
+
+    def test_where_nothing_is_synced_nothing_hurries(self) -> None:
+        """Policy ``none`` leaves the writing to the kernel."""
+        self.write(Growing(), BEGIN_BYTES, "none")
+        self.assertEqual(self.workers.queue, [])
 
 
 class PolicyTests(SynchronousTestCase):
@@ -344,6 +401,23 @@ class DiskTests(StoreTestCase):
         [upload] = self.uploads(1)
         commit.commit_group([upload], "strict", disk)
         self.assertEqual([entry.split()[0] for entry in log], ["fsync"] * 2)
+
+    def test_an_upload_begins_with_what_is_there(self) -> None:
+        """The real call, on an open upload; one whose file is closed has nothing to begin with."""
+        [upload] = self.uploads(0)
+        begun: list[int] = []
+        self.patch(disk_calls, "_sync_file_range", lambda: lambda fd, *_: begun.append(fd))
+        upload.begin_writing()
+        self.assertEqual(begun, [upload.descriptor])
+        upload.discard()
+        upload.begin_writing()
+        self.assertEqual(len(begun), 1)
+
+    def test_beginning_never_fails(self) -> None:
+        """Not with a descriptor that is closed, and not where there is no such call."""
+        disk_calls.begin_writing(-1)
+        self.patch(disk_calls, "_sync_file_range", lambda: None)
+        disk_calls.begin_writing(0)
 
     def test_the_real_calls(self) -> None:
         """Every policy works on this machine's disk."""

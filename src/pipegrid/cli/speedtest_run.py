@@ -85,7 +85,9 @@ class SpeedTestJob(GridJob):
 )
 @click.option("-k", "--required", type=click.IntRange(1, 256), metavar="K")
 @click.option("-n", "--total", type=click.IntRange(1, 256), metavar="N")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the contents and the order.  [random]")
+@click.option(
+    "--seed", type=click.IntRange(0), metavar="N", help="Of the contents and the order.  [random]"
+)
 @click.option(
     "--responder",
     "responders",

@@ -43,7 +43,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.tls import read_much
+from pipegrid.flow.tls import move_much
 from pipegrid.http11.errors import RequestNotSent, ResponseError, TooManyRequests
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
@@ -57,7 +57,7 @@ from pipegrid.http11.writer import RequestWriter
 _log = Logger()
 
 
-RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES = 512 * 1024
 """Read from the socket at a time. Clients have few connections, and long answers."""
 
 
@@ -247,7 +247,7 @@ class PipelinedConnection(Protocol):
         if ITCPTransport.providedBy(transport):
             # Small requests must not wait for the acknowledgement of earlier ones.
             transport.setTcpNoDelay(True)
-        read_much(transport, RECEIVE_BYTES)
+        move_much(transport, RECEIVE_BYTES)
         self._writer.attach(transport)
         if getattr(transport, "wrappedProtocol", None) is self:  # a TLSMemoryBIOProtocol
             self._progress()

@@ -32,7 +32,7 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.tls import BatchingTLSEndpoint
+from pipegrid.flow.tls import BatchingTLSEndpoint, write_whole
 from pipegrid.http11.errors import WrongServerKey
 
 ALPN = [b"http/1.1"]  # a server that knows HTTP/2 might choose it if we let it
@@ -113,6 +113,7 @@ class _PinnedConnectionCreator:
         context = self._context = SSL.Context(SSL.TLS_METHOD)
         context.set_min_proto_version(SSL.TLS1_2_VERSION)
         context.set_alpn_protos(ALPN)
+        write_whole(context)
         context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
 
     def clientConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:

@@ -1,11 +1,11 @@
 """
 Puts the requests of a lane on the wire, one behind the other.
 
-**Few segments.** Requests submitted in one turn of the reactor leave in one ``writeSequence``: in a call
+**Few segments.** Requests submitted in one turn of the reactor leave in one write: in a call
 made at the end of the turn, or at the end of the read that caused them.
 
 **Back-pressure.** While the transport is full nothing is written: no request begins, a body in memory
-stops after a piece of 120 KiB, a body producer is paused. So nothing piles up, large buffers are
+stops after a piece of 112 KiB, a body producer is paused. So nothing piles up, large buffers are
 never joined, and each drain of the transport is a sign of life.
 
 **One at a time.** While a body is being written, nothing else is: bytes of two requests must not mix.
@@ -20,16 +20,14 @@ from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTim
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
+from pipegrid.flow.tls import Buffer
 from pipegrid.http11.body import BodySender
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
 from pipegrid.http11.parser import ResponseParser
 
-PIECE_BYTES = 120 * 1024
-"""
-Handed to the transport at a time. Twisted calls ``send`` with 128 KiB at most, and a little more would cost a
-turn of the reactor by itself; TLS adds 22 bytes to each 16 KiB.
-"""
+PIECE_BYTES = 112 * 1024
+"""Handed to the transport at a time: whole TLS records, and with a request's head not above 128 KiB."""
 
 
 @implementer(IPushProducer)
@@ -63,11 +61,12 @@ class RequestWriter:
         self._progress = progress
         self._body_failed = body_failed
         self._transport: Any = None
+        self._write_pieces: Callable[[list[Buffer]], None] | None = None
         self.enabled = False
         self._full = False
         self._pumping = False
         self._call: IDelayedCall | None = None
-        self._pieces: Iterator[bytes] | None = None
+        self._pieces: Iterator[Buffer] | None = None
         self._sender: BodySender | None = None
         self._continue_call: IDelayedCall | None = None
 
@@ -88,6 +87,7 @@ class RequestWriter:
     def attach(self, transport: Any) -> None:
         """The connection is made; it is written to once ``enabled``."""
         self._transport = transport
+        self._write_pieces = getattr(transport, "write_pieces", None)
         transport.registerProducer(self, True)
 
     def detach(self) -> None:
@@ -108,7 +108,7 @@ class RequestWriter:
         if self._pumping:
             return
         self._pumping = True
-        out: list[bytes] = []
+        out: list[Buffer] = []
         size = 0
         try:
             while self.enabled and not self._full:
@@ -127,19 +127,27 @@ class RequestWriter:
                     self._begin(exchange)
                     piece = exchange.head
                     if exchange.producer is not None:
-                        self._transport.writeSequence([*out, piece])
+                        self._write([*out, piece])
                         out, size = [], 0
                         self._begin_body(exchange)
                         continue
                 out.append(piece)
                 size += len(piece)
                 if size >= PIECE_BYTES:
-                    self._transport.writeSequence(out)
+                    self._write(out)
                     out, size = [], 0
             if out:
-                self._transport.writeSequence(out)
+                self._write(out)
         finally:
             self._pumping = False
+
+    def _write(self, pieces: list[Buffer]) -> None:
+        if self._write_pieces is not None:
+            self._write_pieces(pieces)
+        else:
+            self._transport.writeSequence(
+                [piece if isinstance(piece, bytes) else bytes(piece) for piece in pieces]
+            )
 
     def _begin(self, exchange: Exchange) -> None:
         if len(self._lane.written) == 1:
@@ -220,11 +228,11 @@ class RequestWriter:
         """connectionLost follows, and says more."""
 
 
-def _in_pieces(exchange: Exchange) -> Iterator[bytes]:
+def _in_pieces(exchange: Exchange) -> Iterator[Buffer]:
     for part in exchange.body:
         if isinstance(part, bytes) and len(part) <= PIECE_BYTES:
             yield part
             continue
         view = memoryview(part)
         for start in range(0, len(view), PIECE_BYTES):
-            yield bytes(view[start : start + PIECE_BYTES])
+            yield view[start : start + PIECE_BYTES]

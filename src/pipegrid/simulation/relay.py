@@ -41,7 +41,7 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.flow.tls import read_much
+from pipegrid.flow.tls import move_much
 from pipegrid.simulation.link import Flow, Line, Packet, Path, to_ns, to_seconds
 
 QUEUE_S = 0.05
@@ -335,7 +335,7 @@ class Side(Protocol):
         assert self.transport is not None
         transport = cast(TCPTransport, self.transport)
         transport.setTcpNoDelay(True)
-        read_much(transport, READ_BYTES)
+        move_much(transport, READ_BYTES)
         self._outgoing.read_from(transport)
         self._incoming.write_to(transport)
 

@@ -2,8 +2,8 @@
 A run of the speed test: what is measured, in which order, so that the figures mean something.
 
 Every round goes through all scenarios, so that whatever disturbs the machine for a while disturbs all of them
-(A B A B, not A A B B), and each in an order of its own, so that none always pays for what the same other one left
-behind. Files are fresh in every round, and compared when they come back. Connections are up,
+(A B A B, not A A B B), and each in an order of its own, so that none always pays for what the same other one
+left behind. Files are fresh in every round, and compared when they come back. Connections are up,
 except where connecting is what is measured: a small file goes and comes before the clock starts. Raw
 TCP is measured on the same path before and after, round trips in every round.
 """

@@ -25,6 +25,15 @@ from pipegrid.storage.commit import Commit, Committable, Disk, Outcome, Policy, 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+BEGIN_BYTES = 2 << 20
+"""
+So much of a share is written before the disk is asked to begin with it. Otherwise it would begin when the
+last byte has come, and the client would wait for all of it: an eighth of a put of 100 MB, measured.
+"""
+
+MAX_BEGINNING = 16
+"""Threads that do so wait for a disk that is busy. What is left out is written when it is synced."""
+
 LINGER_S = 0.003
 MAX_GROUP_SHARES = 64
 MAX_GROUP_BYTES = 64 << 20
@@ -35,6 +44,15 @@ class Workers(Protocol):
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Fire with what the function returns, or fail with what it raises."""
+
+
+class Written(Protocol):
+    """A share that is being written; ``storage.uploads.Upload`` is one."""
+
+    unsent_bytes: int
+
+    def begin_writing(self) -> None:
+        """Have the disk begin with what was written so far. May take a while, never fails."""
 
 
 class Grouping(Generic[T]):
@@ -128,6 +146,7 @@ class Durability:
         self._disk = disk_calls
         self._grouping = Grouping[Committable]() if grouping is None else grouping
         self._waiters: dict[Committable, list[Deferred[None]]] = {}
+        self._beginning: set[Written] = set()
         self._timer: IDelayedCall | None = None
         self._idle: list[Deferred[None]] = []
 
@@ -156,6 +175,17 @@ class Durability:
         else:
             self._settle([share], commit_group([share], "none", self._disk_calls()))
         return waiting
+
+    def written(self, share: Written) -> None:
+        """Note that more of a share has been written, which the disk may begin with."""
+        if share.unsent_bytes < BEGIN_BYTES or self.policy == "none":
+            return
+        if share in self._beginning or len(self._beginning) >= MAX_BEGINNING:
+            return
+        share.unsent_bytes = 0
+        self._beginning.add(share)
+        began = self._workers.run(share.begin_writing)
+        began.addBoth(lambda _: self._beginning.discard(share))
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Call a function that syncs what it writes, in a thread; here and now if nothing is synced."""

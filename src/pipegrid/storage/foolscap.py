@@ -242,7 +242,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
             except PipegridError:
                 self._broken = True
                 raise
-            self._service.received_bytes += len(data)
+            self._service.received(self._upload, len(data))
 
         _answer("write", write)
 

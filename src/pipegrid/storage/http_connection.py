@@ -40,7 +40,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.flow.tls import read_much
+from pipegrid.flow.tls import move_much
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.http_answers import Answer, Stream
 from pipegrid.storage.http_requests import SECRET_HEADER, WANTED_HEADERS, Request
@@ -55,8 +55,10 @@ MAX_HEADERS = 500
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 FEED_BYTES = 16384
-RECEIVE_BYTES = 128 * 1024
-"""Read from the socket at a time; a thousand clients may each have had as much in OpenSSL's buffers."""
+RECEIVE_BYTES = 64 * 1024
+"""Read from the socket at a time; a thousand clients that take no answers may each have as much waiting."""
+BULK_RECEIVE_BYTES = 512 * 1024
+"""The same in the middle of a long body, which goes to the disk as it comes."""
 
 IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
@@ -108,6 +110,7 @@ class GbsConnection(Protocol):
         self._unseen_bytes = 0
         self._broken = False
         self._paused_reading = False
+        self._reads_bulk = False
         # What is being carried out.
         self._request: Request | None = None
         self._receiver: Receiver | None = None
@@ -142,7 +145,7 @@ class GbsConnection(Protocol):
         transport = self._transport
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
-        read_much(transport, RECEIVE_BYTES)
+        move_much(transport, RECEIVE_BYTES)
         transport.registerProducer(self, True)
         self._server.connected(self)
 
@@ -328,6 +331,9 @@ class GbsConnection(Protocol):
         self._request = request
         self._receiver = self._service.begin(request)
         self._body_left = request.content_length or 0
+        if (self._body_left > RECEIVE_BYTES) != self._reads_bulk:
+            self._reads_bulk = not self._reads_bulk
+            move_much(self._transport, BULK_RECEIVE_BYTES if self._reads_bulk else RECEIVE_BYTES)
         if request.expects_continue:
             self._slots.append(_Slot(data=answers.CONTINUE))
             self._waiting_bytes += len(answers.CONTINUE)

@@ -118,6 +118,11 @@ class GbsService:
         """Have a function called, once, when there may be room again."""
         self._waiting_for_room.append(call)
 
+    def received(self, upload: Upload, length: int) -> None:
+        """So many bytes of share data have been written, or refused."""
+        self.received_bytes += length
+        self._durability.written(upload)
+
     def commit(self, upload: Upload) -> Deferred[None]:
         """Make a complete share durable and visible."""
         self.commits += 1
@@ -470,7 +475,7 @@ class _Write:
             self._upload.write(self._at, pieces)
         except Exception as error:
             self._answer = self._service.answer_error(Operation.WRITE, error)
-        self._service.received_bytes += self._gathered
+        self._service.received(self._upload, self._gathered)
         self._at += self._gathered
         self._gathered = 0
 

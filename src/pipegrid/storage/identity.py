@@ -89,6 +89,8 @@ class Identity:
         from OpenSSL import SSL, crypto
         from twisted.internet import ssl
 
+        from pipegrid.flow.tls import write_whole
+
         options: Any = ssl.CertificateOptions(
             privateKey=crypto.load_privatekey(crypto.FILETYPE_PEM, self.key_pem),
             certificate=crypto.load_certificate(crypto.FILETYPE_PEM, self.certificate_pem),
@@ -97,6 +99,7 @@ class Identity:
         )
         # A thousand idle connections need not hold 32 KiB of buffers each.
         options.getContext().set_mode(SSL.MODE_RELEASE_BUFFERS)
+        write_whole(options.getContext())
         return options  # type: ignore[no-any-return]
 
 

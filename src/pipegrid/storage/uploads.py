@@ -49,6 +49,7 @@ class Upload:
         storage_index, share_number, share_bytes: which share, and the length of its data.
         secret_hash: see ``hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
+        unsent_bytes: written since the disk was last asked to begin with them (``begin_writing``).
         opened: rises with every opening of an upload's file in this process.
         gone: whether it has ended: published, discarded, or let go of.
         new_index: whether there was no directory for shares of this index when it began; a hint that saves a
@@ -79,6 +80,7 @@ class Upload:
         self.share_bytes = share_bytes
         self.secret_hash = secret_hash
         self.last_write = clock()
+        self.unsent_bytes = 0
         self.opened = next(self._openings)
         self.resumed = bool(received)
         self.new_index = False
@@ -162,6 +164,7 @@ class Upload:
             for begin, stop in list(self._received.missing(offset, end)):
                 views = list(_slices(pieces, begin - offset, stop - offset))
                 self._fill(fd, begin, views, wanted)
+            self.unsent_bytes += end - offset
             self.last_write = self._clock()
 
     def fill_rest(self) -> None:
@@ -229,6 +232,17 @@ class Upload:
             return True
         finally:
             self._lock.release()
+
+    def begin_writing(self) -> None:
+        """
+        Have the disk begin with what was written so far, so that ``sync`` will have less to wait for.
+
+        Not under the lock, which the next write wants meanwhile: should the file be closed just now, and
+        another one get its number, the disk begins with that one's bytes, which does no harm.
+        """
+        fd = self._fd
+        if fd is not None:
+            disk.begin_writing(fd)
 
     @property
     def descriptor(self) -> int:
