@@ -33,6 +33,9 @@ more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two
 LONG_PATH_MESSAGE_BYTES = 384 << 10
 """More than a block of a whole segment at 3 of n, so that a share of one segment is still one message."""
 
+SHORT_PATH_S = 0.001
+"""Below this a round trip takes less than what a message costs the processors at both ends."""
+
 MINIMUM_BYTES = 64 << 10
 """What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
 
@@ -233,14 +236,17 @@ class AutoWindow:
     @property
     def message_bytes(self) -> int:
         """
-        Half of the limit, but no more than what is left of 9/8 of the maximum, so that this is all the memory
-        that a sender needs.
+        Half of the limit, and all of it where the path is so short that nothing is idle while a message alone
+        is acknowledged; but no more than what is left of 9/8 of the maximum, so that this is all the memory that
+        a sender needs.
 
         On a long path the first is smaller: the line is idle until one for every server has been produced.
         Where the path alone fills most of the maximum all are: what a message keeps from being acknowledged
         while the rest of it is on its way is then missing on the line. (Ten servers, 1 Gbit/s, 200 ms: 3 %.)
         """
-        largest = min(self.limit_bytes // 2, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
+        short = self._rtt_s is not None and self._rtt_s < SHORT_PATH_S
+        liked = self.limit_bytes if short else self.limit_bytes // 2
+        largest = min(liked, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
         flight_bytes = self._known_flight_bytes()
         first = self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES
         if first or max(flight_bytes, self._path_bytes()) > self.maximum_bytes / 2:
