@@ -231,7 +231,7 @@ class KneeTests(SynchronousTestCase):
         self.assertLess(simulation.in_flight_bytes, INITIAL_BYTES / 3)
 
     def test_messages_are_smaller_where_the_path_takes_most_of_the_memory(self) -> None:
-        """Half of the window as a rule; 384 KiB at first over a long path, and all along one that fills it."""
+        """Half of the window as a rule; 384 KiB at first over a long path, always where it fills that."""
         for rtt_s, first, later in (
             (0.0005, MIB, MIB),
             (0.01, MIB // 2, MIB // 2),

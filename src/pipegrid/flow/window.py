@@ -236,9 +236,9 @@ class AutoWindow:
     @property
     def message_bytes(self) -> int:
         """
-        Half of the limit, and all of it where the path is so short that nothing is idle while a message alone
-        is acknowledged; but no more than what is left of 9/8 of the maximum, so that this is all the memory that
-        a sender needs.
+        Half of the limit, and all of it where the path is so short that nothing is idle while a message is
+        acknowledged; but no more than what is left of 9/8 of the maximum, so that this is all the memory
+        that a sender needs.
 
         On a long path the first is smaller: the line is idle until one for every server has been produced.
         Where the path alone fills most of the maximum all are: what a message keeps from being acknowledged
