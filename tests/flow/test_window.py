@@ -11,6 +11,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import attrs
 from hypothesis import given, settings
@@ -234,7 +235,7 @@ class KneeTests(SynchronousTestCase):
         """Half of the window as a rule; 384 KiB at first over a long path, always where it fills that."""
         for rtt_s, first, later in (
             (0.0005, MIB, MIB),
-            (0.01, MIB // 2, MIB // 2),
+            (0.02, MIB // 2, MIB // 2),
             (0.1, LONG_PATH_MESSAGE_BYTES, 800_000),
             (0.2, LONG_PATH_MESSAGE_BYTES, LONG_PATH_MESSAGE_BYTES),
         ):
@@ -243,6 +244,18 @@ class KneeTests(SynchronousTestCase):
             self.assertAlmostEqual(window.message_bytes, first, delta=1)
             window.sent(rtt_s, 64 * KIB)
             self.assertAlmostEqual(window.message_bytes, later, delta=1)
+
+    def test_what_the_transport_has_seen_counts_too(self) -> None:
+        """A first message that waited for its connection, or for the disk, does not hide a shorter path."""
+        for seen_s, expected in ((None, MAXIMUM_BYTES), (0.2, 3_200_000), (0.1, 1_600_000)):
+            window = AutoWindow(transport_rtt_s=partial(float, seen_s) if seen_s else lambda: None)
+            window.acknowledged(0.8, window.sent(0.0, 300))
+            window.sent(0.8, 64 * KIB)
+            self.assertAlmostEqual(window.limit_bytes, expected, delta=1)
+        window = AutoWindow(transport_rtt_s=lambda: 0.002)
+        self.assertEqual(window.message_bytes, MIB)
+        window.acknowledged(0.04, window.sent(0.0, MIB))
+        self.assertEqual(window.message_bytes, window.limit_bytes)
 
     def test_messages_stay_small_where_the_measured_path_takes_most_of_the_memory(self) -> None:
         """Also when the start is long over."""

@@ -100,6 +100,27 @@ class PipeliningTests(Case):
         fixture.receive(b"HTTP/1.1 102 Processing\r\n\r\n" + ok(b"final"))
         self.assertEqual(self.body_of(d), b"final")
 
+    def test_the_round_trip_is_that_of_a_light_request_with_none_before_it(self) -> None:
+        """Neither a long body, nor answers that others wait for, make it seem longer than it is."""
+        fixture = ConnectionFixture()
+        connection = fixture.connection
+        self.assertIsNone(connection.round_trip_s)
+        for requests, took_s, expected in (
+            ([post(body=bytes(10_000))], 0.05, None),
+            ([get(), get()], 0.2, 0.2),
+            ([get()], 0.3, 0.2),
+            ([get()], 0.1, 0.1),
+        ):
+            for request in requests:
+                connection.request(request)
+            fixture.turn()
+            fixture.clock.advance(took_s)
+            fixture.receive(ok() * len(requests))
+            if expected is None:
+                self.assertIsNone(connection.round_trip_s)
+            else:
+                self.assertAlmostEqual(connection.round_trip_s or 0, expected)
+
     def test_body_until_close(self) -> None:
         """An answer that ends with the connection is complete when that ends in good order."""
         for reason, complete in ((None, True), (ConnectionLost(), False)):

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -427,7 +427,12 @@ class GridWorld:
         peers = []
         for number in known:
             server = self.connect(name, number, gbs, seed, f"s{number}" in mistrusted)
-            limit = AutoWindow(maximum_bytes=maximum) if window is None else window()
+            seen = partial(getattr, server, "round_trip_s", None)
+            limit = (
+                AutoWindow(maximum_bytes=maximum, transport_rtt_s=seen)
+                if window is None
+                else window()
+            )
             peers.append(Peer(server, Pipeline(limit, clock), "https"))
         cpu: Any = InlineCpu()
         config = GridConfig(Path("."), params or Params(), happy, CONVERGENCE, LEASE_SECRET, None)

@@ -10,6 +10,7 @@ Times are seconds of one monotonic clock whose zero does not matter; sizes are b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -33,8 +34,8 @@ more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two
 LONG_PATH_MESSAGE_BYTES = 384 << 10
 """More than a block of a whole segment at 3 of n, so that a share of one segment is still one message."""
 
-SHORT_PATH_S = 0.001
-"""Below this a round trip takes less than what a message costs the processors at both ends."""
+SHORT_PATH_S = 0.010
+"""Below this a round trip takes less than what a large message costs the processors at both ends."""
 
 MINIMUM_BYTES = 64 << 10
 """What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
@@ -181,10 +182,14 @@ class AutoWindow:
         minimum_bytes: int = MINIMUM_BYTES,
         maximum_bytes: int = MAXIMUM_BYTES,
         initial_bytes: int = INITIAL_BYTES,
+        transport_rtt_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         """
         Args:
             initial_bytes: the first flight; brought between the bounds if it is not.
+            transport_rtt_s: returns the shortest round trip that the transport has seen, None while it
+                has seen none. A first message of the sender's own may have waited for a connection, and
+                each for the disk.
 
         Raises:
             UsageError: not 1 <= minimum_bytes <= maximum_bytes.
@@ -200,6 +205,7 @@ class AutoWindow:
         self.limit_bytes = self.initial_bytes
         self.state = "startup"
         self.in_flight_bytes = 0
+        self._transport_rtt_s = transport_rtt_s
 
         self._delivered_bytes = 0
         self._delivered_time = 0.0
@@ -244,10 +250,11 @@ class AutoWindow:
         Where the path alone fills most of the maximum all are: what a message keeps from being acknowledged
         while the rest of it is on its way is then missing on the line. (Ten servers, 1 Gbit/s, 200 ms: 3 %.)
         """
-        short = self._rtt_s is not None and self._rtt_s < SHORT_PATH_S
+        rtt_s = self._light_rtt_s()
+        short = rtt_s is not None and rtt_s < SHORT_PATH_S
         liked = self.limit_bytes if short else self.limit_bytes // 2
         largest = min(liked, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
-        flight_bytes = self._known_flight_bytes()
+        flight_bytes = self._known_flight_bytes(rtt_s)
         first = self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES
         if first or max(flight_bytes, self._path_bytes()) > self.maximum_bytes / 2:
             return min(largest, LONG_PATH_MESSAGE_BYTES)
@@ -311,14 +318,21 @@ class AutoWindow:
 
     def _begin_flight(self) -> None:
         # Only here: once a flight is under way, its own acknowledgements say more than a guessed rate.
-        flight_bytes = min(self._known_flight_bytes(), self.maximum_bytes)
+        flight_bytes = min(self._known_flight_bytes(self._light_rtt_s()), self.maximum_bytes)
         self.limit_bytes = max(self.limit_bytes, flight_bytes)
 
-    def _known_flight_bytes(self) -> int:
+    def _known_flight_bytes(self, light_rtt_s: float | None) -> int:
         """Return what is worth sending at once, if nothing but a round trip is known; else 0."""
-        if self._rtt_s is None or self._rtt_size > LIGHT_BYTES or self._plateau_rounds:
+        if light_rtt_s is None or self._plateau_rounds or self.state != "startup":
             return 0
-        return int(FIRST_BYTES_PER_S * self._rtt_s) if self.state == "startup" else 0
+        return int(FIRST_BYTES_PER_S * light_rtt_s)
+
+    def _light_rtt_s(self) -> float | None:
+        """Return the shortest round trip of anything light, None while there was none."""
+        seen = self._transport_rtt_s()
+        if self._rtt_s is None or self._rtt_size > LIGHT_BYTES:
+            return seen
+        return self._rtt_s if seen is None else min(seen, self._rtt_s)
 
     def _sender_was_idle(self, now: float) -> bool:
         # A sender that fills every gap within an eighth of a round trip does its best.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
@@ -33,6 +33,9 @@ from pipegrid.wire.announcements import KnownServer, describe
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
+
+if TYPE_CHECKING:
+    from pipegrid.transport.gbs import GbsServer
 
 SERVERS_NAME = "private/servers.yaml"
 
@@ -103,20 +106,22 @@ def open_server(
     Raises:
         ValueError: no protocol that it speaks is spoken here; the text says why.
     """
-    pipeline = Pipeline(AutoWindow(maximum_bytes=window_bytes), reactor)
     if known.nurl is not None and not force_foolscap:
-        server = _open_gbs(reactor, known.identity, known.nurl)
-        return Peer(server, pipeline, "https", f"{known.nurl.host}:{known.nurl.port}")
+        gbs = _open_gbs(reactor, known.identity, known.nurl)
+        window = AutoWindow(maximum_bytes=window_bytes, transport_rtt_s=lambda: gbs.round_trip_s)
+        address = f"{known.nurl.host}:{known.nurl.port}"
+        return Peer(gbs, Pipeline(window, reactor), "https", address)
     if known.furl is None:
         raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
     server = _open_foolscap(reactor, known.identity, known.furl)
+    pipeline = Pipeline(AutoWindow(maximum_bytes=window_bytes), reactor)
     return Peer(server, pipeline, "foolscap", known.furl.address)
 
 
 # HTTP, TLS and Foolscap take long to import, and an embedded grid needs none of them.
 
 
-def _open_gbs(reactor: IReactorTime, identity: ServerIdentity, address: Nurl) -> StorageServer:
+def _open_gbs(reactor: IReactorTime, identity: ServerIdentity, address: Nurl) -> GbsServer:
     from pipegrid.transport.gbs import GbsServer, endpoints_for
 
     return GbsServer(identity, address, endpoints_for(reactor, address, identity.nickname), reactor)

@@ -81,6 +81,8 @@ class PipelinedConnection(Protocol):
         open: takes requests. False once it is closing, closed or lost.
         held_up: a reader has paused it for so long that requests had better go elsewhere.
         answered_behind: answers after which others were still owed: pipelining that worked.
+        round_trip_s: the shortest that was seen, from a light request alone on its way to the answer's
+            head; None before.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class PipelinedConnection(Protocol):
         self._loss: Loss | None = None
         self._gone = False  # the transport too
         self._waiting_for_loss: list[Deferred[None]] = []
+        self.round_trip_s: float | None = None
         self._patience = Patience(clock, self._how_long_s, self._time_is_up)
         self._closing_call: IDelayedCall | None = None
 
@@ -323,6 +326,8 @@ class PipelinedConnection(Protocol):
                 elif event is END:
                     self._answer_is_complete(exchange)
                 elif type(event) is ResponseHead:
+                    if exchange.written_s is not None:
+                        self._note_round_trip(self._clock.seconds() - exchange.written_s)
                     exchange.response = event
                     exchange.received_bytes = event.head_bytes
                     if not exchange.abandoned:
@@ -335,6 +340,10 @@ class PipelinedConnection(Protocol):
                 _log.failure("A reader of an HTTP answer failed")
                 message = f"The reader of an answer of {self._server} failed ({error!r})."
                 self.cancel(exchange, ResponseError(message, self._server))
+
+    def _note_round_trip(self, rtt_s: float) -> None:
+        if self.round_trip_s is None or rtt_s < self.round_trip_s:
+            self.round_trip_s = rtt_s
 
     def _answer_is_complete(self, exchange: Exchange) -> None:
         head = exchange.response

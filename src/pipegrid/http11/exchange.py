@@ -45,6 +45,7 @@ class Exchange:
         claimed: the answer has a reader (until then it is paused, but not without limit).
         attempts: connections lost under it.
         maybe_processed: one of those may have brought it to the server.
+        written_s: when it was handed to the transport, if its answer shows the round trip.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class Exchange:
         "sent",
         "timeout_s",
         "wanted_bytes",
+        "written_s",
     )
 
     def __init__(
@@ -110,6 +112,7 @@ class Exchange:
         self.claimed = True
         self.attempts = 0
         self.maybe_processed = False
+        self.written_s: float | None = None
 
     def __repr__(self) -> str:
         state = (

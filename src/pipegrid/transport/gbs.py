@@ -161,6 +161,11 @@ class GbsServer:
         """Who this is."""
         return self._identity
 
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest round trip that the connection for uploads has seen; None if it has seen none."""
+        return self._uploads.round_trip_s
+
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
         return self._track(

@@ -113,6 +113,11 @@ class UploadConnection:
         return f"<UploadConnection {len(self._uploads)} unanswered on {self._connection}>"
 
     @property
+    def round_trip_s(self) -> float | None:
+        """The shortest round trip that the present connection has seen, None if it has seen none."""
+        return None if self._connection is None else self._connection.round_trip_s
+
+    @property
     def is_idle(self) -> bool:
         """Whether everything was answered."""
         return not self._uploads
