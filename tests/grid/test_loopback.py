@@ -22,7 +22,8 @@ from pipegrid.storage.serve import ServeSettings, StorageNode
 from pipegrid.wire import furl
 from pipegrid.wire.announcements import Announcement
 from pipegrid.wire.furl import Furl
-from pipegrid.wire.introducing import make_tub
+from pipegrid.wire.introducing import LOST_AFTER_S
+from pipegrid.wire.tub import make_tub
 from tests.grid.introducer_support import RealIntroducer
 
 reactor: Any = installed_reactor
@@ -39,7 +40,7 @@ class LoopbackTests(TestCase):
     async def _set_up(self) -> None:
         self.directory = Path(self.mktemp())
         self.introducer = RealIntroducer()
-        self.tub = make_tub()
+        self.tub = make_tub(LOST_AFTER_S)
         self.tub.startService()
         port = self.listen("tcp:0:interface=127.0.0.1")
         self.port = port

@@ -27,7 +27,8 @@ from pipegrid.grid.servers import SERVERS_NAME
 from pipegrid.storage import identity
 from pipegrid.wire import cbor
 from pipegrid.wire.announcements import FURL, NURLS, make_signing_key, sign
-from pipegrid.wire.introducing import make_tub
+from pipegrid.wire.introducing import LOST_AFTER_S
+from pipegrid.wire.tub import make_tub
 from tests.grid.introducer_support import RealIntroducer
 from tests.interop.processes import TahoeGrid, free_port, run_pipegrid
 
@@ -101,7 +102,7 @@ class WrongInputTests(TestCase):
         self.tahoe = TahoeGrid(self.root, 3)
         self.addCleanup(self.tahoe.stop)
         self.liar = RealIntroducer()
-        self.tub = make_tub()
+        self.tub = make_tub(LOST_AFTER_S)
         self.tub.startService()
         self.addCleanup(self.tub.stopService)
         port = self.tub.listenOn("tcp:0:interface=127.0.0.1").getPortnum()

@@ -297,7 +297,7 @@ class StorageHost:
 
     def share_path(self, storage_index: bytes, number: int) -> str:
         """Return where a complete share lies."""
-        return self.store._final_path(storage_index, number)
+        return self.store._paths.final(storage_index, number)
 
     def unfinished(self) -> list[str]:
         """Return the names of what lies in ``incoming``."""

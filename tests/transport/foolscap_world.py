@@ -24,7 +24,8 @@ from pipegrid.storage.foolscap import FoolscapStorage
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.foolscap import FoolscapServer, FoolscapSettings
-from pipegrid.transport.foolscaptub import make_tub
+from pipegrid.transport.foolscaptub import LOST_AFTER_S
+from pipegrid.wire.tub import make_tub
 from tests.storage.support import NOW, InlineWorkers
 from tests.transport.contract import IDENTITY
 
@@ -96,7 +97,7 @@ class MemoryConnector:
         self.wires: list[Wire] = []
         self.results: list[Deferred[Any]] = []
         self._world = world
-        self._tub = make_tub()
+        self._tub = make_tub(LOST_AFTER_S)
         self._closing = False
 
     def connect(self) -> Deferred[Any]:
@@ -147,7 +148,7 @@ class FoolscapWorld:
         durability = Durability(InlineWorkers(), self.clock, "none")
         self.service = GbsService(self.store, durability, SWISSNUM)
         self.storage = FoolscapStorage(self.service)
-        self.tub = make_tub()
+        self.tub = make_tub(LOST_AFTER_S)
         self.tub.setLocation("tcp:localhost:1")
         self.furl = self.tub.registerReference(self.storage, name=SWISSNUM)
         self.connector: MemoryConnector

@@ -37,7 +37,8 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.store import MAX_SHARE_NUMBER, ShareStore
+from pipegrid.storage.paths import MAX_SHARE_NUMBER
+from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire.foolscap import (
     RIBucketReader,

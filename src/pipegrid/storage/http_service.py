@@ -34,9 +34,10 @@ from pipegrid.storage.durability import Durability
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_requests import Admitted, Operation, Request, Rule, admit
 from pipegrid.storage.http_slots import SlotHandlers
+from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.slotqueue import SlotQueue
-from pipegrid.storage.store import MAX_SHARE_NUMBER, ShareStore
+from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire import gbs, gbs_http
 from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target

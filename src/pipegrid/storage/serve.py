@@ -213,7 +213,8 @@ class StorageNode:
 
         from pipegrid.storage import announce
         from pipegrid.wire.announcements import sign
-        from pipegrid.wire.introducing import make_tub
+        from pipegrid.wire.introducing import LOST_AFTER_S
+        from pipegrid.wire.tub import make_tub
 
         has_shares = any((self.storage / "shares").glob("[a-z2-7][a-z2-7]/*"))
         identity = announce.load_or_create(self.settings.directory, tub_id, has_shares)
@@ -225,7 +226,7 @@ class StorageNode:
             certificates=self.settings.certificates,
         )
         self.server_id = identity.key.server_id
-        self._tub = make_tub()
+        self._tub = make_tub(LOST_AFTER_S)
         self._tub.startService()
         self._announcer = announce.Announcer(
             self.settings.introducers,

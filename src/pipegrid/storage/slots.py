@@ -45,6 +45,7 @@ from pipegrid.errors import (
 from pipegrid.storage import disk, slotfiles
 from pipegrid.storage import mutable_containers as containers
 from pipegrid.storage.commit import Disk
+from pipegrid.storage.paths import SHARE_NUMBERS, check_number
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.slotfiles import SlotFile
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
@@ -56,9 +57,7 @@ MAX_READ_BYTES = 256 << 20
 """Of one answer, which is held in memory."""
 MAX_VECTORS = 4096
 """Reads in a vector, or tests of a share; clients send one or two, and 30 at most over HTTP."""
-MAX_SHARE_NUMBER = 255
 COPY_SUFFIX = ".slot"
-_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
 
 Reads = Sequence[tuple[int, int]]
 
@@ -128,7 +127,7 @@ class Slots:
         """
         _check_reads(r_vector)
         for number, change in tw_vectors.items():
-            _check_number(number)
+            check_number(number)
             _check_change(change)
         with self._locked(storage_index, create=bool(tw_vectors)) as directory:
             if directory is None:
@@ -181,7 +180,7 @@ class Slots:
             NoSuchShare: there is none.
             ServerRefused: there is one, but it is damaged.
         """
-        _check_number(share_number)
+        check_number(share_number)
         share = slotfiles.open_file(f"{self._directory_of(storage_index)}/{share_number:d}")
         if share is None:
             raise NoSuchShare(
@@ -385,9 +384,9 @@ def _numbers_in(directory: str) -> list[int]:
     try:
         with os.scandir(directory) as entries:
             return [
-                _NUMBERS[entry.name]
+                SHARE_NUMBERS[entry.name]
                 for entry in entries
-                if entry.name in _NUMBERS and entry.is_file(follow_symlinks=False)
+                if entry.name in SHARE_NUMBERS and entry.is_file(follow_symlinks=False)
             ]
     except FileNotFoundError:
         return []
@@ -433,11 +432,6 @@ def _read(shares: Mapping[int, SlotFile], reads: Reads) -> dict[int, tuple[bytes
         with _reported(f"read the share {share.path!r}", share.path):
             data[number] = tuple(share.read(*each) for each in reads)
     return data
-
-
-def _check_number(share_number: int) -> None:
-    if not isinstance(share_number, int) or not 0 <= share_number <= MAX_SHARE_NUMBER:
-        raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
 
 
 def _check_reads(reads: Reads) -> None:

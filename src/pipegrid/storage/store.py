@@ -9,8 +9,7 @@ Everything here blocks on the disk, and nothing on anything else: call it from a
 that is fast enough. A store may be used by several threads, and a directory by several
 processes, each with a store of its own.
 
-**Names.** Paths are made of 16-byte indexes and of numbers from 0 to 255 only, never of a client's text.
-Files with other names are ignored, and so are symbolic links in the place of files.
+**Names.** See ``paths``. Files with other names are ignored, and so are symbolic links in the place of files.
 
 **incoming** is one flat directory, unlike Tahoe-LAFS's, which empties its own when it starts. A directory
 for each unfinished upload, made and removed again, would cost more than all the rest: ext4 does not hand
@@ -49,15 +48,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from datetime import datetime, timezone
-from functools import lru_cache
 from pathlib import Path
 
 from pipegrid import __version__
 from pipegrid.core import base32
-from pipegrid.core.hashes import STORAGE_INDEX_BYTES
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage import (
+    advisories,
     containers,
     disk,
     housekeeping,
@@ -69,26 +66,21 @@ from pipegrid.storage import (
 )
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable_containers import NODE_ID_BYTES
+from pipegrid.storage.paths import SHARE_NUMBERS, Key, Paths, check_key, check_number
 from pipegrid.storage.reader import ShareReader, open_reader
 from pipegrid.storage.slots import Slots
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
 ABANDONED_AFTER_S = 30 * 60
-MAX_SHARE_NUMBER = 255
 DEFAULT_EXPIRY = Expiry()
 MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
-MAX_ADVISORIES = 1000
 ONE_CALL_BYTES = 4096
 """
 The file of so small a share stays empty until its first write, which as a rule is its only one: header, data
 and lease go with one call.
 """
 _PLENTY_BYTES = 1 << 30
-MAX_REASON_BYTES = 32768
-_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
-
-_Key = tuple[bytes, int]
 
 
 class ShareStore:
@@ -132,23 +124,22 @@ class ShareStore:
         self.root = root
         self.reserved_bytes = reserved_bytes
         self.read_only = read_only
-        self._shares = str(root / "shares")
-        self._incoming = str(root / "shares" / "incoming")
+        self._paths = Paths(root)
         self._clock = clock
         self._max_open = max_open_uploads
         self._max_uploads = max_uploads
         self._free_bytes = free_bytes
         self._read_boot_id = boot_id
         self._boot_id: bytes | None = None
-        self._uploads: dict[_Key, Upload] = {}
+        self._uploads: dict[Key, Upload] = {}
         self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
         self._allocated_bytes = 0  # their lengths, however much of them has arrived
-        self._open: OrderedDict[_Key, Upload] = OrderedDict()  # the longest unused first
+        self._open: OrderedDict[Key, Upload] = OrderedDict()  # the longest unused first
         self._table_lock = threading.Lock()  # for these two; nothing is waited for under it
         self._allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
         self.slots = Slots(
-            lambda storage_index: self._directory(self._shares, storage_index),
-            self._incoming,
+            self._paths.directory,
+            self._paths.incoming,
             clock,
             self._unpromised_bytes,
             read_only,
@@ -176,7 +167,7 @@ class ShareStore:
 
     def _unpromised_bytes(self) -> int | None:
         try:
-            free = self._free_bytes(self._shares)
+            free = self._free_bytes(self._paths.shares)
         except OSError as error:
             what = f"use the storage directory {str(self.root)!r}"
             raise disk.disk_error(error, what) from error
@@ -198,7 +189,7 @@ class ShareStore:
         second = int(self._clock())
         if second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
             return True
-        free = self._free_bytes(self._shares)
+        free = self._free_bytes(self._paths.shares)
         self._plenty_at, self._plenty_bytes = second, free or 0
         if free is None or free >= needed:
             return True
@@ -208,7 +199,7 @@ class ShareStore:
     def version(self) -> ServerVersion:
         """Return what the server says of itself."""
         room = self.available_bytes()
-        if not disk.is_writable(self._shares):
+        if not disk.is_writable(self._paths.shares):
             room = 0
         largest = MAX_SHARE_BYTES if room is None else min(room, MAX_SHARE_BYTES)
         return ServerVersion(largest, room, f"pipegrid/{__version__}")
@@ -228,7 +219,7 @@ class ShareStore:
         What is refused for want of room, or because somebody else is uploading it, is in neither set.
         """
         for number in share_numbers:
-            _check_number(number)
+            check_number(number)
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
         with self._allocate_lock:
@@ -237,7 +228,7 @@ class ShareStore:
             for number in have:
                 # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
                 with suppress(OSError, ValueError):
-                    path = self._final_path(storage_index, number)
+                    path = self._paths.final(storage_index, number)
                     leases.renew(path, containers.OWNER_ALLOCATE, secrets.lease, self._clock())
             allocated = frozenset(
                 number
@@ -254,7 +245,7 @@ class ShareStore:
             NoSuchShare: there is none.
             WrongSecret: there is one, under another secret, or in the hands of another process.
         """
-        key = _check_key(storage_index, share_number)
+        key = check_key(storage_index, share_number)
         secret_hash = uploads.hash_secret(upload_secret)
         with self._table_lock:
             upload = self._uploads.get(key)
@@ -286,7 +277,7 @@ class ShareStore:
 
     def _list_shares(self, storage_index: bytes) -> frozenset[int] | None:
         """The same; None if there is not even a directory for them."""
-        directory = self._directory(self._shares, storage_index)
+        directory = self._paths.directory(storage_index)
         if not os.access(
             directory, os.F_OK
         ):  # as a rule; raising what scandir has to say costs more
@@ -294,9 +285,9 @@ class ShareStore:
         try:
             with os.scandir(directory) as entries:
                 return frozenset(
-                    _NUMBERS[entry.name]
+                    SHARE_NUMBERS[entry.name]
                     for entry in entries
-                    if entry.name in _NUMBERS
+                    if entry.name in SHARE_NUMBERS
                     and entry.is_file(follow_symlinks=False)
                     and not slotfiles.is_mutable(entry.path)
                 )
@@ -313,7 +304,7 @@ class ShareStore:
             NoSuchShare: there is none.
             ServerRefused: there is one, but it is damaged.
         """
-        reader = open_reader(self._final_path(*_check_key(storage_index, share_number)))
+        reader = open_reader(self._paths.final(*check_key(storage_index, share_number)))
         if reader is None:
             raise NoSuchShare(
                 f"there is no share {share_number} of {base32.encode(storage_index)} here; "
@@ -332,7 +323,7 @@ class ShareStore:
         """
         found = self.slots.add_lease(storage_index, secrets)
         for number in sorted(self.list_shares(storage_index)):
-            path = self._final_path(storage_index, number)
+            path = self._paths.final(storage_index, number)
             try:
                 now = self._clock()
                 found |= leases.renew(path, containers.OWNER_ADD_LEASE, secrets, now)
@@ -351,32 +342,15 @@ class ShareStore:
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
     ) -> None:
         """
-        Keep a client's complaint for the operator.
-
-        At most 1000 are kept, of at most 32768 bytes each: they must not fill the disk.
+        Keep a client's complaint for the operator, up to a bound.
 
         Raises:
             NoSuchShare: there is no such share to complain about.
         """
         place = self.slots if mutable else self
         place.open_share(storage_index, share_number).close()
-        kind = "mutable" if mutable else "immutable"
-        index = base32.encode(storage_index)
-        when = datetime.fromtimestamp(self._clock(), timezone.utc)
-        directory = str(self.root / "corruption-advisories")
-        path = f"{directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
-        text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
-        try:
-            os.makedirs(directory, exist_ok=True)
-            if len(os.listdir(directory)) >= MAX_ADVISORIES:
-                return
-            with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
-                file.write(
-                    f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
-                    f"storage index: {index}\nshare number: {share_number}\n\n{text}\n"
-                )
-        except OSError as error:
-            raise disk.disk_error(error, f"keep an advisory in {directory!r}") from error
+        now = self._clock()
+        advisories.keep(self._paths.advisories, now, storage_index, share_number, reason, mutable)
 
     # Housekeeping.
 
@@ -392,7 +366,7 @@ class ShareStore:
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
         for upload in idle:
             upload.discard()
-        return len(idle) + housekeeping.remove_abandoned(self._incoming, too_old)
+        return len(idle) + housekeeping.remove_abandoned(self._paths.incoming, too_old)
 
     def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY) -> int:
         """
@@ -400,7 +374,7 @@ class ShareStore:
 
         Nothing calls this unless the operator wants it. It may take long; call it in a thread.
         """
-        return housekeeping.remove_expired(self._shares, expiry, self._clock())
+        return housekeeping.remove_expired(self._paths.shares, expiry, self._clock())
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may go on with them."""
@@ -439,7 +413,7 @@ class ShareStore:
             return False
         if self.read_only or len(self._uploads) >= self._max_uploads:
             return False
-        path = self._incoming_path(storage_index, number)
+        path = self._paths.unfinished(storage_index, number)
         fd, lease = None, None
         try:
             fd = incoming.create(path)
@@ -448,7 +422,9 @@ class ShareStore:
                 fd = incoming.open_new(path)
                 if fd is None:
                     return False
-            if not (new and new_index) and os.path.lexists(self._final_path(storage_index, number)):
+            if not (new and new_index) and os.path.lexists(
+                self._paths.final(storage_index, number)
+            ):
                 # Another process finished it after we listed the shares. (Where there were none at all, the
                 # directory is expected to be missing when this one is finished, and that is looked at.)
                 incoming.give_up(path, fd)
@@ -485,8 +461,8 @@ class ShareStore:
         version, now = containers.WRITTEN_VERSION, self._clock()
         return containers.make_lease(version, containers.OWNER_ALLOCATE, lease, now).pack()
 
-    def _take_up(self, key: _Key, secret_hash: bytes) -> Upload:
-        path = self._incoming_path(*key)
+    def _take_up(self, key: Key, secret_hash: bytes) -> Upload:
+        path = self._paths.unfinished(*key)
         try:
             fd = disk.open_locked(path, os.O_RDWR)
         except FileNotFoundError:
@@ -506,7 +482,7 @@ class ShareStore:
 
     def _adopt(
         self,
-        key: _Key,
+        key: Key,
         share_bytes: int,
         secret_hash: bytes,
         fd: int,
@@ -518,8 +494,8 @@ class ShareStore:
             share_bytes,
             secret_hash,
             fd,
-            self._incoming_path(*key),
-            self._final_path(*key),
+            self._paths.unfinished(*key),
+            self._paths.final(*key),
             self._known_boot_id(),
             self._clock,
             self._used,
@@ -560,37 +536,6 @@ class ShareStore:
         if self._boot_id is None:
             self._boot_id = self._read_boot_id()
         return self._boot_id
-
-    # Paths.
-
-    def _directory(self, top: str, storage_index: bytes) -> str:
-        name = _name(storage_index)
-        return f"{top}/{name[:2]}/{name}"
-
-    def _final_path(self, storage_index: bytes, share_number: int) -> str:
-        return f"{self._directory(self._shares, storage_index)}/{share_number:d}"
-
-    def _incoming_path(self, storage_index: bytes, share_number: int) -> str:
-        return f"{self._incoming}/{_name(storage_index)}.{share_number:d}"
-
-
-@lru_cache(maxsize=1024)
-def _name(storage_index: bytes) -> str:
-    if len(storage_index) != STORAGE_INDEX_BYTES:
-        raise UsageError(
-            f"a storage index is 16 bytes long, not {len(storage_index)}; take it from a cap"
-        )
-    return base32.encode(storage_index)
-
-
-def _check_number(share_number: int) -> None:
-    if not isinstance(share_number, int) or not 0 <= share_number <= MAX_SHARE_NUMBER:
-        raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
-
-
-def _check_key(storage_index: bytes, share_number: int) -> _Key:
-    _check_number(share_number)
-    return bytes(storage_index), share_number
 
 
 def _no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:

@@ -1,27 +1,23 @@
 """
-Connections to Foolscap servers over TCP: a tub for each, with a certificate that lives as long as it does.
-
-Foolscap keeps at most one connection between two certificates. So that two of our objects do not push each
-other out of one server, each has its own; making one costs a millisecond, with elliptic curves.
+Connections to Foolscap servers over TCP: a tub for each, which lives as long as it does.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from foolscap.api import Tub
 from twisted.internet.defer import Deferred, fail, succeed
 
 from pipegrid.errors import UsageError
 from pipegrid.wire.furl import Furl
+from pipegrid.wire.tub import KEEPALIVE_S, make_tub
 
 # Also without "tcp:", as it was of old.
 _TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
-KEEPALIVE_S = 60
-"""After so much silence the server is asked whether it is still there; after twice as much it is not."""
+LOST_AFTER_S = 2 * KEEPALIVE_S
+"""Silence after which a server is taken to be gone."""
 
 
 class TubConnector:
@@ -47,7 +43,7 @@ class TubConnector:
         if self._closed:
             return fail(UsageError("this connector was closed; make another"))
         if self._tub is None:
-            self._tub = make_tub()
+            self._tub = make_tub(LOST_AFTER_S)
             self._tub.startService()
         found: Deferred[Any] = self._tub.getReference(self._furl)
         return found.addCallback(_hurry)
@@ -60,45 +56,7 @@ class TubConnector:
         return closed
 
 
-def make_tub() -> Any:
-    """Return a tub, not started, that only connects."""
-    tub = Tub(certData=_make_pem())
-    tub.unsafeTracebacks = False
-    tub.setOption("accept-gifts", False)
-    tub.setOption("keepaliveTimeout", KEEPALIVE_S)
-    tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
-    return tub
-
-
 def _hurry(storage: Any) -> Any:
     """Let no message wait for the acknowledgement of the one before."""
     storage.tracker.broker.transport.setTcpNoDelay(True)
     return storage
-
-
-def _make_pem() -> bytes:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pipegrid client")])
-    now = datetime.now(timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=3650))
-        .sign(key, hashes.SHA256())
-    )
-    key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return key_pem + certificate.public_bytes(Encoding.PEM)

@@ -6,12 +6,9 @@ Source: the format reference, storage protocols, section 4.1.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from foolscap.api import Tub
 from foolscap.ipb import DeadReferenceError
 from foolscap.tokens import (
     BananaError,
@@ -26,59 +23,13 @@ from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.wire import remote as _interfaces  # noqa: F401  Foolscap finds them by name
 from pipegrid.wire.furl import Furl
+from pipegrid.wire.tub import KEEPALIVE_S
 
 PROTOCOL_KEY = b"http://allmydata.org/tahoe/protocols/introducer/v2"
 SERVICE = b"storage"
 CONNECT_TIMEOUT_S = 15.0
-KEEPALIVE_S = 60
-"""After so much silence an introducer is asked whether it is still there; after thrice as much it is not."""
-
-
-def make_tub() -> Any:
-    """
-    Return a Foolscap tub of a new identity, not started.
-
-    It only calls others, who need not know it again. An identity that is in use elsewhere, such as
-    that of a Tahoe-LAFS node whose directory is read, would end the other's connections.
-    """
-    tub = Tub(certData=_certificate())
-    tub.unsafeTracebacks = False
-    tub.setOption("accept-gifts", False)
-    tub.setOption("keepaliveTimeout", KEEPALIVE_S)
-    tub.setOption("disconnectTimeout", 3 * KEEPALIVE_S)
-    tub.setOption("logLocalFailures", False)
-    tub.setOption("logRemoteFailures", False)
-    return tub
-
-
-def _certificate() -> bytes:
-    """Return a key and a certificate; on an elliptic curve, since an RSA key takes a tenth of a second."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "newpb_thingy")])
-    now = datetime.now(timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(int.from_bytes(os.urandom(8), "big") | 1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=365))
-        .sign(key, hashes.SHA256())
-    )
-    return certificate.public_bytes(Encoding.PEM) + key.private_bytes(
-        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-    )
+LOST_AFTER_S = 3 * KEEPALIVE_S
+"""Silence after which an introducer is taken to be gone."""
 
 
 Connect = Callable[[str], "Deferred[Any]"]

@@ -1,0 +1,80 @@
+"""
+Where things are in a storage directory, in the layout of Tahoe-LAFS but for ``incoming``.
+
+Paths are made of 16-byte indexes and of numbers from 0 to 255 only, never of a client's text.
+
+Source: the format reference, storage protocols, section 7.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from pipegrid.core import base32
+from pipegrid.core.hashes import STORAGE_INDEX_BYTES
+from pipegrid.errors import UsageError
+
+MAX_SHARE_NUMBER = 255
+
+SHARE_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
+"""By the names of their files; what has another name is no share."""
+
+Key = tuple[bytes, int]
+"""Storage index and share number."""
+
+
+class Paths:
+    """
+    The names below one storage directory.
+
+    Attributes:
+        root, shares, incoming, advisories: directories, which may be missing.
+    """
+
+    __slots__ = ("advisories", "incoming", "root", "shares")
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self.shares = str(root / "shares")
+        self.incoming = str(root / "shares" / "incoming")
+        self.advisories = str(root / "corruption-advisories")
+
+    def directory(self, storage_index: bytes) -> str:
+        """
+        Return the directory of all complete shares of an index.
+
+        Raises (as all that follow):
+            UsageError: this is no storage index.
+        """
+        name = _name(storage_index)
+        return f"{self.shares}/{name[:2]}/{name}"
+
+    def final(self, storage_index: bytes, share_number: int) -> str:
+        """Return the place of a complete share."""
+        return f"{self.directory(storage_index)}/{share_number:d}"
+
+    def unfinished(self, storage_index: bytes, share_number: int) -> str:
+        """Return the place of one that is being written."""
+        return f"{self.incoming}/{_name(storage_index)}.{share_number:d}"
+
+
+def check_number(share_number: int) -> None:
+    """Raise UsageError if this is no share number."""
+    if not isinstance(share_number, int) or not 0 <= share_number <= MAX_SHARE_NUMBER:
+        raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
+
+
+def check_key(storage_index: bytes, share_number: int) -> Key:
+    """Return both, if the number is one."""
+    check_number(share_number)
+    return bytes(storage_index), share_number
+
+
+@lru_cache(maxsize=1024)
+def _name(storage_index: bytes) -> str:
+    if len(storage_index) != STORAGE_INDEX_BYTES:
+        raise UsageError(
+            f"a storage index is 16 bytes long, not {len(storage_index)}; take it from a cap"
+        )
+    return base32.encode(storage_index)
