@@ -57,8 +57,11 @@ MAX_WAITING_ANSWER_BYTES = 256 * 1024
 FEED_BYTES = 16384
 RECEIVE_BYTES = 64 * 1024
 """Read from the socket at a time; a thousand clients that take no answers may each have as much waiting."""
-BULK_RECEIVE_BYTES = 512 * 1024
-"""The same in the middle of a long body, which goes to the disk as it comes."""
+BULK_RECEIVE_BYTES = 128 * 1024
+"""
+The same in the middle of a long body, which goes to the disk as it comes. With 512 KiB, which leaves the
+processor's cache between two steps, a megabyte cost half as much time again.
+"""
 
 IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
