@@ -24,7 +24,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.wire import furl, nurl
+from pipegrid.wire.certificates import self_signed_pem
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.nurl import Nurl
 
@@ -210,31 +211,9 @@ def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
 
 def make_pem() -> bytes:
     """Return a new key and its certificate."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
-    from cryptography.x509.oid import NameOID
 
-    key = rsa.generate_private_key(65537, _KEY_BITS)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pipegrid storage")])
-    now = datetime.now(timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + _VALID)
-        .sign(key, hashes.SHA256())
-    )
-    key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return key_pem + certificate.public_bytes(Encoding.PEM)
+    return self_signed_pem(rsa.generate_private_key(65537, _KEY_BITS), "pipegrid storage", _VALID)
 
 
 def _read_swissnum(private: Path, known: Furl | None) -> str:

@@ -29,13 +29,12 @@ class Paths:
     The names below one storage directory.
 
     Attributes:
-        root, shares, incoming, advisories: directories, which may be missing.
+        shares, incoming, advisories: directories, which may be missing.
     """
 
-    __slots__ = ("advisories", "incoming", "root", "shares")
+    __slots__ = ("advisories", "incoming", "shares")
 
     def __init__(self, root: Path) -> None:
-        self.root = str(root)
         self.shares = str(root / "shares")
         self.incoming = str(root / "shares" / "incoming")
         self.advisories = str(root / "corruption-advisories")
