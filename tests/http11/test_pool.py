@@ -23,6 +23,7 @@ from pipegrid.http11.limits import Limits
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawResponse
 from tests.http11.network import Network
+from tests.http11.test_connection import Consumer
 from tests.http11.wire import get, ok, post
 
 
@@ -199,6 +200,37 @@ class NoConnectionTests(PoolCase):
         self.network.serve()
         self.assertEqual(self.bodies(first + second), [b"GET /a", b"GET /b", b"GET /c"])
         self.assertEqual(len(self.network.connections), 1)
+
+    def paused(self) -> Consumer:
+        """Return the reader of a long answer, which has paused the only connection."""
+        reader = Consumer()
+        self.pool.request(get("/a", consumer_for=lambda _: reader, expected_response_bytes=10**6))
+        self.turn()
+        self.network.connections[0].answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
+        reader.producer.pauseProducing()
+        return reader
+
+    def test_no_connection_beside_one_that_is_held_up(self) -> None:
+        """What waits fails: nobody knows when the reader goes on."""
+        self.paused()
+        self.network.clock.advance(1)
+        self.network.refuse = ConnectionRefusedError()
+        (second,) = self.ask("/b")
+        self.failureResultOf(second, RequestNotSent)
+
+    def test_a_connection_that_is_held_up_when_no_other_can_be_had(self) -> None:
+        """As soon as it is, another is tried for: its answer may not come for long."""
+        reader = self.paused()
+        self.network.refuse = ConnectionRefusedError()
+        asked = self.ask("/b", "/c")
+        self.assertNoResult(asked[0])
+        self.network.refuse = None
+        self.network.clock.advance(1)
+        self.turn()
+        other = self.network.connections[1]
+        other.answer(b"".join(map(ok, other.take_requests())))
+        self.assertEqual(self.bodies(asked), [b"GET /b", b"GET /c"])
+        self.assertEqual(reader.received, [b"abc"])
 
 
 class ReplayTests(PoolCase):

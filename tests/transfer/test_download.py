@@ -17,7 +17,7 @@ from pipegrid.core import decoder
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
-from pipegrid.transfer import readers
+from pipegrid.transfer import download, readers
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import CHUNK_BYTES, RTT, Line, Told, World, content
@@ -452,6 +452,44 @@ class MemoryTests(DownloadTestCase):
             self.spoil(self.ring[1], 1, self.section("data") + broken)
             self.ring[0].stream_limit = broken
             self.get()
+
+    def little_memory(self, size: int, params: Params, memory_bytes: int, rate: float) -> None:
+        """Pieces so small that a small file is streamed like a large one, and may hardly be held."""
+        self.patch(readers, "STREAM_BYTES", 1500)
+        self.patch(decoder, "_APART_BYTES", 1500)
+        self.patch(download, "_TASTE_BYTES", 300)
+        self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
+        settings = DownloadSettings(memory_bytes=memory_bytes, silence_s=16.0, hedge_s=1.0)
+        world = World(happy=1, params=params, download=settings, bytes_per_s=rate)
+        self.make(size, world, params.total_shares)
+
+    def test_early_blocks_of_a_share_that_holds_late_ones(self) -> None:
+        """
+        Who has given the second part in a slow server's place gives the first part as well, when its fellow
+        fails: though the share holds more than it should, for nobody can do anything without it.
+        """
+        self.little_memory(37_785, Params(4, 10, 3000), 1000, 1e5)
+        self.ring[0].rtt_s = 50 * RTT
+        for number, limit in ((0, 5932), (4, 3460), (5, 2852), (8, 3308), (9, 2509)):
+            self.ring[number].stream_limit = limit
+        for number, rate in ((2, 1e4), (5, 1e3), (6, 1e4), (8, 1e3), (9, 1e3)):
+            self.ring[number].bytes_per_s = rate
+        self.ring[4].silent = {"read"}
+        self.ring[7].silent = {"stream"}
+        self.get(5223)
+
+    def test_a_server_that_gives_blocks_and_no_hashes(self) -> None:
+        """It is as silent as any other, though the blocks that it gives are held back."""
+        self.little_memory(58_373, Params(6, 8, 10_000), 20_000, 1e4)
+        for number, limit in ((2, 6596), (3, 3913), (6, 11_225), (8, 2513)):
+            self.ring[number].stream_limit = limit
+        for number in (2, 4, 8, 9):
+            self.ring[number].rtt_s = (50 if number == 8 else 10) * RTT
+        self.ring[7].silent = {"read"}
+        with self.assertRaises(NotEnoughSharesError) as caught:
+            self.get()
+        self.assertEqual(caught.exception.found, 5)
+        self.assertIn("was silent", str(caught.exception))
 
     def test_large_blocks(self) -> None:
         """A block that is larger than the bound can be had all the same."""

@@ -137,6 +137,22 @@ class Decoder:
         share = self._shares.get(share_number)
         return 0 if share is None else share.store.held_bytes
 
+    def awaits(self, share_number: int, start: int, end: int) -> bool:
+        """
+        Whether the next segment to leave waits for any of the bytes [start, end) of a share.
+
+        Whoever holds these back holds up everything, however much of the share has come already.
+        """
+        share = self._shares.get(share_number)
+        if share is None or share.bad or not share.available or self.done:
+            return False
+        where = share.layout or self.guessed_layout
+        plan = self._plan(share, 0, None)
+        for a, b in (plan.blocks(where), *self._metadata_wanted(share, where, plan)):
+            if max(a, start) < min(b, end) and not share.store.has(max(a, start), min(b, end)):
+                return True
+        return False
+
     @property
     def metadata_bytes(self) -> int:
         """How much of a share is not blocks: that may be held whatever is held of blocks."""

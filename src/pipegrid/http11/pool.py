@@ -228,7 +228,8 @@ class HostPool:
     def _no_connection(self, error: BaseException) -> None:
         """An attempt failed. If it was the only hope, everything that waits fails."""
         self._may_grow = False
-        if self._connections or self._connecting:
+        # One that is held up may stay so for as long as its reader likes.
+        if self._connecting or not all(connection.held_up for connection in self._connections):
             return
         self._may_grow = True
         if isinstance(error, PipegridError):
@@ -263,6 +264,7 @@ class HostPool:
     def held_up(self, connection: PipelinedConnection) -> None:
         """See ``Owner``."""
         self._waiting.extendleft(reversed(connection.move_followers()))
+        self._may_grow = True  # nothing may be answered here for long: look for another
         self._assign()
 
     def gave_back(self, unsent: list[Unanswered]) -> None:

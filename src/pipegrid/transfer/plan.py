@@ -35,8 +35,8 @@ class UploadPlan(Generic[T]):
         self.happy = happy
         self.stored: dict[int, set[T]] = {}
         """Complete shares, as servers have told us: found or placed."""
-        self.underway: dict[int, T] = {}
-        """Where each unfinished share is being sent."""
+        self.underway: dict[int, set[T]] = {}
+        """Where unfinished shares are being sent: to one server, or more if happiness takes that."""
         self._unwritable: set[T] = set()
         self._gone: set[T] = set()
         self._given_up: set[int] = set()
@@ -51,15 +51,14 @@ class UploadPlan(Generic[T]):
 
     def sending(self, share_number: int, server: T) -> None:
         """A share is on its way."""
-        self.underway[share_number] = server
+        self.underway.setdefault(share_number, set()).add(server)
         self._tries[share_number, server] = self._tries.get((share_number, server), 0) + 1
 
     def found(self, server: T, share_numbers: Iterable[int]) -> None:
         """The server has these complete shares."""
         for number in share_numbers:
             self.stored.setdefault(number, set()).add(server)
-            if self.underway.get(number) == server:
-                del self.underway[number]
+            self._stop(number, server)
 
     def refused(self, share_number: int, server: T) -> None:
         """The server will not take this share; for the time being, it takes no other either."""
@@ -76,8 +75,8 @@ class UploadPlan(Generic[T]):
         """The server is gone, with all that was on its way to it."""
         self._unwritable.add(server)
         self._gone.add(server)
-        for number in [n for n, home in self.underway.items() if home == server]:
-            del self.underway[number]
+        for number in list(self.underway):
+            self._stop(number, server)
 
     def dropped(self, share_number: int, server: T) -> None:
         """The share was taken back because its server is too slow, or it is not needed."""
@@ -85,8 +84,10 @@ class UploadPlan(Generic[T]):
         self._stop(share_number, server)
 
     def _stop(self, share_number: int, server: T) -> None:
-        if self.underway.get(share_number) == server:
-            del self.underway[share_number]
+        homes = self.underway.get(share_number, set())
+        homes.discard(server)
+        if not homes:
+            self.underway.pop(share_number, None)
 
     # Decisions.
 
@@ -102,33 +103,30 @@ class UploadPlan(Generic[T]):
         """Return the happiness when all that is on its way arrives, save some shares of it."""
         hoped = {number: set(homes) for number, homes in self.stored.items()}
         left_out = set(without)
-        for number, server in self.underway.items():
+        for number, homes in self.underway.items():
             if number not in left_out:
-                hoped.setdefault(number, set()).add(server)
+                hoped.setdefault(number, set()).update(homes)
         return servers_of_happiness(hoped)
 
     def moves(self) -> dict[int, T]:
         """
         Return the shares to send now, each with its server; empty if there is nothing to do.
 
-        Every share should have a home; a share that has one moves only if happiness needs it.
+        Every share should have a home; a share that has one, or is on its way to one, goes to another
+        as well only if happiness needs it.
         """
         homeless = {
             number
             for number in range(self.total_shares)
-            if number not in self.stored
-            and number not in self.underway
-            and number not in self._given_up
+            if number not in self.stored and number not in self._given_up
         }
         unhappy = self.hoped_happiness() < self.happy
         if not homeless and not unhappy:
             return {}
         existing: dict[T, set[int]] = {}
-        for number, homes in self.stored.items():
+        for number, homes in (*self.stored.items(), *self.underway.items()):
             for server in homes:
                 existing.setdefault(server, set()).add(number)
-        for number, server in self.underway.items():
-            existing.setdefault(server, set()).add(number)
         readwrite = [server for server in self.ring if server not in self._unwritable]
         readonly = [s for s in self.ring if s in self._unwritable and s not in self._gone]
         if not readwrite:
@@ -138,7 +136,6 @@ class UploadPlan(Generic[T]):
             number: server
             for number, server in sorted(placement.items())
             if (number in homeless or unhappy)
-            and number not in self.underway
             and number not in existing.get(server, ())
             and server not in self._unwritable
             and self._tries.get((number, server), 0) < _MAX_TRIES
@@ -164,7 +161,7 @@ class UploadPlan(Generic[T]):
                 return
         taken = list(moves.values())
         fitting = [server for server in readwrite if fits(number, server)]
-        if number not in self.stored and fitting:
+        if fitting and number not in self.stored and number not in self.underway:
             moves[number] = min(
                 fitting, key=lambda server: len(existing.get(server, ())) + taken.count(server)
             )

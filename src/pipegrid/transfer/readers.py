@@ -3,7 +3,9 @@ Reading one share from one server, for a decoder.
 
 Short spans are asked with ``read``; long ones come as one ``stream`` each, paused while the decoder
 holds more of this share than it should, so that memory stays bounded and the wire stays full. Only what
-can wait is paused: blocks of which the decoder could do nothing without what comes behind them cannot.
+can wait is paused: blocks of which the decoder could do nothing without what comes behind them cannot, nor
+can whatever the next segment waits for. For a share may hold all that it should of later segments, and then
+have to give the earlier ones as well, in the place of a share that failed.
 """
 
 from __future__ import annotations
@@ -74,8 +76,9 @@ class ShareReader:
 
     @property
     def paused(self) -> bool:
-        """Whether the server is held back because this share is far enough ahead."""
-        return any(stream.paused for stream in self._streams)
+        """Whether all that has not come is held back because this share is far enough ahead."""
+        held_back = sum(stream.paused for stream in self._streams)
+        return held_back > 0 and held_back == len(self._calls)
 
     def start_period(self) -> None:
         """Count ``period_bytes`` from now."""
@@ -156,6 +159,10 @@ class ShareReader:
         for stream in list(self._streams):  # one that is resumed may end at once
             stream.balance(held, limit)
 
+    def awaits(self, start: int, end: int) -> bool:
+        """Whether the decoder cannot go on without some of the bytes [start, end)."""
+        return self._decoder.awaits(self.share_number, start, end)
+
     def close(self, state: str = "closed") -> None:
         """End in this state and give up what has not come."""
         if self.state != "open":
@@ -172,6 +179,7 @@ class _SpanConsumer:
     def __init__(self, reader: ShareReader, span: Span) -> None:
         self._reader = reader
         self._offset = span.offset
+        self._end = span.end
         self._can_wait = span.can_wait
         self._producer: IPushProducer | None = None
         self.paused = False
@@ -195,12 +203,16 @@ class _SpanConsumer:
         reader.changed()
 
     def balance(self, held: int, ahead_bytes: int) -> None:
-        """Pause above the mark, resume below half of it."""
+        """Pause above the mark, resume below half of it, or when everybody waits for what is missing."""
         if self._producer is None or not self._can_wait:
             return
-        if held >= ahead_bytes and not self.paused:
-            self.paused = True
-            self._producer.pauseProducing()
-        elif held <= ahead_bytes // 2 and self.paused:
+        if not self.paused:
+            if held >= ahead_bytes and not self._is_awaited():
+                self.paused = True
+                self._producer.pauseProducing()
+        elif held <= ahead_bytes // 2 or self._is_awaited():
             self.paused = False
             self._producer.resumeProducing()
+
+    def _is_awaited(self) -> bool:
+        return self._reader.awaits(self._offset, self._end)

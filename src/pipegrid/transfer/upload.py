@@ -384,6 +384,8 @@ class Upload:
 
     def _acknowledged_bytes(self) -> int:
         """Return how much of all shares is stored, or acknowledged and not lost since."""
-        stored = set(self._plan.stored)
-        done = sum(n.acknowledged_bytes for n in self._lanes.open if n.share_number not in stored)
-        return done + len(stored) * self._encoder.share_bytes
+        done = dict.fromkeys(self._plan.stored, self._encoder.share_bytes)
+        for lane in self._lanes.open:  # two may have the same share
+            number = lane.share_number
+            done[number] = max(done.get(number, 0), lane.acknowledged_bytes)
+        return sum(done.values())
