@@ -25,7 +25,7 @@ from the first round trip on, and on a 10 Mbit/s line less than a second of queu
 """
 
 FIRST_BYTES_PER_S = 16e6
-LIGHT_BYTES = 16 << 10
+LIGHT_MESSAGE_BYTES = 16 << 10
 """
 Where a light message has measured a round trip before, the first flight may hold this rate for as long:
 more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two round trips earlier so.
@@ -330,7 +330,7 @@ class AutoWindow:
     def _light_rtt_s(self) -> float | None:
         """Return the shortest round trip of anything light, None while there was none."""
         seen = self._transport_rtt_s()
-        if self._rtt_s is None or self._rtt_size > LIGHT_BYTES:
+        if self._rtt_s is None or self._rtt_size > LIGHT_MESSAGE_BYTES:
             return seen
         return self._rtt_s if seen is None else min(seen, self._rtt_s)
 

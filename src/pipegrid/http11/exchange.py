@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from twisted.web.iweb import IBodyProducer
 
 from pipegrid.errors import PipegridError
+from pipegrid.flow.tls import Buffer
 from pipegrid.http11.parser import ResponseHead
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Exchange:
         self,
         method: bytes,
         head: bytes,
-        body: Sequence[bytes | bytearray | memoryview] = (),
+        body: Sequence[Buffer] = (),
         *,
         idempotent: bool,
         expected_response_bytes: int | None = None,

@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
+from pipegrid.flow.tls import Buffer
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.exchange import IDEMPOTENT_METHODS, Exchange
 from pipegrid.http11.parser import ResponseHead
@@ -73,7 +74,7 @@ class RawRequest:
     """
 
     head: bytes
-    body: Sequence[bytes | bytearray | memoryview] = ()
+    body: Sequence[Buffer] = ()
     idempotent: bool | None = None
     expected_response_bytes: int | None = None
     timeout_s: float | None = None

@@ -29,7 +29,7 @@ from pipegrid.http11.parser import ResponseParser
 PIECE_BYTES = 112 * 1024
 """Handed to the transport at a time: whole TLS records, and with a request's head not above 128 KiB."""
 
-LIGHT_BYTES = 4096
+LIGHT_REQUEST_BYTES = 4096
 """The answer to a request that is no longer, and has none before it, shows how long the round trip is."""
 
 
@@ -154,7 +154,7 @@ class RequestWriter:
 
     def _begin(self, exchange: Exchange) -> None:
         alone = len(self._lane.written) == 1
-        light = alone and exchange.request_bytes <= LIGHT_BYTES
+        light = alone and exchange.request_bytes <= LIGHT_REQUEST_BYTES
         exchange.written_s = self._clock.seconds() if light else None
         if alone:
             self._progress()
