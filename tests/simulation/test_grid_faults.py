@@ -147,6 +147,27 @@ class KnownTests(SynchronousTestCase):
         trouble = tuple(Lies(f"s{n}", ("discards",), ()) for n in range(8))
         self.check(plain(trouble=trouble), "stored", "lost")
 
+    def test_two_shares_meet_on_one_server_while_others_are_free(self) -> None:
+        """
+        A share goes to a server that turns out to have another one, whose own place is lost later.
+
+        Then one of the two goes to a further server as well, though it is on its way.
+        """
+        schedule = plain(
+            seed=50013469,
+            servers=13,
+            happy=10,
+            segment_bytes=1 << 20,
+            window_bytes=1000,
+            policy="strict",
+            settled=False,
+            same_client=True,
+            interruption=Interruption("cancel", 1.018),
+            trouble=(NoRoom("s5"), NoRoom("s12")),
+            put=FaultPlan((Crash(0.353, "s5", 0.057, True),)),
+        )
+        self.check(schedule, "stored", "got")
+
     def test_rot(self) -> None:
         """A flipped bit anywhere is found; k good shares do."""
         for where in (0.0, 0.3, 0.6, 0.9, 1.0):
