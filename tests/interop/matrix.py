@@ -203,6 +203,26 @@ class Pair:
             expected = Health(False, good >= cap.required_shares, good, 0, good)
             self._assert_equal(health, expected, f"the health with {good} shares")
 
+    async def assert_repaired(self, random: Random) -> None:
+        """A file of Tahoe-LAFS's loses what it can spare; PipeGrid makes the very same shares again."""
+        data = random.randbytes(10_000)
+        cap = parse_cap(await _threaded(self._tahoe_puts, data))
+        assert isinstance(cap, ChkCap)
+        shares = Shares(self._servers, cap)
+        digests = await _threaded(shares.digests)
+        lost = list(range(cap.required_shares, cap.total_shares))
+        for number in lost:
+            for path in shares.paths()[number]:
+                path.unlink()
+        repaired = await self._twin.repair(cap)
+        self._assert_equal(sorted(repaired.uploaded), lost, "the shares that were made again")
+        self._assert_equal(await _threaded(shares.digests), digests, "the shares")
+        health = await self.assert_same_health(str(cap))
+        perfect = Health(True, True, cap.total_shares, 0, cap.total_shares)
+        self._assert_equal(health, perfect, "the health after the repair")
+        await self._tahoe_gets(str(cap), data)
+        await _threaded(shares.remove)
+
     async def assert_same_health(self, cap: str) -> Health:
         """Let both sides verify a file; returns what they agree on."""
         ours = Health.by_pipegrid(await self._twin.check(cap, verify=True))

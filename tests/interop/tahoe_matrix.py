@@ -67,3 +67,4 @@ class MatrixTests(TestCase):
             except Exception as error:
                 raise self.failureException(f"{seed}: {error}") from error
         await pair.assert_damage_is_seen(Random(name))
+        await pair.assert_repaired(Random(name))

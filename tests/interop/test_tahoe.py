@@ -43,3 +43,4 @@ class TahoeTests(TestCase):
         for size in SIZES:
             await pair.assert_alike(size, Random(size))
         await pair.assert_damage_is_seen(Random(7))
+        await pair.assert_repaired(Random(7))
