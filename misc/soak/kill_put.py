@@ -41,7 +41,8 @@ from misc.command import command, environment
 from pipegrid.core import base32, hashes
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.placement import servers_of_happiness
-from pipegrid.grid.config import GridConfig, create_local
+from pipegrid.grid.config import GridConfig
+from pipegrid.grid.creation import create_local
 from pipegrid.storage import containers
 from pipegrid.transfer.offline import encode_file
 

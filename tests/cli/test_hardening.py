@@ -23,7 +23,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 import pipegrid
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.grid.config import create_local
+from pipegrid.grid.creation import create_local
 from pipegrid.storage import containers, disk
 from pipegrid.transfer.source import FileSource
 from tests.cli.support import Run

@@ -13,7 +13,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.grid.config import create_local
+from pipegrid.grid.creation import create_local
 from pipegrid.transfer.offline import encode_file
 from pipegrid.transfer.sharefiles import open_share
 from tests.cli.support import Run

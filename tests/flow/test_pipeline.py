@@ -14,8 +14,9 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import PipelineStopped, UsageError
+from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import KEPT_FAILURES, Pipeline
-from pipegrid.flow.window import AutoWindow, FixedWindow
+from pipegrid.flow.window import FixedWindow
 
 
 class Broken(Exception):

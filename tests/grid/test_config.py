@@ -15,7 +15,8 @@ from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import config
-from pipegrid.grid.config import create_local, default_directory, is_configured, load
+from pipegrid.grid.config import default_directory, is_configured, load
+from pipegrid.grid.creation import create_local
 
 
 class ConfigTestCase(SynchronousTestCase):

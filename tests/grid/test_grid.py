@@ -15,7 +15,7 @@ from pipegrid import Grid
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError, PipegridError, ServerUnreachable, UsageError
-from pipegrid.grid.config import create_local
+from pipegrid.grid.creation import create_local
 from pipegrid.transfer.peers import Peer
 from tests.transfer.world import CONVERGENCE, RTT, Told, World, content
 

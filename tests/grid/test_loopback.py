@@ -16,7 +16,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
 from pipegrid.grid.cache import cache_name, write_cache
-from pipegrid.grid.config import create_client
+from pipegrid.grid.creation import create_client
 from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
 from pipegrid.storage.serve import ServeSettings, StorageNode
 from pipegrid.wire import furl

@@ -16,7 +16,7 @@ from pipegrid.core import base32
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError, UsageError
 from pipegrid.grid import Grid
-from pipegrid.grid.config import create_client
+from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import (
     SERVERS_NAME,
     WINDOW_MEMORY_BYTES,

@@ -24,7 +24,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.params import Params
 from pipegrid.grid import Grid
-from pipegrid.grid.config import create_client
+from pipegrid.grid.creation import create_client
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.transfer.results import CheckResult
 from tests.interop.processes import Gateway, Process, TahoeGrid, storage_directory

@@ -34,7 +34,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, ChkCap
 from pipegrid.core.hashes import storage_index
 from pipegrid.core.params import Params
-from pipegrid.grid.config import create_client
+from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import SERVERS_NAME
 
 QUIET_S = 0.3

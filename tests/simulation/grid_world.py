@@ -30,8 +30,9 @@ from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
 from pipegrid.errors import NoSpace
+from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.flow.window import AutoWindow, Window
+from pipegrid.flow.window import Window
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.grid.servers import window_bytes

@@ -13,8 +13,8 @@ from twisted.internet.protocol import Factory
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
+from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.flow.window import AutoWindow
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.simulation.clock import HeapClock

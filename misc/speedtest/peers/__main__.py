@@ -65,7 +65,7 @@ from misc.speedtest.peers.nodes import (
 from pipegrid import Grid
 from pipegrid.cli.process import calm_collector
 from pipegrid.core.params import Params
-from pipegrid.grid.config import create_client
+from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import SERVERS_NAME
 from pipegrid.speedtest.contents import Comparing
 

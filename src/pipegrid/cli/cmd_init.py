@@ -67,6 +67,7 @@ def command(
     def work(console: Console) -> int:
         from pipegrid.core.params import Params
         from pipegrid.grid import config as grid_config
+        from pipegrid.grid import creation
 
         if local + (node is not None) + bool(introducer_furls) > 1:
             raise UsageError("choose one of --local, --introducer and --tahoe")
@@ -83,16 +84,16 @@ def command(
                 params_or_theirs = choose_params(grid_config.load(node).params, *chosen)
             else:
                 params_or_theirs = None
-            config = grid_config.create_like_tahoe(
+            config = creation.create_like_tahoe(
                 directory, node, params=params_or_theirs, happy=happy
             )
         elif servers_file is not None or introducer_furls:
             files = _files(servers_file, introducer_furls)
-            config = grid_config.create_client(directory, params=params, happy=happy, files=files)
+            config = creation.create_client(directory, params=params, happy=happy, files=files)
         elif not local and _names_servers(directory):
-            config = grid_config.create_client(directory, params=params, happy=happy)
+            config = creation.create_client(directory, params=params, happy=happy)
         else:
-            config = grid_config.create_local(directory, servers=count, params=params, happy=happy)
+            config = creation.create_local(directory, servers=count, params=params, happy=happy)
         for warning in config.warnings:
             console.say(f"pipegrid: {warning}")
         named = len(config.static.servers)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, DeferredSemaphore, FirstError, gatherResults
+from twisted.internet.defer import (
+    Deferred,
+    DeferredList,
+    DeferredSemaphore,
+    FirstError,
+    gatherResults,
+)
 
 T = TypeVar("T")
 
@@ -26,6 +32,15 @@ async def together(running: Sequence[Deferred[T]]) -> list[T]:
         if isinstance(error, FirstError):
             error.subFailure.raiseException()
         raise
+
+
+async def all_ended(waiting: Sequence[Deferred[Any]]) -> list[Any]:
+    """Wait for all, and raise the first failure when all have ended."""
+    outcomes = await DeferredList(waiting, consumeErrors=True)
+    for good, result in outcomes:
+        if not good:
+            result.raiseException()
+    return [result for _, result in outcomes]
 
 
 async def few_at_a_time(

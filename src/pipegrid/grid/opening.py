@@ -20,6 +20,7 @@ from pipegrid.flow.window import FixedWindow
 from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
+from pipegrid.grid.creation import create_local
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.local import open_local
 from pipegrid.grid.members import Members, Warnings
@@ -70,7 +71,7 @@ def open_grid(
     created = None
     path = configuration.default_directory() if directory is None else Path(directory)
     if directory is None and not configuration.is_configured(path):
-        configuration.create_local(path)
+        create_local(path)
         created = (
             f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
             f"storage directories was made in {path}; it is as safe as that disk"

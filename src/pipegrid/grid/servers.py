@@ -25,8 +25,8 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.errors import UsageError
+from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.flow.window import AutoWindow
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.announcements import KnownServer, describe

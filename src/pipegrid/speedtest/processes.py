@@ -35,7 +35,7 @@ import attrs
 
 import pipegrid
 from pipegrid.core.params import Params
-from pipegrid.grid.config import create_client
+from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import SERVERS_NAME
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.announcements import FURL, NURLS

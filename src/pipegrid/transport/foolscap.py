@@ -9,10 +9,7 @@ operations are sent at once; what has to wait, and for what, is ``_Sent.conflict
 * a question, or an allocation, behind writes to the same shares for their answers, since a server may
   take its time to make a share durable, and carry out what comes later meanwhile.
 
-**Reading.** A share is read through a reference, which ``get_buckets`` brings: one round trip more, the first
-time. References are kept while the connection lasts, for the storage indexes used last. What asks for them at
-the same time (a list, and the reads right behind it) asks once. A share may go away, and come back, while its
-reference is kept: when the server refuses a read, references are asked for anew, once.
+How shares are read: ``foolscapreaders``.
 
 **What Foolscap cannot do.** An unfinished upload ends with its connection, at the server: on a new one writes
 fail with ``NoSuchShare``, and the upload has to begin anew.
@@ -20,28 +17,22 @@ fail with ``NoSuchShare``, and the upload has to begin anew.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import (
-    NoSuchShare,
-    ServerError,
-    ServerProtocolError,
-    ServerRefused,
-    UsageError,
-)
-from pipegrid.transport.foolscaplink import Connector, FoolscapLink
+from pipegrid.errors import NoSuchShare, UsageError
+from pipegrid.flow.together import all_ended
+from pipegrid.transport.foolscaplink import Connector, FoolscapLink, check_numbers, nonsense
+from pipegrid.transport.foolscapreaders import FoolscapReaders
 from pipegrid.transport.foolscapuploads import FoolscapUploads
 from pipegrid.transport.interface import disconnected
-from pipegrid.transport.local import Stream
 from pipegrid.transport.ordering import Operation, Ordering
 from pipegrid.wire.foolscap import MAX_REASON_BYTES, unpack_version
 from pipegrid.wire.messages import (
@@ -52,12 +43,6 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteResult,
 )
-
-T = TypeVar("T")
-
-MAX_SHARE_NUMBER = 255
-READ_PIECE_BYTES = 16 << 20
-"""Longer reads are several calls: a message is in memory as a whole, at both ends."""
 
 
 @attrs.frozen(kw_only=True)
@@ -132,7 +117,6 @@ class FoolscapServer:
         settings = settings or FoolscapSettings()
         self._identity = identity
         self._name = identity.nickname
-        self._settings = settings
         self._link = FoolscapLink(
             connector,
             self._name,
@@ -143,9 +127,13 @@ class FoolscapServer:
         )
         self._ordering = Ordering()
         self._uploads = FoolscapUploads(self._link, self._name)
-        self._readers: OrderedDict[bytes, dict[int, Any]] = OrderedDict()
-        self._questions: dict[bytes, _Question] = {}
-        self._streams: set[Stream] = set()
+        self._readers = FoolscapReaders(
+            self._link,
+            self._name,
+            settings.max_indexes,
+            settings.stream_piece_bytes,
+            settings.stream_pieces,
+        )
         self._disconnected = False
 
     def __repr__(self) -> str:
@@ -164,7 +152,7 @@ class FoolscapServer:
             try:
                 return unpack_version(answer)
             except (ValueError, AttributeError) as error:
-                raise self._nonsense("a question for its version", str(error)) from error
+                raise nonsense(self._name, "a question for its version", str(error)) from error
 
         return self._submit(b"", "ask", None, ask)
 
@@ -192,9 +180,9 @@ class FoolscapServer:
                 share_bytes,
                 self._link.canary,
             )
-            self._check_numbers("an allocation", have)
+            check_numbers(self._name, "an allocation", have)
             if not wanted.issuperset(writers):
-                raise self._nonsense("an allocation", "shares that were not asked for")
+                raise nonsense(self._name, "an allocation", "shares that were not asked for")
             self._uploads.began(storage_index, writers, share_bytes, secrets.upload)
             return Allocation(frozenset(have), frozenset(writers))
 
@@ -217,7 +205,7 @@ class FoolscapServer:
                 storage_index, share_number, offset, data, upload_secret
             )
             if result.complete:
-                self._forget_readers(storage_index)
+                self._readers.forget(storage_index)
             return result
 
         return self._submit(storage_index, "write", {share_number}, write)
@@ -239,7 +227,7 @@ class FoolscapServer:
         """Ask for the numbers of all complete shares."""
 
         async def ask() -> frozenset[int]:
-            return frozenset(await self._ask_readers(storage_index, again=True))
+            return frozenset(await self._readers.ask(storage_index, again=True))
 
         return self._submit(storage_index, "ask", None, ask)
 
@@ -247,16 +235,12 @@ class FoolscapServer:
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from a complete share; see the contract."""
-
-        async def read() -> bytes:
-            reader = await self._reader(storage_index, share_number)
-            try:
-                return await self._read_all(reader, offset, length)
-            except ServerRefused:
-                reader = await self._reader(storage_index, share_number, instead_of=reader)
-            return await self._read_all(reader, offset, length)
-
-        return self._submit(storage_index, "ask", {share_number}, read)
+        return self._submit(
+            storage_index,
+            "ask",
+            {share_number},
+            lambda: self._readers.read(storage_index, share_number, offset, length),
+        )
 
     def stream(
         self,
@@ -267,11 +251,9 @@ class FoolscapServer:
         consumer: IConsumer,
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
-        opening = self._submit(
-            storage_index, "ask", {share_number}, lambda: self._reader(storage_index, share_number)
-        )
-        renew = partial(self._reader, storage_index, share_number)
-        return Deferred.fromCoroutine(self._stream(opening, renew, offset, length, consumer))
+        find = partial(self._readers.find, storage_index, share_number)
+        opening = self._submit(storage_index, "ask", {share_number}, find)
+        return Deferred.fromCoroutine(self._readers.stream(opening, find, offset, length, consumer))
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of the index; see the contract."""
@@ -280,8 +262,8 @@ class FoolscapServer:
             storage = await self._link.storage()
             added = self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
             # Foolscap does not say whether there was anything to lease.
-            shares = self._ask_readers(storage_index, again=True)
-            _, readers = await _all([added, Deferred.fromCoroutine(shares)])
+            shares = self._readers.ask(storage_index, again=True)
+            _, readers = await all_ended([added, Deferred.fromCoroutine(shares)])
             if not readers:
                 raise NoSuchShare(
                     f"{self._name} has no share of this file; upload it first", self._name
@@ -295,7 +277,7 @@ class FoolscapServer:
         """Tell the operator that a share looked corrupt; see the contract."""
 
         async def advise() -> None:
-            reader = await self._reader(storage_index, share_number)
+            reader = await self._readers.find(storage_index, share_number)
             text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
             await self._link.call(reader, "advise_corrupt_share", text)
 
@@ -307,15 +289,13 @@ class FoolscapServer:
         """Give up the connection and unanswered requests; fires when all are gone."""
         self._disconnected = True
         reason = partial(disconnected, self._name)
-        for stream in list(self._streams):
-            stream.give_up(reason())
+        self._readers.give_up_streams(reason)
         gone = [self._ordering.give_up_all(reason), self._link.close()]
         return DeferredList(gone).addCallback(lambda _: None)
 
     def _lost(self) -> None:
         self._uploads.lost()
-        self._readers.clear()
-        self._questions.clear()
+        self._readers.lost()
 
     # How operations are carried out.
 
@@ -330,194 +310,3 @@ class FoolscapServer:
             return fail(disconnected(self._name))
         operation = _Sent(kind, numbers, lambda _: Deferred.fromCoroutine(start()))
         return self._ordering.carry_out(storage_index, operation)
-
-    async def _reader(self, storage_index: bytes, share_number: int, instead_of: Any = None) -> Any:
-        """
-        Return a reference to a share.
-
-        Args:
-            instead_of: one that is not to be used any more.
-        """
-        readers = self._readers.get(storage_index)
-        if readers is not None and readers.get(share_number) is instead_of is not None:
-            self._forget_readers(storage_index)
-            readers = None
-        if readers is None or share_number not in readers:
-            readers = await self._ask_readers(storage_index)
-        else:
-            self._readers.move_to_end(storage_index)
-        if share_number not in readers:
-            raise NoSuchShare(f"{self._name} has no share {share_number}", self._name)
-        return readers[share_number]
-
-    async def _ask_readers(self, storage_index: bytes, again: bool = False) -> dict[int, Any]:
-        """
-        Return references to all shares of an index.
-
-        Args:
-            again: ask even if the question is out already: the answer must not be older than now.
-        """
-        question = self._questions.get(storage_index)
-        if question is not None and not again:
-            return await question.answer()
-        question = self._questions[storage_index] = _Question()
-        answer = question.answer()
-        Deferred.fromCoroutine(self._find_readers(storage_index, question))
-        return await answer
-
-    async def _find_readers(self, storage_index: bytes, question: _Question) -> None:
-        try:
-            storage = await self._link.storage()
-            readers = await self._link.call(storage, "get_buckets", storage_index)
-            self._check_numbers("a question for shares", readers)
-        except ServerError as error:
-            question.fail(error)
-            return
-        finally:
-            current = self._questions.get(storage_index) is question
-            if current:
-                del self._questions[storage_index]
-        if current and readers:  # else a change came in between, and made it worthless
-            self._readers[storage_index] = readers
-            self._readers.move_to_end(storage_index)
-            while len(self._readers) > self._settings.max_indexes:
-                self._readers.popitem(last=False)
-        question.succeed(readers)
-
-    def _forget_readers(self, storage_index: bytes) -> None:
-        self._readers.pop(storage_index, None)
-        self._questions.pop(storage_index, None)
-
-    async def _checked_read(self, reader: Any, offset: int, length: int) -> bytes:
-        data: bytes = await self._link.call(reader, "read", offset, length)
-        if len(data) > length:
-            raise self._nonsense("a read", f"more than the {length} bytes that were asked for")
-        return data
-
-    def _read(self, reader: Any, offset: int, length: int) -> Deferred[bytes]:
-        return Deferred.fromCoroutine(self._checked_read(reader, offset, length))
-
-    async def _read_all(self, reader: Any, offset: int, length: int) -> bytes:
-        pieces = [
-            self._read(reader, at, min(READ_PIECE_BYTES, offset + length - at))
-            for at in range(offset, offset + max(1, length), READ_PIECE_BYTES)
-        ]
-        found = await _all(pieces)
-        return found[0] if len(found) == 1 else b"".join(found)
-
-    # Streams.
-
-    async def _stream(
-        self,
-        opening: Deferred[Any],
-        renew: Callable[..., Coroutine[Any, Any, Any]],
-        offset: int,
-        length: int,
-        consumer: IConsumer,
-    ) -> int:
-        reader = await opening
-        stream = Stream()
-        self._streams.add(stream)
-        try:
-            consumer.registerProducer(stream, True)
-            try:
-                return await self._pump(reader, renew, stream, offset, length, consumer)
-            finally:
-                consumer.unregisterProducer()
-        finally:
-            self._streams.discard(stream)
-
-    async def _pump(
-        self,
-        reader: Any,
-        renew: Callable[..., Coroutine[Any, Any, Any]],
-        stream: Stream,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
-    ) -> int:
-        piece_bytes = self._settings.stream_piece_bytes
-        reads: deque[tuple[Deferred[bytes], int]] = deque()
-        asked = delivered = 0
-        may_renew = True
-        try:
-            while delivered < length:
-                await stream.flowing()
-                while asked < length and len(reads) < self._settings.stream_pieces:
-                    size = min(piece_bytes, length - asked)
-                    reads.append((self._read(reader, offset + asked, size), size))
-                    asked += size
-                read, size = reads.popleft()
-                try:
-                    piece = await stream.unless_stopped(read)
-                except ServerRefused:
-                    if not may_renew:
-                        raise
-                    may_renew, asked = False, 0
-                    _give_up(reads)
-                    asking = Deferred.fromCoroutine(renew(instead_of=reader))
-                    reader = await stream.unless_stopped(asking)
-                    continue
-                may_renew = False
-                await stream.flowing()
-                if piece:
-                    consumer.write(piece)
-                    delivered += len(piece)
-                if len(piece) < size:
-                    break
-        finally:
-            _give_up(reads)
-        return delivered
-
-    # Errors.
-
-    def _check_numbers(self, question: str, numbers: Any) -> None:
-        if not all(0 <= number <= MAX_SHARE_NUMBER for number in numbers):
-            raise self._nonsense(question, "numbers that no share can have")
-
-    def _nonsense(self, question: str, what: str) -> ServerProtocolError:
-        return ServerProtocolError(
-            f"{self._name} answered {question} with {what}; is it a storage server?",
-            self._name,
-            may_have_happened=True,
-        )
-
-
-class _Question:
-    """One question, and all who wait for its answer."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Deferred[dict[int, Any]]] = []
-
-    def answer(self) -> Deferred[dict[int, Any]]:
-        """Fire when the answer is there."""
-        waiting: Deferred[dict[int, Any]] = Deferred()
-        self._waiting.append(waiting)
-        return waiting
-
-    def succeed(self, readers: dict[int, Any]) -> None:
-        """The answer is there."""
-        for waiting in self._waiting:
-            waiting.callback(readers)
-
-    def fail(self, error: ServerError) -> None:
-        """There will be none."""
-        for waiting in self._waiting:
-            waiting.errback(error)
-
-
-def _give_up(reads: deque[tuple[Deferred[bytes], int]]) -> None:
-    """Let go of reads; whatever comes of them, nobody is there to hear it."""
-    while reads:
-        read, _ = reads.popleft()
-        read.addErrback(lambda _: None)
-        read.cancel()
-
-
-async def _all(waiting: Sequence[Deferred[Any]]) -> list[Any]:
-    """Wait for all, and raise the first failure when all have ended."""
-    outcomes = await DeferredList(waiting, consumeErrors=True)
-    for good, result in outcomes:
-        if not good:
-            result.raiseException()
-    return [result for _, result in outcomes]

@@ -27,6 +27,8 @@ from pipegrid.errors import (
     ServerUnreachable,
 )
 
+MAX_SHARE_NUMBER = 255
+
 _EXCERPT_CHARACTERS = 160
 
 # By the last part of an exception's name: that of our own servers, and those of Tahoe-LAFS 1.20.0.
@@ -246,3 +248,18 @@ def excerpt(text: str) -> str:
     text = text[: 4 * _EXCERPT_CHARACTERS]
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= _EXCERPT_CHARACTERS else text[:_EXCERPT_CHARACTERS] + "…"
+
+
+def check_numbers(server: str, question: str, numbers: Any) -> None:
+    """Raise ServerProtocolError unless all are numbers of shares."""
+    if not all(0 <= number <= MAX_SHARE_NUMBER for number in numbers):
+        raise nonsense(server, question, "numbers that no share can have")
+
+
+def nonsense(server: str, question: str, what: str) -> ServerProtocolError:
+    """Return the error for an answer that no storage server gives."""
+    return ServerProtocolError(
+        f"{server} answered {question} with {what}; is it a storage server?",
+        server,
+        may_have_happened=True,
+    )

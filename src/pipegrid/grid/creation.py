@@ -1,0 +1,194 @@
+"""
+Making a client's directory: its settings, and secrets that nobody else has.
+
+What is there already is never replaced. ``config`` says which files there are, and reads them; a directory is
+configured once it has its ``pipegrid.cfg``, so that is written last.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pipegrid.core import base32
+from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.errors import UsageError
+from pipegrid.grid.config import (
+    CONFIG_NAME,
+    DEFAULT_SERVERS,
+    DURABILITIES,
+    SECRET_BYTES,
+    TAHOE_CONFIG_NAME,
+    GridConfig,
+    check_happy,
+    check_servers,
+    is_configured,
+    load,
+)
+from pipegrid.grid.introducers import INTRODUCERS_NAME
+from pipegrid.grid.servers import SERVERS_NAME
+
+DEFAULT_HAPPY = 7
+
+
+def create_local(
+    directory: Path | str,
+    *,
+    servers: int = DEFAULT_SERVERS,
+    params: Params | None = None,
+    happy: int | None = None,
+    durability: str = "batch",
+) -> GridConfig:
+    """
+    Make ``directory`` a client's directory with an embedded grid, and return what it says.
+
+    Secrets that are there already are kept: they decide which files converge.
+
+    Args:
+        happy: by default 7, or fewer where the servers or shares do not allow more.
+
+    Raises:
+        UsageError: it is configured already, cannot be written, or the numbers are impossible.
+    """
+    params = params or Params()
+    check_servers(servers)
+    if happy is None:
+        happy = min(DEFAULT_HAPPY, servers, params.total_shares)
+    check_happy(happy, params)
+    if happy > servers:
+        raise UsageError(
+            f"{servers} servers can never hold a file on {happy} of them; "
+            "make more servers or ask for less with --happy"
+        )
+    if durability not in DURABILITIES:
+        raise UsageError(f"the durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
+    local = [
+        "",
+        "[local]",
+        "directory = storage",
+        f"servers = {servers}",
+        f"durability = {durability}",
+    ]
+    return _create(Path(directory), params, happy, local)
+
+
+def create_client(
+    directory: Path | str,
+    *,
+    params: Params | None = None,
+    happy: int | None = None,
+    files: Mapping[str, str] | None = None,
+    preferred: frozenset[str] = frozenset(),
+    force_foolscap: bool = False,
+) -> GridConfig:
+    """
+    Make ``directory`` a client's directory without servers of its own, and return what it says.
+
+    Its servers are those of ``private/servers.yaml`` and of introducers. Otherwise as ``create_local``.
+
+    Args:
+        files: names in the directory, with contents, such as ``private/servers.yaml``.
+        preferred: ids of servers that come first.
+        force_foolscap: speak Foolscap with servers that speak HTTPS as well.
+    """
+    params = params or Params()
+    happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
+    check_happy(happy, params)
+    more = [f"peers.preferred = {', '.join(sorted(preferred))}"] if preferred else []
+    more += ["force_foolscap = true"] if force_foolscap else []
+    return _create(Path(directory), params, happy, more, files)
+
+
+def create_like_tahoe(
+    directory: Path | str,
+    node: Path | str,
+    *,
+    params: Params | None = None,
+    happy: int | None = None,
+) -> GridConfig:
+    """
+    Make ``directory`` a client's that stores files as a Tahoe-LAFS node does, and return what it says.
+
+    Numbers, secrets, introducers, servers and preferences are copied; the node's directory is only read.
+    """
+    node = Path(node)
+    if not (node / TAHOE_CONFIG_NAME).is_file():
+        raise UsageError(
+            f"{node} is no Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
+        )
+    theirs = load(node)
+    files = {
+        "private/convergence": base32.encode(theirs.convergence) + "\n",
+        "private/secret": base32.encode(theirs.lease_secret) + "\n",
+    }
+    if theirs.introducers.addresses:
+        files[INTRODUCERS_NAME] = theirs.introducers.as_text()
+    if (node / SERVERS_NAME).is_file():
+        files[SERVERS_NAME] = (node / SERVERS_NAME).read_text("utf-8")
+    return create_client(
+        directory,
+        params=params or theirs.params,
+        happy=theirs.happy if happy is None and params is None else happy,
+        files=files,
+        preferred=theirs.preferred,
+        force_foolscap=theirs.force_foolscap,
+    )
+
+
+def _create(
+    directory: Path,
+    params: Params,
+    happy: int,
+    more_lines: list[str],
+    files: Mapping[str, str] | None = None,
+) -> GridConfig:
+    if is_configured(directory):
+        raise UsageError(
+            f"{directory} is configured already; use it as it is, or choose another directory"
+        )
+    lines = [
+        "# Settings of PipeGrid; what they mean: docs/reference-cli.md.",
+        "[client]",
+        f"shares.needed = {params.required_shares}",
+        f"shares.total = {params.total_shares}",
+        f"shares.happy = {happy}",
+    ]
+    if params.max_segment_bytes != DEFAULT_SEGMENT_BYTES:
+        lines.append(f"segment_size = {params.max_segment_bytes}")
+    lines += more_lines
+    try:
+        private = directory / "private"
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in (files or {}).items():
+            if (directory / name).exists():
+                raise UsageError(
+                    f"{directory / name} is there already; remove it, or choose another directory"
+                )
+            _write(directory / name, text, 0o600)
+        for name in ("convergence", "secret"):
+            if not (private / name).exists():
+                _write(private / name, base32.encode(os.urandom(SECRET_BYTES)) + "\n", 0o600)
+        _write(directory / CONFIG_NAME, "\n".join([*lines, ""]), 0o644)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make {directory} a grid directory: {error.strerror}; choose another with -d"
+        ) from error
+    return load(directory)
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Write a file that is there whole or not at all, and is not replaced if it is there."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # somebody made it at the same moment: theirs stands
+            os.link(name, path)
+    finally:
+        os.unlink(name)
