@@ -44,7 +44,7 @@ from pipegrid.errors import NotEnoughSharesError, UnhappyError
 from pipegrid.simulation.driver import Hung
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.simulation.log import timeline
-from pipegrid.storage import http_service
+from pipegrid.storage import http_bodies, http_service
 from pipegrid.transfer import download, lanes, readers
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -66,8 +66,8 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (decoder, "_APART_BYTES", 1500),
     (download, "_TASTE_BYTES", 300),
     (http_service, "INLINE_READ_BYTES", 1000),
-    (http_service, "STREAM_PIECE_BYTES", 700),
-    (http_service, "GATHER_BYTES", 500),
+    (http_bodies, "STREAM_PIECE_BYTES", 700),
+    (http_bodies, "GATHER_BYTES", 500),
 )
 """What makes small files be sent and read as large ones are: in many writes, and in streams."""
 

@@ -77,10 +77,10 @@ class StoreTestCase(SynchronousTestCase):
 
 def kill(store: ShareStore) -> None:
     """Do to a store what ``kill -9`` does to its process: files are closed, nothing else happens."""
-    for upload in store._uploads.values():
+    for upload in store._unfinished._uploads.values():
         if upload._fd is not None:
             os.close(upload._fd)
             upload._fd = None
         upload.gone = True
-    store._uploads.clear()
-    store._open.clear()
+    store._unfinished._uploads.clear()
+    store._unfinished._open.clear()

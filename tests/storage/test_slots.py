@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
-from pipegrid.storage import disk, slots
+from pipegrid.storage import disk, slotchange, slots
 from pipegrid.storage import mutable_containers as containers
 from pipegrid.storage.containers import stored_secret
 from pipegrid.storage.store import ShareStore
@@ -76,8 +76,8 @@ class RecordedTests(SlotTestCase):
 
     def test_recorded_containers_byte_for_byte(self) -> None:
         """Created, leased six times, grown and cut: the same files."""
-        for limit in (slots.COPY_LIMIT_BYTES, 0):  # anew, and in place
-            with mock.patch.object(slots, "COPY_LIMIT_BYTES", limit):
+        for limit in (slotchange.COPY_LIMIT_BYTES, 0):  # anew, and in place
+            with mock.patch.object(slotchange, "COPY_LIMIT_BYTES", limit):
                 self.change({3: ShareChange(new_length=0)}, secrets=self.recorded_secrets())
                 self.replay()
 
@@ -244,8 +244,8 @@ class ModelTests(SlotTestCase):
         self.store = self.make_store()
         model: dict[int, bytes] = {}
         owners: dict[int, set[int]] = {}
-        limit = 0 if in_place else slots.COPY_LIMIT_BYTES
-        with mock.patch.object(slots, "COPY_LIMIT_BYTES", limit):
+        limit = 0 if in_place else slotchange.COPY_LIMIT_BYTES
+        with mock.patch.object(slotchange, "COPY_LIMIT_BYTES", limit):
             for changes, client, at, guess_right in steps:
                 guess = model.get(0, b"")[at : at + 9] if guess_right else b"never so"
                 if changes:
@@ -270,8 +270,8 @@ class ModelTests(SlotTestCase):
 
     def test_growth_with_many_leases(self) -> None:
         """A share with nine leases keeps them all, however little or much it grows."""
-        for limit in (slots.COPY_LIMIT_BYTES, 0):
-            with mock.patch.object(slots, "COPY_LIMIT_BYTES", limit):
+        for limit in (slotchange.COPY_LIMIT_BYTES, 0):
+            with mock.patch.object(slotchange, "COPY_LIMIT_BYTES", limit):
                 self.write(0, new_length=0)
                 self.write(0, (0, b"a"))
                 for client in range(8):
@@ -383,7 +383,7 @@ class CrashTests(SlotTestCase):
 
     def test_long_shares_stay_readable(self) -> None:
         """A share that is changed in place has all its leases, and old or new bytes in every place."""
-        with mock.patch.object(slots, "COPY_LIMIT_BYTES", 0):
+        with mock.patch.object(slotchange, "COPY_LIMIT_BYTES", 0):
             self.write(0, (0, b"o" * 300))
             for client in range(6):
                 self.store.add_lease(SI, lease(client))

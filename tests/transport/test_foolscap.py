@@ -273,7 +273,7 @@ class FailureTests(SynchronousTestCase):
         """If the disk fails a write, the close right behind it does not make a damaged share visible."""
         self.server.allocate(SI, {0}, 6, SECRETS)
         self.world.settle()
-        upload = next(iter(self.world.store._uploads.values()))
+        upload = next(iter(self.world.store._unfinished._uploads.values()))
         good = upload.write
 
         def failing(offset: int, pieces: Any) -> None:

@@ -30,6 +30,7 @@ LEASE_BYTES = 72
 LEASE_COUNT_OFFSET = 8
 EXPIRY_OFFSET = 68  # within a lease record
 LEASE_DURATION_S = 31 * 24 * 3600
+MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
 
 WRITTEN_VERSION = 2
 OWNER_ALLOCATE = 0  # the owner number means nothing, but both values are customary

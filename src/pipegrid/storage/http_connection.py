@@ -47,7 +47,8 @@ from pipegrid.storage.http_requests import SECRET_HEADER, WANTED_HEADERS, Reques
 from pipegrid.wire.gbs_http import Resource
 
 if TYPE_CHECKING:
-    from pipegrid.storage.http_service import GbsService, Receiver
+    from pipegrid.storage.http_bodies import Receiver
+    from pipegrid.storage.http_service import GbsService
     from pipegrid.storage.server import GbsServer
 
 MAX_HEAD_BYTES = 16384

@@ -1,10 +1,6 @@
 """
-What the GBS server does with its share store: each admitted request becomes a receiver of its body, and that
-an answer.
-
-A receiver is fed the body as it comes and asked for the answer at its end. Share data goes from the parser
-into the incoming file at once, gathered only until a write is worth its system call; other bodies
-are gathered whole, and bounded.
+What the GBS server does with its share store: each admitted request becomes a receiver of its body (see
+``http_bodies``), and that an answer.
 
 Disk work at the speed of the page cache runs here and now: a thread costs more than it (there and back: 35
 microseconds and more; writing 16 KiB: 10). What waits for the disk itself, making shares durable, is
@@ -15,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -32,7 +27,8 @@ from pipegrid.errors import (
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.durability import Durability
 from pipegrid.storage.http_answers import Answer
-from pipegrid.storage.http_requests import Admitted, Operation, Request, Rule, admit
+from pipegrid.storage.http_bodies import Call, Receiver, Refusal, ShareStream, Write
+from pipegrid.storage.http_requests import Admitted, Operation, Request, admit
 from pipegrid.storage.http_slots import SlotHandlers
 from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.reader import ShareReader
@@ -43,11 +39,8 @@ from pipegrid.wire import gbs, gbs_http
 from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
-GATHER_BYTES = 128 * 1024
-"""Share data is held until this much has come, or the request ends: one write instead of eight."""
 INLINE_READ_BYTES = 64 * 1024
 """Up to here a read is an answer like any other; beyond, it is streamed."""
-STREAM_PIECE_BYTES = 128 * 1024
 MAX_COMMITS = 512
 """Complete shares that wait to become durable, each an open file, over all connections."""
 
@@ -55,19 +48,6 @@ MAX_HELD_BYTES = 512 << 20
 """Of message bodies, over all connections; only those of read-test-write can be large."""
 
 log = Logger()
-
-
-class Receiver(Protocol):
-    """Takes the body of one request, and answers it."""
-
-    def write(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
-
-    def finish(self) -> Answer | Deferred[Answer]:
-        """Return the answer; the body is complete."""
-
-    def abandon(self) -> None:
-        """The rest of the body will not come."""
 
 
 class GbsService:
@@ -143,22 +123,22 @@ class GbsService:
         """Return what takes the body of a request and answers it; never raises."""
         admitted = admit(request, self._authorization)
         if isinstance(admitted, Answer):
-            return _Refusal(admitted, self._counted_as(request.method.decode("ascii")))
+            return Refusal(admitted, self._counted_as(request.method.decode("ascii")))
         rule = admitted.rule
         operation = rule.operation
         if operation is Operation.WRITE:
             begun = self.guard(operation, lambda: self._begin_write(request, admitted))
             if isinstance(begun, Answer):
-                return _Refusal(begun, self._counted_as(operation.value))
+                return Refusal(begun, self._counted_as(operation.value))
             return begun
         if operation in (Operation.READ, Operation.SLOT_READ):
             wanted = request.headers.get(b"range")
             read = self._read if operation is Operation.READ else self._read_slot
-            return _Call(self, rule, lambda _: read(admitted.target, wanted))
+            return Call(self, rule, lambda _: read(admitted.target, wanted))
         handler = self._handlers[operation]
-        return _Call(self, rule, lambda body: handler(admitted, body))
+        return Call(self, rule, lambda body: handler(admitted, body))
 
-    def guard(self, operation: Operation, call: Callable[[], Answer | _Write]) -> Answer | _Write:
+    def guard(self, operation: Operation, call: Callable[[], Answer | Write]) -> Answer | Write:
         """Return what call returns, or the answer for what it raises."""
         try:
             return call()
@@ -216,7 +196,7 @@ class GbsService:
         )
         return answers.cbor(gbs.pack_allocation(allocation))
 
-    def _begin_write(self, request: Request, admitted: Admitted) -> Answer | _Write:
+    def _begin_write(self, request: Request, admitted: Admitted) -> Answer | Write:
         try:
             begin, end = gbs_http.parse_content_range(request.headers.get(b"content-range", b""))
         except ValueError:
@@ -231,7 +211,7 @@ class GbsService:
         )
         if end > upload.share_bytes:
             return answers.BAD_CONTENT_RANGE
-        return _Write(self, upload, begin, end)
+        return Write(self, upload, begin, end)
 
     def _abort(self, admitted: Admitted, body: bytes) -> Answer:
         target = admitted.target
@@ -285,7 +265,7 @@ class GbsService:
             headers = b"Content-Range: %s\r\n" % gbs_http.format_content_range(begin, end)
         self.sent_bytes += end - begin
         if end - begin > INLINE_READ_BYTES:
-            stream = _ShareStream(reader, begin, end)
+            stream = ShareStream(reader, begin, end)
             return answers.make(
                 status, content_type=gbs.SHARE_CONTENT_TYPE, headers=headers, stream=stream
             )
@@ -328,185 +308,6 @@ class GbsService:
             return False
         self._held_bytes += more_bytes
         return True
-
-
-class _Refusal:
-    """Lets the body pass, and gives the answer that was decided before it came."""
-
-    def __init__(self, answer: Answer, count: Callable[[Answer], Answer]) -> None:
-        self._answer = answer
-        self._count = count
-
-    def write(self, data: bytes) -> None:
-        """The body does not matter."""
-
-    def finish(self) -> Answer:
-        """Return the answer."""
-        return self._count(self._answer)
-
-    def abandon(self) -> None:
-        """Nothing was begun."""
-
-
-class _Call:
-    """Gathers a small body, and calls."""
-
-    def __init__(
-        self,
-        service: GbsService,
-        rule: Rule,
-        handler: Callable[[bytes], Answer | Deferred[Answer]],
-    ) -> None:
-        self._service = service
-        self._operation = rule.operation
-        self._limit_bytes = rule.body_limit_bytes or 0
-        self._handler = handler
-        self._body = bytearray()
-        self._held_bytes = 0
-        self._refusal: Answer | None = None
-
-    def write(self, data: bytes) -> None:
-        """Hold it, up to the limit; bodies that nobody wants are not held."""
-        if not self._limit_bytes or self._refusal is not None:
-            return
-        if len(self._body) + len(data) > self._limit_bytes:
-            self._refusal = answers.TOO_LARGE
-        elif not self._service.hold(len(data)):
-            self._refusal = answers.BUSY
-        if self._refusal is not None:
-            self._let_go()
-            return
-        self._body += data
-        self._held_bytes += len(data)
-
-    def finish(self) -> Answer | Deferred[Answer]:
-        """Carry it out."""
-        if self._refusal is not None:
-            return self._count(self._refusal)
-        try:
-            answer = self._handler(bytes(self._body))
-        except Exception as error:
-            answer = self._service.answer_error(self._operation, error)
-        finally:
-            self._body.clear()
-        if isinstance(answer, Deferred):
-            # Until then the request is in memory, in another form.
-            answer.addErrback(self._failed).addCallback(self._ended)
-            return answer.result if answer.called and isinstance(answer.result, Answer) else answer
-        return self._ended(answer)
-
-    def abandon(self) -> None:
-        """Nothing was begun."""
-        self._let_go()
-
-    def _ended(self, answer: Answer) -> Answer:
-        self._let_go()
-        return self._count(answer)
-
-    def _failed(self, failure: Failure) -> Answer:
-        error = failure.value
-        assert isinstance(error, Exception)
-        return self._service.answer_error(self._operation, error)
-
-    def _count(self, answer: Answer) -> Answer:
-        return self._service.count(self._operation.value, answer)
-
-    def _let_go(self) -> None:
-        self._service.hold(-self._held_bytes)
-        self._held_bytes = 0
-        self._body.clear()
-
-
-class _Write:
-    """Writes share data where it belongs, while it comes."""
-
-    def __init__(self, service: GbsService, upload: Upload, begin: int, end: int) -> None:
-        self._service = service
-        self._upload = upload
-        self._at = begin
-        self._end = end
-        self._left = end - begin
-        self._pieces: list[bytes] = []
-        self._gathered = 0
-        self._answer: Answer | None = None
-
-    def write(self, data: bytes) -> None:
-        """Hold a little, write the rest."""
-        if len(data) > self._left:  # the body may be longer than its range
-            data = data[: self._left]
-        if not data or self._answer is not None:
-            return
-        self._pieces.append(data)
-        self._left -= len(data)
-        self._gathered += len(data)
-        if self._gathered >= GATHER_BYTES:
-            self._write_out()
-
-    def finish(self) -> Answer | Deferred[Answer]:
-        """Acknowledge it, when the share is durable if it is complete."""
-        service = self._service
-        if self._pieces:
-            self._write_out()
-        if self._answer is None and self._left:
-            self._answer = answers.text(400, "the body is shorter than its Content-Range")
-        if self._answer is not None:
-            return service.count("write", self._answer)
-        upload = self._upload
-        if upload.complete:
-            return service.commit(upload).addCallbacks(self._stored, self._failed)
-        try:
-            upload.checkpoint()
-            answer = answers.cbor(gbs.pack_required(upload.required()))
-        except Exception as error:
-            answer = service.answer_error(Operation.WRITE, error)
-        return service.count("write", answer)
-
-    def abandon(self) -> None:
-        """Keep what has come: the client may resume behind it."""
-        if self._pieces:
-            self._write_out()
-        try:
-            self._upload.checkpoint()
-        except PipegridError as error:
-            log.warn("{error}", error=str(error))
-
-    def _write_out(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        try:
-            self._upload.write(self._at, pieces)
-        except Exception as error:
-            self._answer = self._service.answer_error(Operation.WRITE, error)
-        self._service.received(self._upload, self._gathered)
-        self._at += self._gathered
-        self._gathered = 0
-
-    def _stored(self, _: None) -> Answer:
-        return self._service.count("write", answers.SHARE_COMPLETE)
-
-    def _failed(self, failure: Failure) -> Answer:
-        error = failure.value
-        assert isinstance(error, Exception)
-        return self._service.count("write", self._service.answer_error(Operation.WRITE, error))
-
-
-class _ShareStream:
-    """Part of a share, read while it is sent."""
-
-    def __init__(self, reader: ShareReader, begin: int, end: int) -> None:
-        self.length = end - begin
-        self._reader = reader
-        self._at = begin
-        self._end = end
-
-    def read(self) -> bytes:
-        """Return the next piece."""
-        data = self._reader.read(self._at, min(STREAM_PIECE_BYTES, self._end - self._at))
-        self._at += len(data)
-        return data
-
-    def close(self) -> None:
-        """Close the share."""
-        self._reader.close()
 
 
 def _check_number(target: Target) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import attrs
 
@@ -131,6 +131,17 @@ def is_mutable(path: str) -> bool:
 def damaged(path: str, error: ValueError) -> ServerRefused:
     """Return the error to report for a share that is not understood."""
     return ServerRefused(f"cannot use the share {path!r}: {error}; use another server's")
+
+
+@contextmanager
+def reported(what: str, path: str) -> Iterator[None]:
+    """Turn errors of the disk and of containers into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise disk.disk_error(error, what) from error
+    except ValueError as error:
+        raise damaged(path, error) from error
 
 
 def change_file(

@@ -15,36 +15,14 @@ processes, each with a store of its own.
 for each unfinished upload, made and removed again, would cost more than all the rest: ext4 does not hand
 out an inode that was freed in the last seconds, and every new file searches past those.
 
-**Unfinished uploads** belong to whoever knows their secret, and survive connections and processes. A process
-that works on one holds its lock (see ``uploads``). ``allocate`` decides thus about a number that has a
-file in ``incoming``:
-
-===========================  =====================  ==========================================
-the lock is held by          the secret is          then
-===========================  =====================  ==========================================
-this store                   the same               allocated: go on with it
-this store                   another                refused, until 30 minutes without a write
-another process              unknown to us          refused
-nobody (that one is dead)    the same, note good    allocated: go on with what had arrived
-nobody                       anything else          emptied, and allocated anew
-===========================  =====================  ==========================================
-
-The last line means that leftovers never block anybody. Its price: after a restart, whoever allocates first
-under another secret takes the place of an unfinished upload, whose writer will be told ``NoSuchShare`` or
-``WrongSecret`` and may allocate again, as it has to after any restart of a Tahoe-LAFS server.
-
-The bytes still to come of this store's unfinished uploads are promised, and count as taken; those of
-other processes are not known here.
+**Unfinished uploads.** See ``unfinished``.
 
 Source: the format reference, storage protocols, sections 7 and 8.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -52,34 +30,19 @@ from pathlib import Path
 
 from pipegrid import __version__
 from pipegrid.core import base32
-from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
-from pipegrid.storage import (
-    advisories,
-    containers,
-    disk,
-    housekeeping,
-    incoming,
-    leases,
-    sidecar,
-    slotfiles,
-    uploads,
-)
+from pipegrid.errors import NoSuchShare, ServerRefused, UsageError
+from pipegrid.storage import advisories, containers, disk, housekeeping, leases, slotfiles
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable_containers import NODE_ID_BYTES
-from pipegrid.storage.paths import SHARE_NUMBERS, Key, Paths, check_key, check_number
+from pipegrid.storage.paths import SHARE_NUMBERS, Paths, check_key, check_number
 from pipegrid.storage.reader import ShareReader, open_reader
 from pipegrid.storage.slots import Slots
+from pipegrid.storage.unfinished import UnfinishedUploads
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
 ABANDONED_AFTER_S = 30 * 60
 DEFAULT_EXPIRY = Expiry()
-MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
-ONE_CALL_BYTES = 4096
-"""
-The file of so small a share stays empty until its first write, which as a rule is its only one: header, data
-and lease go with one call.
-"""
 _PLENTY_BYTES = 1 << 30
 
 
@@ -126,17 +89,11 @@ class ShareStore:
         self.read_only = read_only
         self._paths = Paths(root)
         self._clock = clock
-        self._max_open = max_open_uploads
-        self._max_uploads = max_uploads
         self._free_bytes = free_bytes
-        self._read_boot_id = boot_id
-        self._boot_id: bytes | None = None
-        self._uploads: dict[Key, Upload] = {}
         self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
-        self._allocated_bytes = 0  # their lengths, however much of them has arrived
-        self._open: OrderedDict[Key, Upload] = OrderedDict()  # the longest unused first
-        self._table_lock = threading.Lock()  # for these two; nothing is waited for under it
-        self._allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
+        self._unfinished = UnfinishedUploads(
+            self._paths, clock, self._has_room, max_open_uploads, max_uploads, boot_id
+        )
         self.slots = Slots(
             self._paths.directory,
             self._paths.incoming,
@@ -147,12 +104,12 @@ class ShareStore:
         )
 
     def __repr__(self) -> str:
-        return f"<ShareStore {str(self.root)!r}, {len(self._uploads)} unfinished uploads>"
+        return f"<ShareStore {str(self.root)!r}, {len(self._unfinished)} unfinished uploads>"
 
     @property
     def upload_count(self) -> int:
         """How many unfinished uploads this store has."""
-        return len(self._uploads)
+        return len(self._unfinished)
 
     # Space.
 
@@ -173,8 +130,7 @@ class ShareStore:
             raise disk.disk_error(error, what) from error
         if free is None:
             return None
-        with self._table_lock:
-            promised = sum(upload.remaining_bytes for upload in self._uploads.values())
+        promised = self._unfinished.remaining_bytes()
         return max(0, free - self.reserved_bytes - promised)
 
     def _has_room(self, share_bytes: int) -> bool:
@@ -185,7 +141,7 @@ class ShareStore:
         """
         if self.read_only:
             return False
-        needed = self.reserved_bytes + self._allocated_bytes + share_bytes
+        needed = self.reserved_bytes + self._unfinished.allocated_bytes + share_bytes
         second = int(self._clock())
         if second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
             return True
@@ -201,7 +157,8 @@ class ShareStore:
         room = self.available_bytes()
         if not disk.is_writable(self._paths.shares):
             room = 0
-        largest = MAX_SHARE_BYTES if room is None else min(room, MAX_SHARE_BYTES)
+        most = containers.MAX_SHARE_BYTES
+        largest = most if room is None else min(room, most)
         return ServerVersion(largest, room, f"pipegrid/{__version__}")
 
     # Writing.
@@ -222,7 +179,7 @@ class ShareStore:
             check_number(number)
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
-        with self._allocate_lock:
+        with self._unfinished.allocate_lock:
             there = self._list_shares(storage_index)
             have = there or frozenset()
             for number in have:
@@ -233,7 +190,9 @@ class ShareStore:
             allocated = frozenset(
                 number
                 for number in sorted(share_numbers - have)
-                if self._allocate(storage_index, number, share_bytes, secrets, there is None)
+                if self._unfinished.allocate(
+                    storage_index, number, share_bytes, secrets, there is None
+                )
             )
         return Allocation(have, allocated)
 
@@ -245,16 +204,7 @@ class ShareStore:
             NoSuchShare: there is none.
             WrongSecret: there is one, under another secret, or in the hands of another process.
         """
-        key = check_key(storage_index, share_number)
-        secret_hash = uploads.hash_secret(upload_secret)
-        with self._table_lock:
-            upload = self._uploads.get(key)
-        if upload is None:
-            with self._allocate_lock:
-                upload = self._uploads.get(key) or self._take_up(key, secret_hash)
-        if not hmac.compare_digest(upload.secret_hash, secret_hash):
-            raise _wrong_secret(upload.storage_index, share_number, "under another secret")
-        return upload
+        return self._unfinished.upload(storage_index, share_number, upload_secret)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """
@@ -264,10 +214,7 @@ class ShareStore:
             NoSuchShare: there is none, or all of its bytes have arrived.
             WrongSecret: see ``upload``.
         """
-        upload = self.upload(storage_index, share_number, upload_secret)
-        if upload.complete:
-            raise _no_such_upload(storage_index, share_number)
-        upload.discard()
+        self._unfinished.abort(storage_index, share_number, upload_secret)
 
     # Reading.
 
@@ -362,11 +309,8 @@ class ShareStore:
             how many were given up. Call it every few minutes.
         """
         too_old = self._clock() - ABANDONED_AFTER_S
-        with self._table_lock:
-            idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
-        for upload in idle:
-            upload.discard()
-        return len(idle) + housekeeping.remove_abandoned(self._paths.incoming, too_old)
+        given_up = self._unfinished.expire(too_old)
+        return given_up + housekeeping.remove_abandoned(self._paths.incoming, too_old)
 
     def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY) -> int:
         """
@@ -378,175 +322,8 @@ class ShareStore:
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may go on with them."""
-        with self._table_lock:
-            open_ones = list(self._uploads.values())
-        for upload in open_ones:
-            upload.suspend()
+        self._unfinished.release()
 
     def close(self) -> None:
         """Let go of everything; whoever opens the directory next may go on with it."""
-        with self._table_lock:
-            open_ones = list(self._uploads.values())
-            self._uploads.clear()
-            self._allocated_bytes = 0
-            self._open.clear()
-        for upload in open_ones:
-            upload.close()
-
-    # What lies behind allocate and upload; under _allocate_lock.
-
-    def _allocate(
-        self,
-        storage_index: bytes,
-        number: int,
-        share_bytes: int,
-        secrets: UploadSecrets,
-        new_index: bool,
-    ) -> bool:
-        key = (storage_index, number)
-        secret_hash = uploads.hash_secret(secrets.upload)
-        upload = self._uploads.get(key)
-        if upload is not None:
-            same = hmac.compare_digest(upload.secret_hash, secret_hash)
-            return same and upload.share_bytes == share_bytes
-        if share_bytes > MAX_SHARE_BYTES or not self._has_room(share_bytes):
-            return False
-        if self.read_only or len(self._uploads) >= self._max_uploads:
-            return False
-        path = self._paths.unfinished(storage_index, number)
-        fd, lease = None, None
-        try:
-            fd = incoming.create(path)
-            new = fd is not None
-            if fd is None:
-                fd = incoming.open_new(path)
-                if fd is None:
-                    return False
-            if not (new and new_index) and os.path.lexists(
-                self._paths.final(storage_index, number)
-            ):
-                # Another process finished it after we listed the shares. (Where there were none at all, the
-                # directory is expected to be missing when this one is finished, and that is looked at.)
-                incoming.give_up(path, fd)
-                return False
-            note = None if new else incoming.read_note(path, fd, self._known_boot_id())
-            if (
-                note is None
-                or not hmac.compare_digest(note.secret_hash, secret_hash)
-                or note.share_bytes != share_bytes
-            ):
-                note = None
-                small = share_bytes <= ONE_CALL_BYTES
-                if not new:
-                    os.ftruncate(fd, 0)
-                if not (new and small):
-                    disk.remove(path + sidecar.SUFFIX)
-                lease = self._make_lease(secrets.lease)
-                if not small:
-                    disk.write_all(fd, containers.pack_header(share_bytes, 1), 0)
-                    disk.write_all(fd, lease, containers.HEADER_BYTES + share_bytes)
-                    lease = None
-        except OSError as error:
-            if fd is not None:
-                incoming.give_up(path, fd)
-            refusal = disk.disk_error(error, f"begin an upload in {path!r}")
-            if isinstance(refusal, NoSpace):
-                return False
-            raise refusal from error
-        upload = self._adopt(key, share_bytes, secret_hash, fd, note, lease)
-        upload.new_index = new_index
-        return True
-
-    def _make_lease(self, lease: LeaseSecrets) -> bytes:
-        version, now = containers.WRITTEN_VERSION, self._clock()
-        return containers.make_lease(version, containers.OWNER_ALLOCATE, lease, now).pack()
-
-    def _take_up(self, key: Key, secret_hash: bytes) -> Upload:
-        path = self._paths.unfinished(*key)
-        try:
-            fd = disk.open_locked(path, os.O_RDWR)
-        except FileNotFoundError:
-            raise _no_such_upload(*key) from None
-        except OSError as error:
-            raise disk.disk_error(error, f"resume the upload in {path!r}") from error
-        if fd is None:
-            raise _wrong_secret(*key, "by another process")
-        note = incoming.read_note(path, fd, self._known_boot_id())
-        if note is None:
-            os.close(fd)
-            raise _no_such_upload(*key)
-        if not hmac.compare_digest(note.secret_hash, secret_hash):
-            os.close(fd)
-            raise _wrong_secret(*key, "under another secret")
-        return self._adopt(key, note.share_bytes, secret_hash, fd, note)
-
-    def _adopt(
-        self,
-        key: Key,
-        share_bytes: int,
-        secret_hash: bytes,
-        fd: int,
-        note: sidecar.Note | None,
-        fresh_lease: bytes | None = None,
-    ) -> Upload:
-        upload = Upload(
-            *key,
-            share_bytes,
-            secret_hash,
-            fd,
-            self._paths.unfinished(*key),
-            self._paths.final(*key),
-            self._known_boot_id(),
-            self._clock,
-            self._used,
-            self._forget,
-            () if note is None else note.ranges,
-            fresh_lease,
-        )
-        with self._table_lock:
-            self._uploads[key] = upload
-            self._allocated_bytes += share_bytes
-        self._used(upload)
-        return upload
-
-    def _used(self, upload: Upload) -> None:
-        """Keep the number of open files bounded: the longest unused are closed first."""
-        with self._table_lock:
-            key = (upload.storage_index, upload.share_number)
-            self._open[key] = upload
-            self._open.move_to_end(key)
-            excess = len(self._open) - self._max_open
-            candidates = list(self._open.items()) if excess > 0 else []
-        for key, other in candidates:
-            if excess > 0 and other is not upload and other.suspend():
-                excess -= 1
-                with self._table_lock:
-                    if not other.is_open:
-                        self._open.pop(key, None)
-
-    def _forget(self, upload: Upload) -> None:
-        with self._table_lock:
-            key = (upload.storage_index, upload.share_number)
-            if self._uploads.get(key) is upload:
-                del self._uploads[key]
-                self._allocated_bytes -= upload.share_bytes
-                self._open.pop(key, None)
-
-    def _known_boot_id(self) -> bytes:
-        if self._boot_id is None:
-            self._boot_id = self._read_boot_id()
-        return self._boot_id
-
-
-def _no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
-    return NoSuchShare(
-        f"there is no unfinished upload of share {share_number} of {base32.encode(storage_index)}: "
-        "it was never begun, or finished, aborted or given up; list the shares to see which"
-    )
-
-
-def _wrong_secret(storage_index: bytes, share_number: int, how: str) -> WrongSecret:
-    return WrongSecret(
-        f"share {share_number} of {base32.encode(storage_index)} is being uploaded {how}; "
-        "wait until that is finished or given up"
-    )
+        self._unfinished.close()

@@ -43,7 +43,7 @@ def hash_secret(upload_secret: bytes) -> bytes:
 
 class Upload:
     """
-    A share that is being written; made by ``ShareStore`` alone.
+    A share that is being written; made by ``UnfinishedUploads`` alone.
 
     Attributes:
         storage_index, share_number, share_bytes: which share, and the length of its data.
