@@ -63,7 +63,6 @@ class SlotChange:
         self._shares = shares
         self._secrets = secrets
         self._copies: dict[int, tuple[int, str]] = {}
-        self._in_place: list[int] = []
 
     def carry_out(self, changes: Mapping[int, ShareChange], durable: bool) -> None:
         """Change everything, or raise; see the module's text for what stands then."""
