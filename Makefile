@@ -11,7 +11,7 @@ BUILDBOT_VENV := .venv-buildbot
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips)
 
-.PHONY: demo test lint types trial chromium interop peers speedtest budgets links builds soak crash durability buildbot fuzz format clean
+.PHONY: demo test lint types trial chromium isal interop peers speedtest budgets links builds soak crash durability buildbot fuzz format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -27,7 +27,7 @@ types: $(INSTALLED)
 
 # No test may hang: trial's own timeout is 120 s a test, this one is for the whole, on a machine that is busy.
 # Some run beside Tahoe-LAFS's own processes, which have an environment of their own.
-trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium
+trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal
 	$(BIN)/coverage erase
 	TAHOE=$(TAHOE) timeout 1500 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
 	$(BIN)/coverage combine -q
@@ -40,13 +40,21 @@ chromium:
 		apt-get -qq install --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 		{ echo "The tests need Chromium; install it with your system's packages." >&2; false; }
 
+# Quicker erasure coding, where it is installed; tests compare it with zfec's.
+isal:
+	@for each in libisal.so.2 libisal.2.dylib; do \
+		$(PYTHON) -c "import ctypes, sys; ctypes.CDLL(sys.argv[1])" $$each 2>/dev/null && exit 0; done; \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install --no-install-recommends libisal2 >/dev/null; } || \
+		{ echo "The tests need ISA-L; install it with your system's packages." >&2; false; }
+
 # Under five minutes, on a machine that does nothing else. What the figures mean: docs/explanation-speedtest.md.
 # Results add up to a history there; `make speedtest RUN="--link dsl"` measures something else.
 speedtest: $(INSTALLED)
 	$(BIN)/pipegrid speedtest run --output speedtest-results $(RUN)
 
 # Round trips of small files and the share of TLS's rate for large ones, one JSON line each; four minutes.
-budgets: $(INSTALLED)
+budgets: $(INSTALLED) isal
 	$(BIN)/python -m misc.speedtest.grid
 
 # What the speed test must show on emulated links; a quarter of an hour.
@@ -94,7 +102,7 @@ interop: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.restarts $(if $(SEED),--seed $(SEED))
 
 # PipeGrid and Tahoe-LAFS's gateway in turns on the same servers, on a machine that does nothing else.
-peers: $(INSTALLED) $(TAHOE_VENV)/.installed
+peers: $(INSTALLED) $(TAHOE_VENV)/.installed isal
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers
 
 $(TAHOE_VENV)/.installed:

@@ -44,6 +44,7 @@ from misc.speedtest.processes import Servers
 from misc.speedtest.tlsrate import TlsStreams
 from pipegrid import Grid
 from pipegrid.cli.process import calm_collector
+from pipegrid.core import erasure
 from pipegrid.speedtest.contents import Comparing
 
 PINGS = 5
@@ -250,6 +251,7 @@ def environment(options: argparse.Namespace, seed: int) -> dict[str, Any]:
         "seed": seed,
         "commit": commit.stdout.strip() or None,
         "python": platform.python_version(),
+        "erasure": erasure.library(),
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
     }

@@ -23,7 +23,7 @@ class CodecTests(SynchronousTestCase):
         [line] = out.getvalue().splitlines()
         report = json.loads(line)
         self.assertEqual(report["scenario"], "codec")
-        for name in ("sha256", "aes", "encode_1", "encode_2", report["zfec_best"]):
+        for name in ("sha256", "aes", "encode_1", "encode_2", report["coder_best"]):
             figure = report["figures"][name]
             self.assertTrue(0 < figure["low"] <= figure["median"] <= figure["high"], name)
         self.assertGreater(report["bound_one_thread"], 0)
@@ -33,7 +33,7 @@ class CodecTests(SynchronousTestCase):
         speeds = {"sha256": 1900.0, "aes": 3000.0, "zfec_a": 200.0, "zfec_b": 300.0}
         figures = {name: codec.Figure((speed,)) for name, speed in speeds.items()}
         result = codec.Result(codec.PARAMS, 1, figures, {})
-        self.assertEqual(result.best_zfec, "zfec_b")
+        self.assertEqual(result.best_coder, "zfec_b")
         self.assertAlmostEqual(result.bound, 1 / (19 / 3 / 1900 + 1 / 3000 + 1 / 300))
 
     def test_a_wrong_encoder_is_not_measured(self) -> None:

@@ -64,6 +64,7 @@ from misc.speedtest.peers.nodes import (
 )
 from pipegrid import Grid
 from pipegrid.cli.process import calm_collector
+from pipegrid.core import erasure
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import SERVERS_NAME
@@ -256,6 +257,7 @@ def environment(options: argparse.Namespace) -> dict[str, Any]:
         "seed": options.seed,
         "commit": commit.stdout.strip() or None,
         "python": platform.python_version(),
+        "erasure": erasure.library(),
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
     }

@@ -1,8 +1,9 @@
 """
 Erasure coding of one segment: k primary blocks in, parity out, and any k blocks back again.
 
-zfec does the arithmetic, one table look-up a byte, at one speed whatever the sizes. What made it vary
-by a fifth was where the results go. Parity is fresh memory, and the C library hands back to the kernel
+zfec does the arithmetic, one table look-up a byte, at one speed whatever the sizes; or ISA-L does the same
+with vector instructions, where the system has it (``isal``). What made zfec's speed vary by a fifth was where
+the results go. Parity is fresh memory, and the C library hands back to the kernel
 what was freed, so that the next segment faults in every page again: some 500 faults a megabyte.
 So the allocator is told once, here, to keep more (``_KEPT_BYTES``), and blocks are coded in stripes that
 stay below its threshold for mappings of their own. The pieces are kept as they are, never joined.
@@ -15,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zfec
 
 from pipegrid.core.hashes import Buffer
+
+if TYPE_CHECKING:
+    from pipegrid.core.isal import Multiplier
 
 STRIPE_BYTES = 120 * 1024
 """
@@ -29,6 +33,10 @@ Every piece costs two turns of the GIL, coding and hashing: with two threads 16 
 of the speed, and nothing was gained above 128 KiB. That is also where glibc begins to map each
 buffer by itself, hence a little less.
 """
+
+QUICK_BYTES = 8 * 1024
+"""Of longer blocks ISA-L makes others, if it is there. To load it costs a few milliseconds, which one small
+file does not need."""
 
 # Pieces start at multiples of a cache line within their block.
 _ALIGNMENT = 64
@@ -66,6 +74,10 @@ def encode_stripe(
         return (primary[0],) * len(numbers)  # every block is the segment itself
     if not numbers:
         return ()
+    if len(primary[0]) >= QUICK_BYTES:
+        multiply = _encoding(numbers, required_shares, total_shares)
+        if multiply is not None:
+            return multiply(primary)
     # zfec is quicker with tuples than with lists.
     pieces: list[bytes] = _encoder(required_shares, total_shares).encode(tuple(primary), numbers)
     return pieces
@@ -106,10 +118,17 @@ def decode(
         places = tuple(number if number in blocks else next(parity) for number in range(k))
         views = [memoryview(blocks[number]) for number in places]
         decoder = _decoder(k, total_shares)
+        quick = block_bytes >= QUICK_BYTES
+        multiply = _decoding(places, k, total_shares) if quick else None
         for start, end in stripes(block_bytes):
-            pieces = decoder.decode(tuple(view[start:end] for view in views), places)
-            for number in missing:
-                recovered[number].append(pieces[number])
+            stripe = tuple(view[start:end] for view in views)
+            if multiply is not None:
+                made = multiply(stripe)
+            else:
+                pieces = decoder.decode(stripe, places)
+                made = [pieces[number] for number in missing]
+            for number, piece in zip(missing, made, strict=True):
+                recovered[number].append(piece)
     segment: list[Buffer] = []
     for number in range(k):
         segment.extend(recovered[number] if number in recovered else [blocks[number]])
@@ -136,3 +155,39 @@ def _encoder(required_shares: int, total_shares: int) -> Any:
 @lru_cache(maxsize=16)
 def _decoder(required_shares: int, total_shares: int) -> Any:
     return zfec.Decoder(required_shares, total_shares)
+
+
+# So are these. A file needs one or two, a grid whose servers fail some more.
+@lru_cache(maxsize=64)
+def _encoding(
+    numbers: tuple[int, ...], required_shares: int, total_shares: int
+) -> Multiplier | None:
+    """Return what makes these parity blocks from all primary ones, unless zfec has to."""
+    from pipegrid.core import isal
+
+    encoder = _encoder(required_shares, total_shares)
+    return isal.multiplier(required_shares, lambda blocks: encoder.encode(tuple(blocks), numbers))
+
+
+@lru_cache(maxsize=64)
+def _decoding(
+    places: tuple[int, ...], required_shares: int, total_shares: int
+) -> Multiplier | None:
+    """Return what makes the missing primary blocks from those in their places, unless zfec has to."""
+    from pipegrid.core import isal
+
+    decoder = _decoder(required_shares, total_shares)
+    missing = [number for number, place in enumerate(places) if place != number]
+
+    def decode_missing(blocks: Sequence[Buffer]) -> Sequence[Buffer]:
+        pieces = decoder.decode(tuple(blocks), places)
+        return [pieces[number] for number in missing]
+
+    return isal.multiplier(required_shares, decode_missing)
+
+
+def library() -> str:
+    """Return the name of what codes long blocks here, for whoever compares speeds."""
+    from pipegrid.core import isal
+
+    return "zfec" if isal.load() is None else "ISA-L"

@@ -33,6 +33,7 @@ from pipegrid.grid.readiness import Readiness
 from pipegrid.grid.status import status_of
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.download import Download
+from pipegrid.transfer.guesses import Guesses
 from pipegrid.transfer.line import ClientLine
 from pipegrid.transfer.many import ManyPuts
 from pipegrid.transfer.peers import Peer
@@ -110,6 +111,7 @@ class Grid:
             settings=upload_settings or UploadSettings(),
         )
         self._line = ClientLine()
+        self._guesses = Guesses()
         self._running: set[Deferred[Any]] = set()
         self._closed = False
 
@@ -326,6 +328,7 @@ class Grid:
                 settings=self._download_settings,
                 progress=note,
                 line=self._line,
+                guesses=self._guesses,
             )
 
         try:

@@ -30,6 +30,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 import pipegrid
+from pipegrid.core import erasure
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError
 from pipegrid.flow.together import together
@@ -402,6 +403,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
         "cores": str(os.cpu_count() or "?"),
+        "erasure": erasure.library(),
     }
     with contextlib.suppress(OSError, ValueError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

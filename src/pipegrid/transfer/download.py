@@ -3,8 +3,9 @@ Getting one file, or a range of it, in one round trip where the shares are where
 
 The first burst asks the first k + e servers of the ring for their share lists and, right behind,
 for the predicted share's bytes: every offset follows from the cap. Where the guess was wrong the
-lists have come with the refusals, and the next round trip is right. The fastest k shares of
-the race serve the rest of the file; when they falter another joins.
+lists have come with the refusals, and the next round trip is right. (One of many files does without the lists
+while guesses come true: ``guesses``.) The fastest k shares of the race serve the rest of the file; when they
+falter another joins.
 
 The loop looks at everything, decides, acts and waits for the next event. Its steps are methods in
 the order in which they run.
@@ -25,6 +26,7 @@ from pipegrid.core.segmentjob import SegmentJob, SegmentResult
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
+from pipegrid.transfer.guesses import Guesses
 from pipegrid.transfer.line import MIN_SAMPLE_BYTES, ClientLine
 from pipegrid.transfer.patience import Patience
 from pipegrid.transfer.peers import Peer, ring
@@ -75,6 +77,7 @@ class Download:
         progress: called with plaintext bytes delivered and wanted.
         avoid: copies that are known to be damaged, each as share number and server.
         line: what is known of the client's line, and learns of this download.
+        guesses: how right those of past downloads were, and learns of this one's.
     """
 
     def __init__(
@@ -91,8 +94,10 @@ class Download:
         progress: Progress | None = None,
         avoid: Collection[tuple[int, Peer]] = (),
         line: ClientLine | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         self._line = ClientLine() if line is None else line
+        self._guesses = Guesses() if guesses is None else guesses
         self._clock = clock
         self._workers = workers
         self._cap = cap
@@ -125,6 +130,8 @@ class Download:
         self._hedged = False
         self._delivered = 0
         self._homes: dict[int, Peer] = {}
+        self._guessed: set[int] = set()
+        self._misplaced = False
         self._used: dict[int, str] = {}
         self._used_by_job: dict[int, dict[int, str]] = {}
         self._damaged: list[tuple[int, Peer]] = []
@@ -150,8 +157,10 @@ class Download:
             CorruptionError: the shares are right but do not make up the file of the cap.
             SinkError: the plaintext could not be written.
         """
+        needs_lists = self._guesses.needs_lists
+        self._guesses.began()
         try:
-            self._first_burst()
+            self._first_burst(needs_lists)
             while True:
                 self._deliver()
                 if self._decoder.done:
@@ -171,7 +180,10 @@ class Download:
                 self._sink.finish()
             raise
         finally:
+            self._guesses.ended()
             self._let_go()
+        if not self._misplaced:
+            self._guesses.found(True)
         self._sink.finish()
         return GetResult(
             size=self._delivered,
@@ -182,14 +194,16 @@ class Download:
 
     # Questions and readers.
 
-    def _first_burst(self) -> None:
+    def _first_burst(self, needs_lists: bool) -> None:
         racers = min(
             self._cap.required_shares + self._extra, self._cap.total_shares, len(self._ring)
         )
         for number, peer in enumerate(self._ring[:racers]):
-            self._question(peer)
+            if needs_lists:
+                self._question(peer)
             if (number, peer) not in self._avoid:
                 self._open_reader(number, peer)
+                self._guessed.add(number)
         self._ask()
 
     def _question(self, peer: Peer) -> None:
@@ -263,11 +277,18 @@ class Download:
                 reader.bug.raiseException()
             if reader.state == "missing":
                 self._search.exclude(reader.share_number, reader.peer)
+                self._note_misplaced(reader.share_number)
             else:
                 self._search.failed(reader.peer)
             if reader.error is not None:
                 self._reasons[reader.peer.name] = str(reader.error)
             self._close_reader(reader)
+
+    def _note_misplaced(self, number: int) -> None:
+        """Let others know at once if the first burst was wrong."""
+        if number in self._guessed and not self._misplaced:
+            self._misplaced = True
+            self._guesses.found(False)
 
     def _note_rate(self, seen_bytes: int, now: float) -> None:
         """Let the line learn what has come since the first bytes, once that says something."""

@@ -1,0 +1,148 @@
+"""
+zfec's arithmetic, done by ISA-L where the system has it: the same bytes, some fifteen times as fast.
+
+A code over GF(2^8) is a matrix: each block that is made is a sum of multiples of k blocks that are there.
+zfec looks up one product a byte; ISA-L, Intel's storage library, does 32 or 64 at a time with whatever vector
+instructions the processor has. It takes any matrix over the same field (both reduce by 0x11d), so it is
+given zfec's: a matrix is read off its own coder, from blocks of one byte of which one is 1. Nothing here
+knows how zfec makes its matrices, and before a matrix is used its results are compared with zfec's.
+
+The library is used through ``ctypes``, which lets go of the GIL meanwhile, and only if it is installed
+(Debian: ``libisal2``). Without it, or should it ever differ, there is zfec.
+
+Source: ISA-L's ``erasure_code.h``; the structure ``Py_buffer`` of Python's C API.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from pipegrid.core.hashes import Buffer
+
+_NAMES = ("libisal.so.2", "libisal.2.dylib")
+_TABLE_BYTES = 32  # of one coefficient
+_TRIAL = bytes(range(256)) * 5 + b"tail"
+
+Coder = Callable[[Sequence[Buffer]], Sequence[Buffer]]
+"""Makes some blocks from k others, all of one length."""
+
+
+class Multiplier:
+    """
+    One matrix: multiplies k blocks by it.
+
+    Args:
+        library: ISA-L.
+        rows: of coefficients, one row for each block that is to be made, k in each.
+    """
+
+    def __init__(self, library: Any, rows: Sequence[bytes]) -> None:
+        self._library = library
+        self._inputs = len(rows[0])
+        self._outputs = len(rows)
+        self._tables = ctypes.create_string_buffer(_TABLE_BYTES * self._inputs * self._outputs)
+        library.ec_init_tables(self._inputs, self._outputs, b"".join(rows), self._tables)
+
+    def __call__(self, blocks: Sequence[Buffer]) -> list[Buffer]:
+        """Return the products, each as long as the blocks are, all of which are equally long."""
+        assert len(blocks) == self._inputs
+        length = len(blocks[0])
+        made = [bytearray(length) for _ in range(self._outputs)]
+        borrowed: list[_Borrowed] = []
+        try:
+            borrowed.extend(_Borrowed(block, length) for block in (*blocks, *made))
+            addresses = (ctypes.c_void_p * len(borrowed))(*(each.address for each in borrowed))
+            outputs = ctypes.byref(addresses, self._inputs * ctypes.sizeof(ctypes.c_void_p))
+            self._library.ec_encode_data(
+                length, self._inputs, self._outputs, self._tables, addresses, outputs
+            )
+        finally:
+            for each in borrowed:
+                each.give_back()
+        return list(made)
+
+
+def multiplier(inputs: int, coder: Coder) -> Multiplier | None:
+    """
+    Return what makes the same blocks as a coder does, or None if that cannot be had.
+
+    Args:
+        inputs: how many blocks the coder takes.
+        coder: any linear one over GF(2^8); it is tried with blocks of one byte, and a longer one.
+    """
+    library = load()
+    if library is None:
+        return None
+    columns = [
+        b"".join(bytes(made) for made in coder([bytes((i == j,)) for i in range(inputs)]))
+        for j in range(inputs)
+    ]
+    rows = [bytes(column[row] for column in columns) for row in range(len(columns[0]))]
+    if not rows:
+        return None
+    found = Multiplier(library, rows)
+    trial = [_TRIAL[j:] + _TRIAL[:j] for j in range(inputs)]
+    if [bytes(made) for made in found(trial)] != [bytes(made) for made in coder(trial)]:
+        warnings.warn(
+            "ISA-L does not compute what zfec does, so zfec is used; look for its update",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return found
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """Return the library, or None if the system has none."""
+    for name in _NAMES:
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name)
+            number, pointer = ctypes.c_int, ctypes.c_void_p
+            library.ec_init_tables.argtypes = (number, number, ctypes.c_char_p, pointer)
+            library.ec_init_tables.restype = None
+            library.ec_encode_data.argtypes = (number, number, number, pointer, pointer, pointer)
+            library.ec_encode_data.restype = None
+            return library
+    return None
+
+
+class _PyBuffer(ctypes.Structure):
+    """Python's own record of a borrowed buffer."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+class _Borrowed:
+    """The address of a buffer, read-only ones too; it cannot move until it is given back."""
+
+    def __init__(self, buffer: Buffer, length: int) -> None:
+        self._view = _PyBuffer()
+        ctypes.pythonapi.PyObject_GetBuffer(
+            ctypes.py_object(buffer), ctypes.byref(self._view), 0
+        )  # raises BufferError unless it is in one piece
+        if self._view.len != length:
+            self.give_back()
+            raise ValueError(f"a block of {self._view.len} bytes beside one of {length}")
+        self.address = self._view.buf
+
+    def give_back(self) -> None:
+        """Let it go."""
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(self._view))
