@@ -99,8 +99,8 @@ def multiplier(inputs: int, coder: Coder) -> Multiplier | None:
 
 @lru_cache(maxsize=1)
 def load() -> Any:
-    """Return the library, or None if the system has none."""
-    for name in _NAMES:
+    """Return the library, or None if the system has none, or this Python no such buffers."""
+    for name in _NAMES if hasattr(ctypes, "pythonapi") else ():
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(name)
             number, pointer = ctypes.c_int, ctypes.c_void_p
