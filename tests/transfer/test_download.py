@@ -168,6 +168,17 @@ class MissingTests(DownloadTestCase):
             self.ring[2].breaks = {"read": error}
             self.get()
 
+    def test_a_server_that_fails_just_before_all_are_given_up(self) -> None:
+        """Whoever is asked in its place gets as much time as it had."""
+        settings = DownloadSettings(silence_s=16.0)
+        self.make(SMALL, World(happy=1, params=Params(2, 2), download=settings), 2)
+        self.world.plant(self.file, {0: self.ring[1]})
+        self.ring[0].answers_lost = {"read"}
+        self.ring[0].late = {"read": 16.0 - RTT / 2}
+        result = self.get()
+        self.assertEqual(result.shares_used[0], self.ring[1].name)
+        self.assertEqual(self.took, 16.0 + 1.5 * RTT)
+
     def test_a_bug_in_a_transport_ends_the_get(self) -> None:
         """An error that is no server's is passed on, at once."""
         for operation in ("read", "list_shares"):

@@ -273,6 +273,8 @@ class Download:
         for reader in list(self._readers.values()):
             if reader.state == "open":
                 continue
+            # Whoever is asked in its place has all the time that it had.
+            self._patience.something_came(self._clock.seconds())
             if reader.bug is not None:
                 reader.bug.raiseException()
             if reader.state == "missing":
