@@ -97,6 +97,13 @@ class PlanTests(SynchronousTestCase):
         self.assertEqual(spare, [0, 1])
         self.assertGreaterEqual(plan.hoped_happiness(spare), 3)
 
+    def test_a_share_on_its_way_stays_alone_while_all_are_happy(self) -> None:
+        """Two go to one server, and another has none: nothing more is sent, since it is not needed."""
+        plan: UploadPlan[str] = UploadPlan("ABCDE", 5, 3)
+        for number, server in enumerate("AABCD"):
+            plan.sending(number, server)
+        self.assertEqual(plan.moves(), {})
+
     def test_no_server_is_left(self) -> None:
         """Then there is nowhere to go."""
         plan = self.make()

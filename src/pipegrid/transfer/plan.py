@@ -118,7 +118,9 @@ class UploadPlan(Generic[T]):
         homeless = {
             number
             for number in range(self.total_shares)
-            if number not in self.stored and number not in self._given_up
+            if number not in self.stored
+            and number not in self.underway
+            and number not in self._given_up
         }
         unhappy = self.hoped_happiness() < self.happy
         if not homeless and not unhappy:
