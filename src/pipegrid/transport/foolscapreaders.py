@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IConsumer
 from pipegrid.errors import NoSuchShare, ServerError, ServerRefused
 from pipegrid.flow.together import all_ended
 from pipegrid.transport.foolscaplink import FoolscapLink, check_numbers, nonsense
-from pipegrid.transport.local import Stream
+from pipegrid.transport.local import Stream, streaming
 
 READ_PIECE_BYTES = 16 << 20
 """Longer reads are several calls: a message is in memory as a whole, at both ends."""
@@ -162,16 +162,8 @@ class FoolscapReaders:
             renew: finds another, as ``find`` does.
         """
         reader = await opening
-        stream = Stream()
-        self._streams.add(stream)
-        try:
-            consumer.registerProducer(stream, True)
-            try:
-                return await self._pump(reader, renew, stream, offset, length, consumer)
-            finally:
-                consumer.unregisterProducer()
-        finally:
-            self._streams.discard(stream)
+        with streaming(self._streams, consumer) as stream:
+            return await self._pump(reader, renew, stream, offset, length, consumer)
 
     def give_up_streams(self, reason: Callable[[], ServerError]) -> None:
         """End all streams, each for a reason of its own."""

@@ -14,8 +14,9 @@ every Deferred does. What the thread writes from then on is not counted as recei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -246,19 +247,13 @@ class LocalServer:
         self, opening: Deferred[ShareReader], offset: int, length: int, consumer: IConsumer
     ) -> int:
         reader = await opening
-        stream = Stream()
-        self._streams.add(stream)
         try:
-            consumer.registerProducer(stream, True)
-            try:
+            with streaming(self._streams, consumer) as stream:
                 return await self._pump(reader, stream, offset, length, consumer)
-            finally:
-                consumer.unregisterProducer()
         except ServerError as error:
             error.server = error.server or self._identity.nickname
             raise
         finally:
-            self._streams.discard(stream)
             reader.close()
 
     async def _pump(
@@ -328,3 +323,18 @@ class Stream:
             raise self._reason or CancelledError() from None
         finally:
             self._awaited = None
+
+
+@contextmanager
+def streaming(streams: set[Stream], consumer: IConsumer) -> Iterator[Stream]:
+    """Give a consumer a stream as its producer, and let it be among the others, until it ends."""
+    stream = Stream()
+    streams.add(stream)
+    try:
+        consumer.registerProducer(stream, True)
+        try:
+            yield stream
+        finally:
+            consumer.unregisterProducer()
+    finally:
+        streams.discard(stream)
