@@ -1,14 +1,16 @@
 """
 What files cost on ten real storage servers: round trips for small ones, a share of TLS's own rate for large.
 
-    python -m misc.speedtest.grid [--rtt-ms 100] [--rounds 5] [--large-rounds 3] [--only TEXT] [--tiny]
+    python -m misc.speedtest.grid [--rtt-ms 100] [--rounds 5] [--large-rounds 3] [--only TEXT] [--nice 10]
 
 Ten ``pipegrid serve`` processes on loopback, over TLS, with durability ``batch``; ``Grid`` in this process.
 
 **Small files** go through a relay that adds the round trip. A figure is the time until all files of a round
 are stored (or fetched), in round trips; connections are up. The ceiling is 1. The unit is what one byte takes
 to an echo behind the same link and back, measured between the rounds: its minimum, so that whatever disturbs
-this machine counts against the files.
+this machine counts against the files. Eleven processes share the processors here, where each server has its
+own on a grid, and the client has its; so the servers stand back behind the client (``nice``). With
+``--nice 0`` they all compete, and the client waits for its turn, with something to send, while they work.
 
 **Large files** go without relay, in turns (A B A B) with plain TLS streams to as many processes that move
 as many bytes (``tlsrate``). The figure is the quotient of both rates, counted in bytes of shares on the wire:
@@ -159,6 +161,7 @@ async def measure_small(
                             "per_file": round(statistics.median(trips) / scenario.count, 4),
                             "rtt_ms": round(1000 * rtt_s, 2),
                             "average_rtt_ms": round(1000 * statistics.mean(bench.rtts_s), 2),
+                            "nice": options.nice,
                             **costs(figures),
                         }
                     )
@@ -217,6 +220,7 @@ def start_servers(options: argparse.Namespace, rtt_s: float | None) -> Servers:
         durability=options.durability,
         scratch=options.scratch,
         profile=options.profile,
+        yielding=0 if rtt_s is None else options.nice,
     )
 
 
@@ -268,6 +272,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--only", default="", metavar="TEXT", help="scenarios with this in the name"
     )
     parser.add_argument("--durability", default="batch")
+    parser.add_argument(
+        "--nice", type=int, default=10, help="of the servers of small files, 0 to 19"
+    )
     parser.add_argument("--scratch", type=Path, help="where the servers' directories are made")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
