@@ -91,7 +91,7 @@ def calm_collector() -> None:
     all modules took a third of the time of putting a hundred small files.
     """
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(50_000, 10, 10)
 
 
 def one_heap() -> None:

@@ -148,6 +148,6 @@ def be_child(start: Callable[[Any, Any], Any]) -> None:
     said = start(reactor, json.loads(os.environ[_JOB]))
     print(json.dumps(said), flush=True)
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(50_000, 10, 10)
     reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
     reactor.run(installSignalHandlers=False)  # SIGTERM needs no ceremony here
