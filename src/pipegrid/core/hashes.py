@@ -73,7 +73,7 @@ class Tag:
     def hash_pair(self, left: bytes, right: bytes) -> bytes:
         """Return the tagged hash of two values, each wrapped in a netstring."""
         inner = self._midstate.copy()
-        inner.update(netstring(left) + netstring(right))
+        inner.update(b"%d:%s,%d:%s," % (len(left), left, len(right), right))  # two netstrings
         return hashlib.sha256(inner.digest()).digest()
 
 

@@ -112,7 +112,7 @@ class Pipeline:
     @property
     def has_room(self) -> bool:
         """Whether an ``add`` now would start its call without exceeding the window by more than it."""
-        return self.room > 0
+        return not self._stopped and self._bytes_in_flight < self._window.limit_bytes
 
     @property
     def stopped(self) -> bool:
@@ -153,7 +153,7 @@ class Pipeline:
         if size < 0:
             raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
         if not self._stopped:
-            self._start(max(1, size), lambda: defer.maybeDeferred(call, *args, **kwargs))
+            self._start(max(1, size), call, *args, **kwargs)
         return self.when_room()
 
     def when_room(self) -> Deferred[None]:
@@ -197,12 +197,14 @@ class Pipeline:
         done.addErrback(lambda _: None)
         return done
 
-    def _start(self, size: int, start: Callable[[], Deferred[object]]) -> None:
+    def _start(
+        self, size: int, call: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         token = self._window.sent(self._now(), size)
         # Counted before it starts: the call may come back to this pipeline while it runs.
         self._calls[token] = None
         self._bytes_in_flight += size
-        running = start()
+        running: Deferred[object] = defer.maybeDeferred(call, *args, **kwargs)
         self._calls[token] = running
         if self._aborted:
             running.cancel()

@@ -51,7 +51,7 @@ from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss, NoOwner, Owner, Unanswered, not_answered, not_sent
 from pipegrid.http11.parser import END, Event, ResponseHead, ResponseParser
 from pipegrid.http11.patience import FOREVER, Patience
-from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+from pipegrid.http11.raw import RawCall, RawRequest, RawResponse
 from pipegrid.http11.writer import RequestWriter
 
 _log = Logger()
@@ -150,7 +150,7 @@ class PipelinedConnection(Protocol):
             TooManyRequests: ``max_waiting`` requests are waiting already.
             RequestMaybeProcessed, RequestTimedOut, ResponseError: as they say.
         """
-        exchange = RawExchange(request, self._server)
+        exchange = RawCall(request, self._server)
         self.submit(exchange)
         return exchange.result
 

@@ -35,7 +35,7 @@ from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.host import HostRecord
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss, Unanswered
-from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+from pipegrid.http11.raw import RawCall, RawRequest, RawResponse
 
 
 class HostPool:
@@ -85,7 +85,7 @@ class HostPool:
         Cancelling takes it back. Errors are those of ``PipelinedConnection.request``, after
         what can be repeated was repeated.
         """
-        exchange = RawExchange(request, self._server)
+        exchange = RawCall(request, self._server)
         self.submit(exchange)
         return exchange.result
 

@@ -84,9 +84,13 @@ class RawRequest:
 
 @implementer(IPushProducer)
 class RawExchange(Exchange):
-    """A raw request under way; also the producer of its answer's body, for a consumer."""
+    """
+    A raw request under way; also the producer of its answer's body, for a consumer.
 
-    __slots__ = ("_answer", "_consumer", "_pieces", "_request", "_server", "result")
+    Who it is for is told through ``answered`` or ``gave_up``: ``RawCall`` has a Deferred for that.
+    """
+
+    __slots__ = ("_answer", "_consumer", "_pieces", "_request", "_server")
 
     def __init__(self, request: RawRequest, server: str) -> None:
         head = request.head
@@ -106,7 +110,12 @@ class RawExchange(Exchange):
         self._answer: RawResponse | None = None
         self._pieces: list[bytes] = []
         self._consumer: IConsumer | None = None
-        self.result: Deferred[RawResponse] = Deferred(self._cancelled)
+
+    def answered(self, answer: RawResponse) -> None:
+        """All of the answer is here."""
+
+    def gave_up(self, error: PipegridError) -> None:
+        """There will be none."""
 
     def head_received(self, head: ResponseHead) -> None:
         answer = self._answer = RawResponse(head)
@@ -138,12 +147,12 @@ class RawExchange(Exchange):
         else:
             pieces = self._pieces
             answer.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self.result.callback(answer)
+        self.answered(answer)
 
     def failed(self, error: PipegridError) -> None:
         self._release_consumer()
         self._pieces = []
-        self.result.errback(error)
+        self.gave_up(error)
 
     def pauseProducing(self) -> None:
         """For the consumer."""
@@ -154,8 +163,13 @@ class RawExchange(Exchange):
         self._set_paused(False)
 
     def stopProducing(self) -> None:
-        """For the consumer: it wants no more, so the request fails as if cancelled."""
-        self.result.cancel()
+        """For the consumer: it wants no more."""
+        self.take_back()
+
+    def take_back(self) -> None:
+        """Nobody wants the answer any more; nobody is told."""
+        self.withdraw()
+        self._release_consumer()
 
     def _set_paused(self, paused: bool) -> None:
         self.paused = paused
@@ -178,6 +192,27 @@ class RawExchange(Exchange):
             ),
         )
 
-    def _cancelled(self, _: Deferred[RawResponse]) -> None:
-        self.withdraw()
-        self._release_consumer()
+
+class RawCall(RawExchange):
+    """
+    One whose answer somebody waits for.
+
+    Attributes:
+        result: fires with the answer; cancelling it takes the request back.
+    """
+
+    __slots__ = ("result",)
+
+    def __init__(self, request: RawRequest, server: str) -> None:
+        super().__init__(request, server)
+        self.result: Deferred[RawResponse] = Deferred(lambda _: self.take_back())
+
+    def answered(self, answer: RawResponse) -> None:
+        self.result.callback(answer)
+
+    def gave_up(self, error: PipegridError) -> None:
+        self.result.errback(error)
+
+    def stopProducing(self) -> None:
+        """For the consumer: it wants no more, so the request fails as if cancelled."""
+        self.result.cancel()

@@ -129,6 +129,14 @@ class RequestWriter:
                         break
                     self._begin(exchange)
                     piece = exchange.head
+                    if exchange.producer is None and exchange.request_bytes <= PIECE_BYTES:
+                        out.append(piece)
+                        out.extend(exchange.body)
+                        size += exchange.request_bytes
+                        if size >= PIECE_BYTES:
+                            self._write(out)
+                            out, size = [], 0
+                        continue
                     if exchange.producer is not None:
                         self._write([*out, piece])
                         out, size = [], 0
@@ -160,10 +168,10 @@ class RequestWriter:
             self._progress()
         self._parser.expect(exchange.is_head)
         if exchange.producer is None:
-            if exchange.body:
+            if exchange.request_bytes > PIECE_BYTES:
                 self._pieces = _in_pieces(exchange)
             else:
-                exchange.sent = True
+                exchange.sent = True  # in a moment, all in one
 
     def _begin_body(self, exchange: Exchange) -> None:
         self._sender = BodySender(self, exchange, self._server)

@@ -110,12 +110,23 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
             if os.path.lexists(final):
                 raise
         except FileNotFoundError:
-            os.makedirs(inner, exist_ok=True)
+            _make_both(outer, inner)
         if _moved(incoming, final):
             break
     else:
         raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
     return inner, outer, os.path.dirname(outer)
+
+
+def _make_both(outer: str, inner: str) -> None:
+    """Make two directories, without ``makedirs``'s looking around: as a rule it is just these that lack."""
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(outer)
+        with suppress(FileExistsError):
+            os.mkdir(inner)
+    except FileNotFoundError:
+        os.makedirs(inner, exist_ok=True)
 
 
 def _moved(incoming: str, final: str) -> bool:

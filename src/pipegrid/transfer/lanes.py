@@ -51,6 +51,7 @@ class Lane:
             forgotten it, or completed it with an answer that got lost), and in the end ``stored``,
             ``refused`` (the server will not), ``lost`` (it did forget), ``failed`` (the server is
             gone) or ``dropped`` (taken back).
+        ended: whether the state is final.
         granted: False once the server has left the share out of its answer to the allocation.
         acknowledged_bytes: what the server has confirmed.
         stalled_s: how long this lane has kept others waiting, so far.
@@ -74,6 +75,7 @@ class Lane:
         self.peer = peer
         self.share_number = share_number
         self.state = "open"
+        self.ended = False
         self.granted = True
         self.error: ServerError | None = None
         self.bug: Failure | None = None
@@ -104,11 +106,6 @@ class Lane:
         return self.state == "open" and self._room is not None
 
     @property
-    def ended(self) -> bool:
-        """Whether the state is final."""
-        return self.state not in ("open", "doubtful")
-
-    @property
     def waiting(self) -> bool:
         """Whether the server owes an answer that matters."""
         return bool(self._calls) and not self.ended
@@ -137,6 +134,8 @@ class Lane:
             self._batch_offset = write.offset
         self._pieces.extend(write.pieces)
         self._batch_bytes += write.length
+        if self._batch_bytes < min(BATCH_BYTES, MIN_BATCH_BYTES):
+            return  # as a small file's are: asking the window takes longer than all of this
         message_bytes = self.peer.pipeline.window.message_bytes
         if self._batch_bytes >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes)):
             self.flush()
@@ -226,6 +225,7 @@ class Lane:
         if self.ended:
             return
         self.state = state
+        self.ended = state != "doubtful"
         self._pieces, self._batch_bytes = [], 0
         room, self._room = self._room, None
         if room is not None:

@@ -58,7 +58,7 @@ class OpenLanes:
         """
         for lane in self.open:
             lane.resolve_doubt()
-            if lane.waiting and now >= lane.last_sign + self._silence_s:
+            if now >= lane.last_sign + self._silence_s and lane.waiting:
                 self.peer_failed(
                     lane.peer, f"{lane.peer.name} was silent for {self._silence_s:g} s"
                 )

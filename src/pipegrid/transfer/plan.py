@@ -101,11 +101,12 @@ class UploadPlan(Generic[T]):
 
     def hoped_happiness(self, without: Iterable[int] = ()) -> int:
         """Return the happiness when all that is on its way arrives, save some shares of it."""
-        hoped = {number: set(homes) for number, homes in self.stored.items()}
+        hoped = dict(self.stored)
         left_out = set(without)
         for number, homes in self.underway.items():
             if number not in left_out:
-                hoped.setdefault(number, set()).update(homes)
+                there = hoped.get(number)
+                hoped[number] = homes if there is None else there | homes
         return servers_of_happiness(hoped)
 
     def moves(self) -> dict[int, T]:

@@ -25,6 +25,11 @@ class ProgressReport:
         self._total = total
         self._told = -1
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody is told; if not, nothing need be counted."""
+        return self._progress is not None
+
     def report(self, done: int) -> None:
         """So much is done."""
         if self._progress is not None and done > self._told:

@@ -365,7 +365,8 @@ class Upload:
                     if lane.share_number == number and not lane.all_sent:
                         self._take_back(lane)
             self._open_lanes(self._plan.moves())
-        self._progress.report(self._acknowledged_bytes())
+        if self._progress.is_wanted:
+            self._progress.report(self._acknowledged_bytes())
         return news or bool(ended)
 
     def _lane_ended(self, lane: Lane) -> None:

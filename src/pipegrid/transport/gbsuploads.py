@@ -68,11 +68,23 @@ class _Upload:
 class _Attempt(RawExchange):
     """A request on one connection; a new one is made for the next."""
 
-    __slots__ = ("upload",)
+    __slots__ = ("_ended", "upload")
 
-    def __init__(self, upload: _Upload, server: str) -> None:
+    def __init__(
+        self,
+        upload: _Upload,
+        server: str,
+        ended: Callable[[_Upload, RawResponse | PipegridError], None],
+    ) -> None:
         super().__init__(upload.request, server)
         self.upload = upload
+        self._ended = ended
+
+    def answered(self, answer: RawResponse) -> None:
+        self._ended(self.upload, answer)
+
+    def gave_up(self, error: PipegridError) -> None:
+        self._ended(self.upload, error)
 
 
 class UploadConnection:
@@ -226,25 +238,20 @@ class UploadConnection:
             self._open()
 
     def _send(self, upload: _Upload, connection: PipelinedConnection) -> None:
-        attempt = upload.attempt = _Attempt(upload, self._server)
-        attempt.result.addCallbacks(
-            self._arrived, self._failed, callbackArgs=(upload,), errbackArgs=(upload,)
-        )
+        attempt = upload.attempt = _Attempt(upload, self._server, self._ended)
         connection.submit(attempt)
 
     # Ends of requests.
 
-    def _arrived(self, answer: RawResponse, upload: _Upload) -> None:
+    def _ended(self, upload: _Upload, outcome: RawResponse | PipegridError) -> None:
         upload.attempt = None  # or each would keep the other, and a megabyte of share data
-        if upload in self._uploads:
-            del self._uploads[upload]
-            upload.result.callback((answer, upload.maybe_done))
-
-    def _failed(self, failure: Failure, upload: _Upload) -> None:
-        upload.attempt = None
-        if upload in self._uploads:
-            del self._uploads[upload]
-            upload.result.errback(failure)
+        if upload not in self._uploads:
+            return
+        del self._uploads[upload]
+        if isinstance(outcome, RawResponse):
+            upload.result.callback((outcome, upload.maybe_done))
+        else:
+            upload.result.errback(outcome)
 
     def _cancelled(self, upload: _Upload) -> None:
         self._uploads.pop(upload, None)

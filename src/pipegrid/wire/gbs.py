@@ -120,7 +120,12 @@ def unpack_version(body: Buffer) -> ServerVersion:
 
 def pack_allocate(share_numbers: AbstractSet[int], share_bytes: int) -> bytes:
     """Return the body of an allocate request."""
-    return cbor.dumps({_NUMBERS: frozenset(share_numbers), _SIZE: share_bytes})
+    return _pack_allocate(frozenset(share_numbers), share_bytes)
+
+
+@lru_cache(_REMEMBERED)
+def _pack_allocate(share_numbers: frozenset[int], share_bytes: int) -> bytes:
+    return cbor.dumps({_NUMBERS: share_numbers, _SIZE: share_bytes})
 
 
 _ALLOCATE_KEYS = frozenset({_NUMBERS, _SIZE})

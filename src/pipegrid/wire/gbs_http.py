@@ -10,6 +10,7 @@ Source: the format reference, storage protocols, sections 1.4, 1.6 and 1.7.
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -206,7 +207,7 @@ def _parse_secret(line: bytes) -> tuple[str, bytes]:
     text = text.strip()
     if not text or not _BASE64.match(text):
         raise ValueError(f"the secret {kind} is empty, or no base64")
-    secret = base64.b64decode(text)
+    secret = binascii.a2b_base64(text)
     if kind in _LEASE_KINDS and len(secret) != _LEASE_SECRET_BYTES:
         raise ValueError("lease secrets must be 32 bytes long")
     return kind, secret
