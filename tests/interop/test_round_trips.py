@@ -90,10 +90,7 @@ class PipegridTests(TestCase):
             make_client(directory / "client", addresses, PARAMS, SERVERS)
             grid = await Grid.open(reactor, directory / "client")
             try:
-                shares = [
-                    servers.client.parent / f"server{n:02}" / "storage" / "shares"
-                    for n in range(SERVERS)
-                ]
+                shares = [directory / "storage" / "shares" for directory in servers.directories]
                 counting = Counting(trips, grid, shares)
                 for operation, budget in (
                     (counting.put, 1),

@@ -65,6 +65,7 @@ class Servers:
         client: the client's directory.
         addresses: where the client finds the servers.
         furls: where they speak Foolscap, without the relay.
+        directories: of the servers.
         processes: of the servers.
         echo_port: answers with what it hears, over the same link; None without one.
     """
@@ -93,6 +94,7 @@ class Servers:
         self.processes: list[subprocess.Popen[str]] = []
         self.addresses: list[Nurl] = []
         self.furls: list[Furl] = []
+        self.directories: list[Path] = []
         self.echo_port: int | None = None
         self.client = Path()
 
@@ -126,8 +128,11 @@ class Servers:
         return max(peak_bytes(process.pid) for process in self.processes)
 
     def _start(self, scratch: Path) -> None:
-        directories = [scratch / f"{scratch.name}-{number:02}" for number in range(self._count)]
-        for directory in directories:
+        # The name decides where ext4 puts it, so it is another one in each run.
+        self.directories = [
+            scratch / f"{scratch.name}-{server_name(number)}" for number in range(self._count)
+        ]
+        for directory in self.directories:
             self.processes.append(self._stack.enter_context(running(self._command(directory))))
         for process in self.processes:
             self.addresses.append(nurl.parse(first_line(process)))
