@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import NoSuchShare, ServerRefused, ServerUnreachable, UsageError
+from pipegrid.flow.tls import BatchingTLS
 from pipegrid.storage import serve
 from pipegrid.storage.serve import ServeSettings
 from pipegrid.transport.foolscap import FoolscapServer
@@ -72,6 +73,19 @@ class LoopbackTests(TestCase):
         self.assertEqual(len(list((node.storage / "corruption-advisories").iterdir())), 1)
         said = (await foolscap.version()).application, (await https.version()).application
         self.assertEqual(said[0], said[1])
+
+    def test_tls_for_bulk(self) -> Deferred[None]:
+        """Twisted's TLS, which Foolscap starts, becomes ours; should Twisted change, this says so."""
+        return Deferred.fromCoroutine(self._test_tls_for_bulk())
+
+    async def _test_tls_for_bulk(self) -> None:
+        node = await self.start()
+        connector = TubConnector(furl.parse(node.furl))
+        self.addCleanup(connector.close)
+        storage = await connector.connect()
+        transport = storage.tracker.broker.transport
+        self.assertIs(type(transport.protocol), BatchingTLS)
+        self.assertGreater(transport.bufferSize, 65536)
 
     def test_wrong_addresses(self) -> Deferred[None]:
         """Another secret, another key, nobody there: each a sentence that says so."""

@@ -181,6 +181,17 @@ class BatchingTLS(BufferingTLSTransport):
             pass  # that was all
 
 
+def batch_from_now_on(transport: Any) -> None:
+    """
+    Have TLS that was started on a TCP connection (``startTLS``, as Foolscap does) be such TLS from now on.
+
+    Nothing happens where Twisted has other layers than it has today.
+    """
+    tls = getattr(transport, "protocol", None)
+    if type(tls) is BufferingTLSTransport:
+        tls.__class__ = BatchingTLS  # the same, but for what is done with the records
+
+
 class BatchingTLSFactory(TLSMemoryBIOFactory):
     """Adds such TLS to connections; called as its base is."""
 

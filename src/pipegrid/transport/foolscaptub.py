@@ -10,11 +10,15 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 
 from pipegrid.errors import UsageError
+from pipegrid.flow.tls import batch_from_now_on, move_much
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S, make_tub
 
 # Also without "tcp:", as it was of old.
 _TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
+
+RECEIVE_BYTES = 256 * 1024
+"""Asked of the socket at a time."""
 
 LOST_AFTER_S = 2 * KEEPALIVE_S
 """Silence after which a server is taken to be gone."""
@@ -57,6 +61,9 @@ class TubConnector:
 
 
 def _hurry(storage: Any) -> Any:
-    """Let no message wait for the acknowledgement of the one before."""
-    storage.tracker.broker.transport.setTcpNoDelay(True)
+    """Let no message wait for the acknowledgement of the one before, and move much at a time."""
+    transport = storage.tracker.broker.transport
+    transport.setTcpNoDelay(True)
+    move_much(transport, RECEIVE_BYTES)
+    batch_from_now_on(transport)
     return storage
