@@ -11,19 +11,23 @@ awaits its job has one. More than ``waiting_limit`` of them is a caller that doe
 **Cancellation.** A job that has not begun is dropped. One that runs cannot be interrupted: it
 finishes, and its result is discarded. Its buffers must stay as they are until ``stop`` has fired, or
 be owned by the job alone.
+
+**Threads** are plain ones behind a ``SimpleQueue``. Twisted's pool hands each job through two locks, a
+condition and a context for the log, which nobody here looks at, and takes up to twice as long for it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorCore, IReactorFromThreads
 from twisted.python.failure import Failure
-from twisted.python.threadpool import ThreadPool
 
 from pipegrid.errors import UsageError
 
@@ -84,7 +88,8 @@ class Workers:
         self._reactor = reactor
         self._threads = threads
         self._waiting_limit = waiting_limit
-        self._pool: ThreadPool | None = None
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()  # None: the end of a thread
+        self._started: list[Thread] = []
         self._shutdown_trigger: Any = None
         self._waiting: deque[_Job] = deque()
         self._handed_over: set[_Job] = set()
@@ -142,24 +147,31 @@ class Workers:
 
     def _hand_over(self) -> None:
         while self._waiting and len(self._handed_over) < 2 * self._threads:
+            if len(self._started) < min(self._threads, len(self._handed_over) + 1):
+                self._start_thread()
             job = self._waiting.popleft()
             self._handed_over.add(job)
-            self._started_pool().callInThread(self._work, job)
+            self._queue.put(job)
 
-    def _started_pool(self) -> ThreadPool:
-        if self._pool is None:
-            self._pool = ThreadPool(0, self._threads, name="pipegrid")
-            self._pool.start()
-            if IReactorCore.providedBy(self._reactor):
-                # Idle threads would keep the process alive for ever.
-                self._shutdown_trigger = self._reactor.addSystemEventTrigger(
-                    "before", "shutdown", self._shut_down
-                )
-        return self._pool
+    def _start_thread(self) -> None:
+        thread = Thread(target=self._serve, name=f"pipegrid-{len(self._started)}")
+        thread.start()
+        if not self._started and IReactorCore.providedBy(self._reactor):
+            # Idle threads would keep the process alive for ever.
+            self._shutdown_trigger = self._reactor.addSystemEventTrigger(
+                "before", "shutdown", self._shut_down
+            )
+        self._started.append(thread)
 
     def _shut_down(self) -> Deferred[None]:
         self._shutdown_trigger = None  # it is being fired, and so cannot be removed
         return self.stop()
+
+    def _serve(self) -> None:
+        """In a thread: do jobs until there are no more."""
+        while (job := self._queue.get()) is not None:
+            self._work(job)
+            del job  # and what it holds, while there is nothing to do
 
     def _work(self, job: _Job) -> None:
         """In a thread: do the job, or not."""
@@ -193,10 +205,12 @@ class Workers:
     def _end_if_idle(self) -> None:
         if not self._stopping or self._handed_over:
             return
-        if self._pool is not None:
-            # Every thread has handed in its result and is about to wait, so joining takes no time.
-            self._pool.stop()
-            self._pool = None
+        for _ in self._started:
+            self._queue.put(None)
+        for thread in self._started:
+            # Each has handed in its result and is about to wait, so joining takes no time.
+            thread.join()
+        self._started.clear()
         if self._shutdown_trigger is not None:
             trigger, self._shutdown_trigger = self._shutdown_trigger, None
             if IReactorCore.providedBy(self._reactor):
