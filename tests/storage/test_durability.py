@@ -413,6 +413,20 @@ class DiskTests(StoreTestCase):
         upload.begin_writing()
         self.assertEqual(len(begun), 1)
 
+    def test_a_file_is_not_closed_while_the_disk_begins(self) -> None:
+        """The kernel would keep its lock, and the upload could not be taken up again: "not found"."""
+        store = self.store
+        self.assertEqual(store.allocate(SI, {7}, 100_000, SECRETS).allocated, {7})
+        upload = store.upload(SI, 7, SECRETS.upload)
+        upload.write(0, [bytes(50_000)])
+        closed: list[bool] = []
+        self.patch(
+            disk_calls, "_sync_file_range", lambda: lambda fd, *_: closed.append(upload.suspend())
+        )
+        upload.begin_writing()
+        self.assertEqual((closed, upload.is_open), ([False], True))
+        self.assertEqual((upload.suspend(), upload.is_open), (True, False))
+
     def test_beginning_never_fails(self) -> None:
         """Not with a descriptor that is closed, and not where there is no such call."""
         disk_calls.begin_writing(-1)

@@ -96,6 +96,7 @@ class Upload:
         self._received = Ranges(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
         self.gone = False
+        self._beginning = False  # the disk is being asked to begin with it
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -222,7 +223,7 @@ class Upload:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._fd is None or self.complete:
+            if self._fd is None or self.complete or self._beginning:
                 return False
             self.checkpoint()
         except ServerRefused:
@@ -237,12 +238,19 @@ class Upload:
         """
         Have the disk begin with what was written so far, so that ``sync`` will have less to wait for.
 
-        Not under the lock, which the next write wants meanwhile: should the file be closed just now, and
-        another one get its number, the disk begins with that one's bytes, which does no harm.
+        Not under the lock, which the next write wants meanwhile. But ``suspend`` has to wait: as long as a
+        busy disk makes this take the kernel keeps the file, and its lock, and nobody could take the upload
+        up again, not even we.
         """
-        fd = self._fd
-        if fd is not None:
+        with self._lock:
+            fd = self._fd
+            if fd is None:
+                return
+            self._beginning = True
+        try:
             disk.begin_writing(fd)
+        finally:
+            self._beginning = False
 
     @property
     def descriptor(self) -> int:
