@@ -4,7 +4,7 @@
 # what measuring takes, too: nothing that an interpreter says of itself tells the two apart.
 set -eu
 
-seconds() {
+nanoseconds() {
 	"$1" -c '
 import sys, timeit
 import ensurepip, venv
@@ -21,9 +21,9 @@ print(int(1e9 * min(timeit.repeat(lambda: [pair.swap() for _ in range(1000)], nu
 
 first=$(command -v python3 || echo python3)
 system=${SYSTEM_PYTHON:-/usr/bin/python3}
-mine=$(seconds "$first")
+mine=$(nanoseconds "$first")
 theirs=0
-[ ! -x "$system" ] || theirs=$(seconds "$system")
+[ ! -x "$system" ] || theirs=$(nanoseconds "$system")
 if [ "$theirs" -gt 0 ] && { [ "$mine" -eq 0 ] || [ $((theirs * 5)) -lt $((mine * 4)) ]; }; then
 	echo "$system"
 else

@@ -121,6 +121,8 @@ class RequestWriter:
                         self._pieces = None
                         self._lane.written[-1].sent = True
                         continue
+                    out.append(piece)
+                    size += len(piece)
                 elif self._sender is not None:
                     break  # the producer writes; ``body_sent`` goes on
                 else:
@@ -128,22 +130,17 @@ class RequestWriter:
                     if exchange is None:
                         break
                     self._begin(exchange)
-                    piece = exchange.head
-                    if exchange.producer is None and exchange.request_bytes <= PIECE_BYTES:
-                        out.append(piece)
-                        out.extend(exchange.body)
-                        size += exchange.request_bytes
-                        if size >= PIECE_BYTES:
-                            self._write(out)
-                            out, size = [], 0
-                        continue
+                    out.append(exchange.head)
                     if exchange.producer is not None:
-                        self._write([*out, piece])
+                        self._write(out)
                         out, size = [], 0
                         self._begin_body(exchange)
                         continue
-                out.append(piece)
-                size += len(piece)
+                    if exchange.sent:
+                        out.extend(exchange.body)
+                        size += exchange.request_bytes
+                    else:
+                        size += len(exchange.head)
                 if size >= PIECE_BYTES:
                     self._write(out)
                     out, size = [], 0
