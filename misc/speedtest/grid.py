@@ -45,8 +45,8 @@ from misc.speedtest import processes
 from misc.speedtest.processes import Servers
 from misc.speedtest.tlsrate import TlsStreams
 from pipegrid import Grid
-from pipegrid.cli.process import calm_collector
 from pipegrid.core import erasure
+from pipegrid.flow.collector import calm_collector
 from pipegrid.speedtest.contents import Comparing
 
 PINGS = 5

@@ -63,9 +63,9 @@ from misc.speedtest.peers.nodes import (
     servers_file,
 )
 from pipegrid import Grid
-from pipegrid.cli.process import calm_collector
 from pipegrid.core import erasure
 from pipegrid.core.params import Params
+from pipegrid.flow.collector import calm_collector
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import SERVERS_NAME
 from pipegrid.speedtest.contents import Comparing

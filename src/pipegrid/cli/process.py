@@ -7,7 +7,6 @@ This is the only place that touches the global reactor.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob, failure
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.flow.collector import calm_collector
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -81,17 +81,6 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
         _handle(number, outcome.interrupted)
     reactor.run(installSignalHandlers=False)
     return outcome.status
-
-
-def calm_collector() -> None:
-    """
-    Have Python look for cycles of garbage less often, and not in what was there before the work began.
-
-    Nearly everything here is freed by reference counts. With Python's defaults, looking for the rest among
-    all modules took a third of the time of putting a hundred small files.
-    """
-    gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
 
 
 def one_heap() -> None:

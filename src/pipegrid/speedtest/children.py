@@ -9,7 +9,6 @@ that the command line does not install.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ from twisted.internet.threads import deferToThreadPool
 
 import pipegrid
 from pipegrid.errors import PipegridError
+from pipegrid.flow.collector import calm_collector
 
 _JOB = "PIPEGRID_SPEEDTEST_JOB"
 
@@ -147,7 +147,6 @@ def be_child(start: Callable[[Any, Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for our parent, which then ends us
     said = start(reactor, json.loads(os.environ[_JOB]))
     print(json.dumps(said), flush=True)
-    gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
+    calm_collector()
     reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
     reactor.run(installSignalHandlers=False)  # SIGTERM needs no ceremony here
