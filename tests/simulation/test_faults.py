@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
-from twisted.internet.error import ConnectError, ConnectionLost, ConnectionRefusedError
+from twisted.internet.error import (
+    ConnectError,
+    ConnectionLost,
+    ConnectionRefusedError,
+)
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
@@ -111,6 +115,19 @@ class FaultTests(SynchronousTestCase):
         self.assertEqual(far.pieces[0], (round(self.begun_s + LATENCY_S + 5e-6, 9), 5))
         self.assertEqual(self.since(far.pieces[1][0]), round(2.01 + LATENCY_S + 4e-6, 9))
         self.assertEqual(self.since(near.pieces[0][0]), round(0.02 + LATENCY_S + 15e-6, 9))
+
+    def test_a_connection_that_ends_while_it_is_stalled(self) -> None:
+        """What was sent enters the line in several packets when the stall ends, the end behind them all."""
+        self.network = SimulatedNetwork(self.clock, 1, LATENCY_S)
+        near, far = self.pair()
+        self.network.stall("client", "server", 1.0)
+        near.transport.write(b"x" * 100 * KB)
+        far.transport.loseConnection()
+        self.clock.advance(5)
+        sent = [(one.kind, one.size_bytes) for one in self.network.log if one.from_host == "client"]
+        self.assertEqual(sent[-3:], [("data", 65536), ("data", 100 * KB - 65536), ("fin", 0)])
+        for end in (near, far):
+            self.assertIsNotNone(end.lost)
 
     def test_stalled_acknowledgements_stop_the_sender(self) -> None:
         """A window that is full stays full until acknowledgements pass again."""

@@ -203,12 +203,14 @@ class Socket:
         self._net.offer(self.flow, len(data))
 
     def packet_started(self, packet: Packet) -> None:
-        """The line took bytes of this flow."""
+        """The line took bytes of this flow; of several packets that it took at once, this is the next one."""
+        if self._gone:
+            return  # the program gave up when it heard of the packet before
         data = self._outgoing.take(packet.size_bytes)
         self._net.note(self, packet, "data")
         self._net.at(packet.arrival_ns, self.peer._data_arrived, data)
         self._room_made()
-        if self._ending and not self.flow.queued_bytes:
+        if self._ending and not self._outgoing.size_bytes:
             self._send_end()
 
     def _acknowledged(self, size_bytes: int, arrival_ns: int) -> None:
