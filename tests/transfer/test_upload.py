@@ -16,6 +16,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.workers import InlineWorkers
 from pipegrid.transfer import lanes
+from pipegrid.transfer.openlanes import FORGET_S
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.source import FileSource
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
@@ -156,9 +157,26 @@ class PlacementTests(UploadTestCase):
             line.down = True
         with self.assertRaises(UnhappyError):
             self.put()
+        # Whoever is told may close everything at once.
+        self.assertEqual([line.storage.uploads for line in world.lines], [{}] * 10)
         world.settle()
         self.assertLess(max(line.sent_bytes for line in world.lines), 3_500_000)
-        self.assertEqual([line.storage.uploads for line in world.lines], [{}] * 10)
+
+    def test_servers_that_do_not_answer_an_abort(self) -> None:
+        """They are not waited for long."""
+        elapsed_s = []
+        for silent in (set(), {"abort"}):
+            world = World(window_bytes=1 << 20, bytes_per_s=float(1 << 20))
+            self.make(15_000_000, world)
+            for line in self.ring[:4]:
+                line.down = True
+            for line in self.ring:
+                line.silent = silent
+            began_s = world.clock.seconds()
+            with self.assertRaises(UnhappyError):
+                self.put()
+            elapsed_s.append(world.clock.seconds() - began_s)
+        self.assertLess(elapsed_s[1], elapsed_s[0] + FORGET_S)
 
     def test_every_server_refuses(self) -> None:
         """Each is asked a bounded number of times."""

@@ -6,10 +6,17 @@ What an end means for the placement is the transfer's business.
 
 from __future__ import annotations
 
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
+
 from pipegrid.errors import NoSpace
+from pipegrid.flow.wakeup import Wakeup
 from pipegrid.transfer.lanes import Lane
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.plan import UploadPlan
+
+FORGET_S = 2.0
+"""For a server that does not answer; it forgets by itself after half an hour."""
 
 
 class OpenLanes:
@@ -30,6 +37,7 @@ class OpenLanes:
         self.ended: list[Lane] = []
         self.reasons: dict[str, str] = {}
         self._plan = plan
+        self._forgetting: set[Deferred[None]] = set()
         self._silence_s = silence_s
 
     def add(self, lane: Lane) -> None:
@@ -72,7 +80,7 @@ class OpenLanes:
             if lane.error is not None:
                 self.reasons[lane.peer.name] = str(lane.error)
             if isinstance(lane.error, NoSpace):
-                lane.abort()  # what it took of the last room is of use to nobody
+                self.forget(lane)  # what it took of the last room is of use to nobody
         return ended
 
     def let_go(self, *, abort: bool = False) -> None:
@@ -87,4 +95,21 @@ class OpenLanes:
             lane.cancel("dropped")
         if abort:
             for lane in unfinished:
-                lane.abort()
+                self.forget(lane)
+
+    def forget(self, lane: Lane) -> None:
+        """Have its server forget the unfinished share of a lane that has ended."""
+        told = lane.abort()
+        self._forgetting.add(told)
+        told.addBoth(lambda _: self._forgetting.discard(told))
+
+    async def forgotten(self, clock: IReactorTime) -> None:
+        """
+        Wait until servers have forgotten what they shall, but not long.
+
+        Whoever is told of the failure may close everything at once, and what was not sent then never will be.
+        """
+        if self._forgetting:
+            over = Wakeup(clock)
+            DeferredList(list(self._forgetting)).addCallback(over.fire)
+            await over.wait(FORGET_S)

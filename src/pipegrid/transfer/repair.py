@@ -195,6 +195,7 @@ class Repair:
             raise
         except BaseException:
             self._let_go(abort=True)
+            await self._lanes.forgotten(self._clock)
             raise
 
     def _let_go(self, *, abort: bool = False) -> None:

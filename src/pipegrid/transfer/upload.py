@@ -46,6 +46,9 @@ SLOW = 2.0
 _TICK_S = 0.01
 """No shorter waits: what is left of a patience may be less than the clock can tell."""
 
+_ROUNDING_S = 1e-6
+"""Waits that make up a grace may add up to so much less than it."""
+
 
 class Upload:
     """
@@ -135,6 +138,7 @@ class Upload:
             raise
         except BaseException:
             self._let_go(abort=True)
+            await self._lanes.forgotten(self._clock)
             raise
         finally:
             line.stop()
@@ -308,7 +312,7 @@ class Upload:
         for lane in blocked:
             if lane.blocked:
                 lane.stalled_s += waited_s
-                if lane.stalled_s >= grace_s:
+                if lane.stalled_s >= grace_s - _ROUNDING_S:
                     if self._is_slow(lane):
                         self._drop(lane)
                     else:
@@ -341,7 +345,7 @@ class Upload:
     def _take_back(self, lane: Lane) -> None:
         self._plan.dropped(lane.share_number, lane.peer)
         lane.cancel("dropped")
-        lane.abort()
+        self._lanes.forget(lane)
 
     def _let_go(self, *, abort: bool = False) -> None:
         self._lanes.let_go(abort=abort)
