@@ -12,11 +12,13 @@ from typing import Any
 from misc.fuzz.choices import Choices
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.wire import gbs, gbs_http, nurl
-from pipegrid.wire.messages import Allocation, ServerVersion
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, nurl
+from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
+from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
 _SPKI = "A" * 42 + "E"
 _SI = bytes(range(16))
+_SECRETS = UploadSecrets(LeaseSecrets(b"r" * 32, b"c" * 32), b"u" * 32)
 
 
 def run(data: bytes) -> None:
@@ -83,6 +85,50 @@ def _reason(choices: Choices) -> None:
     assert gbs.unpack_corrupt(packed)
 
 
+def _bundle(choices: Choices) -> None:
+    with suppress(ValueError):
+        uploads = gbs_bundles.unpack_bundle(choices.rest())
+        assert len(uploads) <= gbs_bundles.MAX_UPLOADS
+        for upload in uploads:
+            assert len(upload.storage_index) == 16
+            assert len(upload.secrets.lease.renew) == len(upload.secrets.lease.cancel) == 32
+            assert 1 <= len(upload.secrets.upload) <= 64
+            assert 0 <= upload.share_bytes < 1 << 64
+            assert len(upload.share_numbers) <= gbs.MAX_SHARE_NUMBERS
+            _check_numbers(frozenset(upload.share_numbers))
+            _check_numbers(frozenset(upload.shares))
+            assert upload.shares.keys() <= upload.share_numbers
+            assert all(len(data) == upload.share_bytes > 0 for data in upload.shares.values())
+            assert len(gbs_bundles.pack_bundle([upload])) - 1 <= gbs_bundles.upload_bytes(upload)
+        assert gbs_bundles.unpack_bundle(gbs_bundles.pack_bundle(uploads)) == uploads
+
+
+def _answers(choices: Choices) -> None:
+    """Each of the first bytes says which of eight shares an upload had."""
+    uploads = [_upload(choices.byte()) for _ in range(choices.below(4))]
+    with suppress(ValueError):
+        answers = gbs_bundles.unpack_answers(choices.rest(), uploads)
+        assert len(answers) == len(uploads)
+        for answer, upload in zip(answers, uploads, strict=True):
+            if isinstance(answer.allocation, Allocation):
+                _check_numbers(answer.allocation.already_have)
+                _check_numbers(answer.allocation.allocated)
+                _check_numbers(frozenset(answer.statuses))
+                assert answer.statuses.keys() == upload.shares.keys()
+            else:
+                assert not answer.statuses
+            statuses = [*answer.statuses.values()]
+            if isinstance(answer.allocation, int):
+                statuses.append(answer.allocation)
+            assert all(type(status) is int and 200 <= status <= 599 for status in statuses)
+        assert gbs_bundles.unpack_answers(gbs_bundles.pack_answers(answers), uploads) == answers
+
+
+def _upload(mask: int) -> BundledUpload:
+    shares = {number: b"x" for number in range(8) if mask >> number & 1}
+    return BundledUpload(_SI, _SECRETS, 1, set(range(8)), shares)
+
+
 def _check_numbers(numbers: frozenset[int]) -> None:
     assert type(numbers) is frozenset
     assert all(type(number) is int and 0 <= number < 1 << 64 for number in numbers)
@@ -95,13 +141,14 @@ def _path(choices: Choices) -> None:
         return
     spelt: dict[gbs_http.Resource, Callable[[], str]] = {
         gbs_http.Resource.VERSION: lambda: gbs_http.VERSION_PATH,
+        gbs_http.Resource.BUNDLE: lambda: gbs_http.BUNDLE_PATH,
         gbs_http.Resource.ALLOCATE: lambda: gbs_http.allocate_path(target.storage_index),
         gbs_http.Resource.SHARES: lambda: gbs_http.shares_path(target.storage_index),
         gbs_http.Resource.LEASE: lambda: gbs_http.lease_path(target.storage_index),
     }
     if target.resource in spelt:
         assert spelt[target.resource]() == path, "an address has two spellings"
-    if target.resource is not gbs_http.Resource.VERSION:
+    if target.resource not in (gbs_http.Resource.VERSION, gbs_http.Resource.BUNDLE):
         assert len(target.storage_index) == 16
     assert 0 <= target.share_number < 10**9
 
@@ -162,6 +209,8 @@ _READERS: tuple[Callable[[Choices], Any], ...] = (
     _content_range,
     _nurl,
     _reason,
+    _bundle,
+    _answers,
 )
 
 
@@ -169,6 +218,8 @@ def seeds() -> dict[str, bytes]:
     """Return a good message of each kind."""
     lease = {gbs_http.RENEW_SECRET: b"r" * 32, gbs_http.CANCEL_SECRET: b"c" * 32}
     upload = {gbs_http.UPLOAD_SECRET: b"u" * 32}
+
+    stored = BundledAnswer(Allocation(frozenset({2}), frozenset({0, 1})), {0: 201, 2: 404})
 
     def lines(secrets: dict[str, bytes]) -> bytes:
         return b"\n".join(gbs_http.secret_lines(secrets))
@@ -188,6 +239,7 @@ def seeds() -> dict[str, bytes]:
         _corrupt: (gbs.pack_corrupt("a bad block"),),
         _path: (
             gbs_http.VERSION_PATH.encode(),
+            gbs_http.BUNDLE_PATH.encode(),
             gbs_http.share_path(_SI, 3).encode(),
             gbs_http.abort_path(_SI, 3).encode(),
             f"/storage/v1/mutable/{base32.encode(_SI)}/read-test-write".encode(),
@@ -199,6 +251,14 @@ def seeds() -> dict[str, bytes]:
             f"pb://{_SPKI}@example.org:443/swiss#v=1".encode(),
             f"pb+tor://{_SPKI}@abc.onion:1/swiss#v=1".encode(),
             f"pb://{_SPKI}@[2001:db8::1]:443/swiss#v=1".encode(),
+        ),
+        _bundle: (
+            gbs_bundles.pack_bundle([]),
+            gbs_bundles.pack_bundle([_upload(0b101), _upload(0)]),
+        ),
+        _answers: (
+            b"\2\x05\0" + gbs_bundles.pack_answers([stored, BundledAnswer(500, {})]),
+            b"\0" + gbs_bundles.pack_answers([]),
         ),
         _reason: ("share 3 is damaged: \xe4 \U0001f4be".encode(),),
     }

@@ -186,11 +186,12 @@ class GridTests(TestCase):
     def tearDown(self) -> Deferred[Any]:  # type: ignore[override]
         return gatherResults([node.stop() for node in self.nodes])
 
-    def write_servers(self, nurls: list[str]) -> None:
+    def write_servers(self, nurls: list[str], **more: Any) -> None:
         """Write the client's file."""
         (self.client / "private").mkdir(parents=True, exist_ok=True)
         entries = {
-            f"node{n}": {"ann": {"anonymous-storage-NURLs": [text]}} for n, text in enumerate(nurls)
+            f"node{n}": {"ann": {"anonymous-storage-NURLs": [text], **more}}
+            for n, text in enumerate(nurls)
         }
         (self.client / SERVERS_NAME).write_text(json.dumps({"storage": entries}))
 
@@ -216,6 +217,29 @@ class GridTests(TestCase):
             self.assertTrue(status.reachable, status.reason)
             self.assertEqual(status.protocol, "https")
         await grid.close()
+
+    def test_bundles_from_the_first_share_on(self) -> Deferred[None]:
+        """Where the file says that servers take bundles, nothing has to be learned first."""
+        return Deferred.fromCoroutine(self._test_bundles())
+
+    async def _test_bundles(self) -> None:
+        files = [Random(n).randbytes(200) for n in range(20)]
+        for more, operations in (
+            ({}, {"allocate", "write"}),
+            ({"pipegrid-bundles": 9999}, {"bundle"}),
+        ):
+            self.write_servers([node.nurl for node in self.nodes], **more)
+            services = [node._server.service for node in self.nodes if node._server is not None]
+            for service in services:
+                service.requests.clear()
+            grid: Grid = await Grid.open(reactor, self.client)
+            results = await gatherResults([grid.put(data) for data in files])
+            for data, result in zip(files, results, strict=True):
+                self.assertEqual(await grid.read(result.cap), data)
+            await grid.close()
+            made = {name for service in services for name, _ in service.requests}
+            self.assertEqual(made - {"list", "read"}, operations)
+            files = [data + b"other" for data in files]
 
     def test_a_server_with_another_key(self) -> Deferred[None]:
         """A server that does not own the key of its address is told nothing, and named."""

@@ -11,7 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.storage.announce import Announcer, load_or_create, storage_fields
-from pipegrid.wire.announcements import describe, sign, verify
+from pipegrid.wire.announcements import BUNDLES, describe, sign, verify
+from pipegrid.wire.gbs_bundles import MAX_BUNDLE_BYTES
 from tests import vectors
 from tests.grid.introducer_support import FURL, FakeIntroducer, nurl
 
@@ -73,11 +74,13 @@ class IdentityTests(SynchronousTestCase):
         identity = load_or_create(self.directory, b"t" * 20, has_shares=True)
         fields = storage_fields(identity, nickname="n", nurls=[nurl(1)], furl=str(FURL))
         heard = verify(sign(fields, identity.key))
-        self.assertEqual(set(RECORDED["announcement"]), set(heard.fields))
+        # One more than Tahoe-LAFS's, which its clients pass over.
+        self.assertEqual(set(RECORDED["announcement"]) | {BUNDLES}, set(heard.fields))
         known = describe(heard.server_id, heard.fields)
         self.assertEqual(known.identity.nickname, "n")
         self.assertEqual(known.identity.permutation_seed, b"t" * 20)
         self.assertEqual((str(known.nurl), known.furl), (nurl(1), FURL))
+        self.assertEqual(known.bundle_bytes, MAX_BUNDLE_BYTES)
         fields = storage_fields(identity, nickname="n", nurls=[nurl(1)], furl=None)
         self.assertNotIn("anonymous-storage-FURL", fields)
 

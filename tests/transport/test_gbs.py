@@ -21,6 +21,7 @@ from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import GbsServer as GbsFactory
 from pipegrid.transport.gbs import GbsServer
 from pipegrid.transport.interface import StorageServer
+from pipegrid.wire.messages import Allocation, WriteResult
 from tests.transport.contract import SECRETS, SI, Consumer, StorageServerContract
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld
 
@@ -54,6 +55,26 @@ class GbsContractTests(StorageServerContract, SynchronousTestCase):
 
     def settle(self) -> None:
         self.world.clock.advance(1.0)
+
+
+class GbsBundlesContractTests(GbsContractTests):
+    """The contract, from a client that knows before its first call that the server takes bundles."""
+
+    def make_server(self, capacity_bytes: int | None = None) -> StorageServer:
+        server = super().make_server(capacity_bytes)
+        self.resolve(server.version())
+        return server
+
+    def test_bundles_are_used(self) -> None:
+        """What is allocated and written at once is one bundle, and no other request for uploads."""
+        requests = self.world.servers[0].factory.service.requests
+        requests.clear()
+        waiting = self.server.allocate(SI, {0, 5}, 3, SECRETS)
+        writes = [self.server.write(SI, number, 0, [b"abc"], SECRETS.upload) for number in (0, 5)]
+        self.assertEqual(self.resolve(waiting), Allocation(frozenset(), frozenset({0, 5})))
+        self.assertEqual([self.resolve(write) for write in writes], [WriteResult(True)] * 2)
+        self.assertEqual(requests, {("bundle", 200): 1})
+        self.assertEqual(self.get(5), b"abc")
 
 
 @implementer(IStreamClientEndpoint)

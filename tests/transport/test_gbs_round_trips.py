@@ -88,11 +88,23 @@ class RoundTripTests(SynchronousTestCase):
         self.assertEqual(self.world.run(self.grid.read(results[42].cap)), files[42])
 
     def test_a_put_sends_no_request_too_many(self) -> None:
-        """One allocation and one write to each server."""
-        before = [host.factory.service.requests.total() for host in self.world.servers]
-        self.world.run(self.grid.put(self.random.randbytes(200)))
-        after = [host.factory.service.requests.total() for host in self.world.servers]
-        self.assertEqual([b - a for a, b in zip(before, after, strict=True)], [2] * 10)
+        """One allocation and one write to each server; a bundle of both to a server that takes such."""
+        for size, requests in ((100_000, 2), (200, 1)):
+            before = [host.factory.service.requests.total() for host in self.world.servers]
+            self.world.run(self.grid.put(self.random.randbytes(size)))
+            after = [host.factory.service.requests.total() for host in self.world.servers]
+            self.assertEqual([b - a for a, b in zip(before, after, strict=True)], [requests] * 10)
+
+    def test_a_hundred_puts_are_a_few_requests(self) -> None:
+        """Small shares sent side by side go in bundles, once a server has said that it takes them."""
+        counts = [host.factory.service.requests for host in self.world.servers]
+        for requests in counts:
+            requests.clear()
+        files = [self.random.randbytes(200) for _ in range(100)]
+        self.world.run(gatherResults([self.grid.put(data) for data in files]))
+        for requests in counts:
+            self.assertEqual(set(requests), {("bundle", 200)})
+            self.assertLess(requests.total(), 20)
 
     def test_cold_start(self) -> None:
         """The first put costs one round trip more (TCP; with TLS another one), to all at the same time."""

@@ -175,6 +175,24 @@ class DescribeTests(SynchronousTestCase):
             describe(SERVER_ID, fields)
         self.assertIn("version that is not known", str(caught.exception))
 
+    def test_bundles(self) -> None:
+        """What a server says of bundles is taken if it makes sense, and passed over otherwise."""
+        self.assertEqual(describe(SERVER_ID, FIELDS).bundle_bytes, 0)
+        for value, expected in (
+            (262144, 262144),
+            (1, 1),
+            (0, 0),
+            (-1, 0),
+            (True, 0),
+            (1 << 40, 0),
+            ("262144", 0),
+            ([262144], 0),
+            (None, 0),
+            (1.5, 0),
+        ):
+            known = describe(SERVER_ID, {**FIELDS, "pipegrid-bundles": value})
+            self.assertEqual(known.bundle_bytes, expected, repr(value))
+
     def test_confused_addresses(self) -> None:
         """A fURL for a NURL, and the reverse, are told apart, without their secrets."""
         a_furl, a_nurl = FIELDS["anonymous-storage-FURL"], FIELDS["anonymous-storage-NURLs"][0]

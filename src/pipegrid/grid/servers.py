@@ -107,7 +107,7 @@ def open_server(
         ValueError: no protocol that it speaks is spoken here; the text says why.
     """
     if known.nurl is not None and not force_foolscap:
-        gbs = _open_gbs(reactor, known.identity, known.nurl)
+        gbs = _open_gbs(reactor, known.identity, known.nurl, known.bundle_bytes)
         window = AutoWindow(maximum_bytes=window_bytes, transport_rtt_s=lambda: gbs.round_trip_s)
         address = f"{known.nurl.host}:{known.nurl.port}"
         return Peer(gbs, Pipeline(window, reactor), "https", address)
@@ -121,10 +121,13 @@ def open_server(
 # HTTP, TLS and Foolscap take long to import, and an embedded grid needs none of them.
 
 
-def _open_gbs(reactor: IReactorTime, identity: ServerIdentity, address: Nurl) -> GbsServer:
+def _open_gbs(
+    reactor: IReactorTime, identity: ServerIdentity, address: Nurl, bundle_bytes: int
+) -> GbsServer:
     from pipegrid.transport.gbs import GbsServer, endpoints_for
 
-    return GbsServer(identity, address, endpoints_for(reactor, address, identity.nickname), reactor)
+    endpoints = endpoints_for(reactor, address, identity.nickname)
+    return GbsServer(identity, address, endpoints, reactor, bundle_bytes=bundle_bytes)
 
 
 def _open_foolscap(reactor: IReactorTime, identity: ServerIdentity, address: Furl) -> StorageServer:

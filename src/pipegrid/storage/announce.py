@@ -30,8 +30,8 @@ from pipegrid import __version__
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.flow.reconnecting import Reconnecting
-from pipegrid.wire import announcements
-from pipegrid.wire.announcements import FURL, NURLS, SEED, SERVICE, Signed, SigningKey
+from pipegrid.wire import announcements, gbs_bundles
+from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, Signed, SigningKey
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.introducing import Connect, call, connect_introducer, reason_of, until_lost
 
@@ -150,6 +150,7 @@ def storage_fields(
         "oldest-supported": "1.0.0",
         "service-name": SERVICE,
         NURLS: list(nurls),
+        BUNDLES: gbs_bundles.MAX_BUNDLE_BYTES,
         SEED: base32.encode(identity.permutation_seed),
         "seqnum": identity.seqnum,
         "nonce": base32.encode(os.urandom(_NONCE_BYTES)),

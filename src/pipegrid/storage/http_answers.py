@@ -113,9 +113,9 @@ def page(status: int, headers: bytes = b"") -> Answer:
     return make(status, body, "text/html; charset=utf-8", headers)
 
 
-def cbor(body: bytes, status: int = 200) -> Answer:
+def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
     """Return a message."""
-    return make(status, body, gbs.CONTENT_TYPE)
+    return make(status, body, gbs.CONTENT_TYPE, headers)
 
 
 OK = make(200)

@@ -8,7 +8,7 @@ are gathered whole, and bounded. What they all do together is counted, and bound
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from twisted.internet.defer import Deferred
@@ -19,6 +19,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_requests import Operation, Rule
+from pipegrid.storage.paths import Key
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire import gbs
@@ -34,7 +35,16 @@ log = Logger()
 
 
 class Receiver(Protocol):
-    """Takes the body of one request, and answers it."""
+    """
+    Takes the body of one request, and answers it.
+
+    Attributes:
+        shares: those that its answer waits for, if it is not ready at once.
+        waits: whether it may have to wait when its body is complete; it is a ``Bundle`` then.
+    """
+
+    shares: Sequence[Key]
+    waits: bool
 
     def write(self, data: bytes) -> None:
         """Take the next bytes of the body."""
@@ -48,6 +58,9 @@ class Receiver(Protocol):
 
 class Refusal:
     """Lets the body pass, and gives the answer that was decided before it came."""
+
+    shares: Sequence[Key] = ()
+    waits = False
 
     def __init__(self, answer: Answer, count: Callable[[Answer], Answer]) -> None:
         self._answer = answer
@@ -65,46 +78,59 @@ class Refusal:
 
 
 class Call:
-    """Gathers a small body, and calls."""
+    """
+    Gathers a small body, and calls.
+
+    Attributes:
+        body: what has come of it.
+        refusal: the answer, if it is refused already.
+    """
+
+    waits = False
 
     def __init__(
         self,
         service: GbsService,
         rule: Rule,
+        shares: Sequence[Key],
         handler: Callable[[bytes], Answer | Deferred[Answer]],
     ) -> None:
-        self._service = service
+        self.service = service
+        self.shares = shares
+        self.body = bytearray()
+        self.refusal: Answer | None = None
         self._operation = rule.operation
         self._limit_bytes = rule.body_limit_bytes or 0
         self._handler = handler
-        self._body = bytearray()
         self._held_bytes = 0
-        self._refusal: Answer | None = None
 
     def write(self, data: bytes) -> None:
         """Hold it, up to the limit; bodies that nobody wants are not held."""
-        if not self._limit_bytes or self._refusal is not None:
+        if not self._limit_bytes or self.refusal is not None:
             return
-        if len(self._body) + len(data) > self._limit_bytes:
-            self._refusal = answers.TOO_LARGE
-        elif not self._service.hold(len(data)):
-            self._refusal = answers.BUSY
-        if self._refusal is not None:
-            self._let_go()
-            return
-        self._body += data
-        self._held_bytes += len(data)
+        if len(self.body) + len(data) > self._limit_bytes:
+            self.refuse(answers.TOO_LARGE)
+        elif not self.service.hold(len(data)):
+            self.refuse(answers.BUSY)
+        else:
+            self.body += data
+            self._held_bytes += len(data)
+
+    def refuse(self, answer: Answer) -> None:
+        """Answer this, whatever else comes."""
+        self.refusal = answer
+        self._let_go()
 
     def finish(self) -> Answer | Deferred[Answer]:
         """Carry it out."""
-        if self._refusal is not None:
-            return self._count(self._refusal)
+        if self.refusal is not None:
+            return self._count(self.refusal)
         try:
-            answer = self._handler(bytes(self._body))
+            answer = self._handler(bytes(self.body))
         except Exception as error:
-            answer = self._service.answer_error(self._operation, error)
+            answer = self.service.answer_error(self._operation, error)
         finally:
-            self._body.clear()
+            self.body.clear()
         if isinstance(answer, Deferred):
             # Until then the request is in memory, in another form.
             answer.addErrback(self._failed).addCallback(self._ended)
@@ -122,21 +148,24 @@ class Call:
     def _failed(self, failure: Failure) -> Answer:
         error = failure.value
         assert isinstance(error, Exception)
-        return self._service.answer_error(self._operation, error)
+        return self.service.answer_error(self._operation, error)
 
     def _count(self, answer: Answer) -> Answer:
-        return self._service.count(self._operation.value, answer)
+        return self.service.count(self._operation.value, answer)
 
     def _let_go(self) -> None:
-        self._service.hold(-self._held_bytes)
+        self.service.hold(-self._held_bytes)
         self._held_bytes = 0
-        self._body.clear()
+        self.body.clear()
 
 
 class Write:
     """Writes share data where it belongs, while it comes."""
 
+    waits = False
+
     def __init__(self, service: GbsService, upload: Upload, begin: int, end: int) -> None:
+        self.shares: Sequence[Key] = ((upload.storage_index, upload.share_number),)
         self._service = service
         self._upload = upload
         self._at = begin

@@ -29,6 +29,7 @@ took nothing of what they asked for.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -43,7 +44,10 @@ from zope.interface import implementer
 from pipegrid.flow.tls import move_much
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.http_answers import Answer, Stream
+from pipegrid.storage.http_bundles import Bundle
 from pipegrid.storage.http_requests import SECRET_HEADER, WANTED_HEADERS, Request
+from pipegrid.storage.paths import Key
+from pipegrid.wire.gbs_bundles import MAX_SHARES
 from pipegrid.wire.gbs_http import Resource
 
 if TYPE_CHECKING:
@@ -82,8 +86,7 @@ class _Slot:
     with_body: bool = True
     connection: bytes = b""
     last: bool = False
-    storage_index: bytes = b""
-    share_number: int = -1
+    shares: Sequence[Key] = ()
     data: bytes | None = None
     stream: Stream | None = None
 
@@ -305,7 +308,7 @@ class GbsConnection(Protocol):
         """The request is complete."""
         if self._broken:
             return
-        if self._events:
+        if self._events or not self._may_end():
             self._events.append(_END)
         else:
             self._end()
@@ -347,6 +350,18 @@ class GbsConnection(Protocol):
             self._body_left -= len(data)
             self._receiver.write(data)
 
+    def _may_end(self) -> bool:
+        """Whether a request whose body is complete may be carried out; only bundles ever wait then."""
+        receiver = self._receiver
+        if receiver is None or not receiver.waits:
+            return True
+        assert isinstance(receiver, Bundle)
+        if receiver.may_finish(self._committing):
+            return True
+        if not self._service.has_room_for(MAX_SHARES):
+            self._wait_for_room()
+        return False
+
     def _end(self) -> None:
         request, self._request = self._request, None
         receiver, self._receiver = self._receiver, None
@@ -360,10 +375,9 @@ class GbsConnection(Protocol):
         self._slots.append(slot)
         outcome = receiver.finish()
         if isinstance(outcome, Deferred):
-            target = request.target
-            assert target is not None
-            slot.storage_index, slot.share_number = target.storage_index, target.share_number
-            self._committing.setdefault(slot.storage_index, []).append(slot.share_number)
+            slot.shares = receiver.shares
+            for storage_index, number in slot.shares:
+                self._committing.setdefault(storage_index, []).append(number)
             outcome.addCallback(self._committed, slot)
         else:
             self._fill(slot, outcome)
@@ -381,10 +395,11 @@ class GbsConnection(Protocol):
                 answer.stream.close()
 
     def _committed(self, answer: Answer, slot: _Slot) -> None:
-        pending = self._committing[slot.storage_index]
-        pending.remove(slot.share_number)
-        if not pending:
-            del self._committing[slot.storage_index]
+        for storage_index, number in slot.shares:
+            pending = self._committing[storage_index]
+            pending.remove(number)
+            if not pending:
+                del self._committing[storage_index]
         if not self._lost:
             self._fill(slot, answer)
             if not self._working:
@@ -427,8 +442,10 @@ class GbsConnection(Protocol):
                 self._refuse(event)
             elif event:
                 self._receive(event)
-            else:
+            elif self._may_end():
                 self._end()
+            else:
+                break
             if events:
                 events.popleft()
             handled = True

@@ -16,7 +16,7 @@ import attrs
 
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.http_answers import Answer
-from pipegrid.wire import gbs, gbs_http, gbs_mutable
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable
 from pipegrid.wire.gbs_http import Resource, Target
 
 WANTED_HEADERS = frozenset(
@@ -81,6 +81,7 @@ class Operation(Enum):
     VERSION = "version"
     ALLOCATE = "allocate"
     WRITE = "write"
+    BUNDLE = "bundle"
     ABORT = "abort"
     LIST = "list"
     READ = "read"
@@ -120,6 +121,11 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.ALLOCATE: {
         b"POST": Rule(
             Operation.ALLOCATE, gbs_http.ALLOCATE_SECRETS, gbs.MAX_ALLOCATE_BYTES, answers_cbor=True
+        )
+    },
+    Resource.BUNDLE: {
+        b"POST": Rule(
+            Operation.BUNDLE, body_limit_bytes=gbs_bundles.MAX_BUNDLE_BYTES, answers_cbor=True
         )
     },
     Resource.SHARES: {b"GET": _LIST, b"HEAD": _LIST},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -28,6 +29,7 @@ from pipegrid.storage import http_answers as answers
 from pipegrid.storage.durability import Durability
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_bodies import Call, Receiver, Refusal, ShareStream, Write
+from pipegrid.storage.http_bundles import Bundle
 from pipegrid.storage.http_requests import Admitted, Operation, Request, admit
 from pipegrid.storage.http_slots import SlotHandlers
 from pipegrid.storage.paths import MAX_SHARE_NUMBER
@@ -35,9 +37,9 @@ from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.slotqueue import SlotQueue
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import Upload
-from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 
 INLINE_READ_BYTES = 64 * 1024
 """Up to here a read is an answer like any other; beyond, it is streamed."""
@@ -46,6 +48,8 @@ MAX_COMMITS = 512
 
 MAX_HELD_BYTES = 512 << 20
 """Of message bodies, over all connections; only those of read-test-write can be large."""
+
+_TAKES_BUNDLES = b"PipeGrid-Bundles: %d\r\n" % gbs_bundles.MAX_BUNDLE_BYTES
 
 log = Logger()
 
@@ -95,6 +99,10 @@ class GbsService:
         """Whether one more write may begin."""
         return self.commits < MAX_COMMITS
 
+    def has_room_for(self, shares: int) -> bool:
+        """Whether so many, at most ``MAX_COMMITS``, may have to become durable more than do now."""
+        return self.commits + shares <= MAX_COMMITS
+
     def call_when_room(self, call: Callable[[], None]) -> None:
         """Have a function called, once, when there may be room again."""
         self._waiting_for_room.append(call)
@@ -134,9 +142,11 @@ class GbsService:
         if operation in (Operation.READ, Operation.SLOT_READ):
             wanted = request.headers.get(b"range")
             read = self._read if operation is Operation.READ else self._read_slot
-            return Call(self, rule, lambda _: read(admitted.target, wanted))
+            return Call(self, rule, (admitted.target.key,), lambda _: read(admitted.target, wanted))
+        if operation is Operation.BUNDLE:
+            return Bundle(self, rule)
         handler = self._handlers[operation]
-        return Call(self, rule, lambda body: handler(admitted, body))
+        return Call(self, rule, (admitted.target.key,), lambda body: handler(admitted, body))
 
     def guard(self, operation: Operation, call: Callable[[], Answer | Write]) -> Answer | Write:
         """Return what call returns, or the answer for what it raises."""
@@ -174,7 +184,7 @@ class GbsService:
         return lambda answer: self.count(name, answer)
 
     def _version(self, _: Admitted, body: bytes) -> Answer:
-        return answers.cbor(gbs.pack_version(self.store.version()))
+        return answers.cbor(gbs.pack_version(self.store.version()), headers=_TAKES_BUNDLES)
 
     def _allocate(self, admitted: Admitted, body: bytes) -> Answer:
         try:
@@ -182,19 +192,27 @@ class GbsService:
         except ValueError as error:
             return answers.text(400, str(error))
         secrets = admitted.secrets
-        # Numbers that no share can have are refused as those are for which there is no room.
-        numbers = wanted.share_numbers
-        if numbers and max(numbers) > MAX_SHARE_NUMBER:
-            numbers = frozenset(number for number in numbers if number <= MAX_SHARE_NUMBER)
-        allocation = self.store.allocate(
+        allocation = self.allocate(
             admitted.target.storage_index,
-            numbers,
+            wanted.share_numbers,
             wanted.share_bytes,
             UploadSecrets(
                 LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[UPLOAD_SECRET]
             ),
         )
-        return answers.cbor(gbs.pack_allocation(allocation))
+        return answers.cbor(gbs.pack_allocation(allocation), headers=_TAKES_BUNDLES)
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Allocation:
+        """Make room. Numbers that no share can have are refused as those are for which there is none."""
+        if share_numbers and max(share_numbers) > MAX_SHARE_NUMBER:
+            share_numbers = {number for number in share_numbers if number <= MAX_SHARE_NUMBER}
+        return self.store.allocate(storage_index, share_numbers, share_bytes, secrets)
 
     def _begin_write(self, request: Request, admitted: Admitted) -> Answer | Write:
         try:

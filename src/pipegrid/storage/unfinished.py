@@ -80,7 +80,8 @@ class UnfinishedUploads:
         self._boot_id: bytes | None = None
         self._uploads: dict[Key, Upload] = {}
         self.allocated_bytes = 0
-        self._open: OrderedDict[Key, Upload] = OrderedDict()  # the longest unused first
+        # Those that may be closed, the longest unused first.
+        self._open: OrderedDict[Key, Upload] = OrderedDict()
         self._table_lock = threading.Lock()  # for these three; nothing is waited for under it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
@@ -263,9 +264,16 @@ class UnfinishedUploads:
         return upload
 
     def _used(self, upload: Upload) -> None:
-        """Keep the number of open files bounded: the longest unused are closed first."""
+        """
+        Keep the number of open files bounded: the longest unused are closed first.
+
+        Complete ones stay open until they are published; how many wait for that is bounded elsewhere.
+        """
         with self._table_lock:
             key = (upload.storage_index, upload.share_number)
+            if upload.complete:
+                self._open.pop(key, None)
+                return
             self._open[key] = upload
             self._open.move_to_end(key)
             excess = len(self._open) - self._max_open

@@ -167,6 +167,8 @@ class Upload:
                 self._fill(fd, begin, views, wanted)
             self.unsent_bytes += end - offset
             self.last_write = self._clock()
+            if self.complete:
+                self._on_open(self)  # it has to stay open now
 
     def fill_rest(self) -> None:
         """
@@ -178,6 +180,7 @@ class Upload:
         with self._lock:
             self._require_open()
             self._received.add(0, self.share_bytes)
+            self._on_open(self)  # it has to stay open now
 
     def checkpoint(self) -> None:
         """

@@ -43,6 +43,7 @@ from pipegrid.http11.limits import Limits
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.transport.gbsanswers import GbsAnswers
+from pipegrid.transport.gbsbundles import GbsBundles, OrdinaryRequests
 from pipegrid.transport.gbsorder import GbsOrder
 from pipegrid.transport.gbsrequests import GbsRequests
 from pipegrid.transport.gbsstreams import GbsStreams
@@ -123,6 +124,7 @@ class GbsServer:
         endpoints: makes the endpoint for one more connection, with TLS to the owner of the NURL's
             key and nobody else; ``endpoints_for`` is the real one.
         clock: for all patience.
+        bundle_bytes: of the longest bundle that it was said to take, if it was; its answers tell, too.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class GbsServer:
         endpoints: Callable[[], IStreamClientEndpoint],
         clock: IReactorTime,
         settings: GbsSettings | None = None,
+        bundle_bytes: int = 0,
     ) -> None:
         settings = settings or GbsSettings()
         name = identity.nickname
@@ -141,6 +144,14 @@ class GbsServer:
         self._requests = GbsRequests(nurl, settings.timeout_s)
         self._answers = GbsAnswers(name)
         self._order = GbsOrder()
+        self._bundles = GbsBundles(
+            clock,
+            self._requests,
+            self._answers,
+            lambda request: self._uploads.request(request),
+            OrdinaryRequests(self._allocate, self._write, self._was_completed),
+            bundle_bytes,
+        )
         self._uploads = UploadConnection(
             clock, endpoints, name, settings.limits(1), settings.patience_s
         )
@@ -169,7 +180,9 @@ class GbsServer:
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
         return self._track(
-            lambda: self._question(self._requests.version()).addCallback(self._answers.version)
+            lambda: self._question(self._requests.version()).addCallback(
+                self._heard, self._answers.version
+            )
         )
 
     # Uploads.
@@ -187,8 +200,18 @@ class GbsServer:
         A repeated request may find the shares allocated by its first attempt, and then a Tahoe server
         mentions them in neither set, as it does those of others: writes show whose they are.
         """
+        call = storage_index, share_numbers, share_bytes, secrets
+        return self._track(lambda: self._bundles.allocate(*call) or self._allocate(*call))
+
+    def _allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
         request = self._requests.allocate(storage_index, share_numbers, share_bytes, secrets)
-        return self._track(lambda: self._upload(request, self._answers.allocation))
+        return self._upload(request, lambda answer: self._heard(answer, self._answers.allocation))
 
     def write(
         self,
@@ -199,21 +222,38 @@ class GbsServer:
         upload_secret: bytes,
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract. At least one byte."""
-        upto = offset + sum(map(len, data))
-        if upto == offset:
+        if not any(map(len, data)):
             return fail(UsageError("a write must have at least one byte; write what there is"))
+
+        def start() -> Deferred[WriteResult]:
+            bundled = None
+            if not offset:
+                bundled = self._bundles.write(storage_index, share_number, data, upload_secret)
+            if bundled is not None:
+                return bundled
+            return self._write(storage_index, share_number, offset, data, upload_secret)
+
+        return self._track(lambda: self._order.change(storage_index, share_number, start))
+
+    def _write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+        maybe_done: bool = False,
+    ) -> Deferred[WriteResult]:
         request = self._requests.write(storage_index, share_number, offset, data, upload_secret)
 
         def written(answered: Answered) -> WriteResult | Deferred[WriteResult]:
             answer, repeated = answered
-            if repeated and answer.status == 404:
+            if (repeated or maybe_done) and answer.status == 404:
                 return self._was_completed(storage_index, share_number)
+            upto = offset + sum(map(len, data))
             return self._answers.write_result(answer, share_number, upto)
 
-        def start() -> Deferred[WriteResult]:
-            return self._uploads.request(request).addCallback(written)
-
-        return self._track(lambda: self._order.change(storage_index, share_number, start))
+        return self._send(request).addCallback(written)
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
@@ -222,7 +262,7 @@ class GbsServer:
         request = self._requests.abort(storage_index, share_number, upload_secret)
 
         def start() -> Deferred[None]:
-            return self._uploads.request(request).addCallback(
+            return self._send(request).addCallback(
                 lambda answered: self._answers.aborted(answered[0], share_number, answered[1])
             )
 
@@ -243,7 +283,16 @@ class GbsServer:
         return Deferred.fromCoroutine(find_out())
 
     def _upload(self, request: RawRequest, unpack: Callable[[RawResponse], T]) -> Deferred[T]:
-        return self._uploads.request(request).addCallback(lambda answered: unpack(answered[0]))
+        return self._send(request).addCallback(lambda answered: unpack(answered[0]))
+
+    def _send(self, request: RawRequest) -> Deferred[Answered]:
+        """Send a request on the uploads' connection, behind all that came before it."""
+        self._bundles.flush()
+        return self._uploads.request(request)
+
+    def _heard(self, answer: RawResponse, unpack: Callable[[RawResponse], T]) -> T:
+        self._bundles.heard(answer)
+        return unpack(answer)
 
     # Questions.
 

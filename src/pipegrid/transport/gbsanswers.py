@@ -10,7 +10,7 @@ Source: the format reference, storage protocols, sections 1.4, 1.7 and 1.8.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pipegrid.errors import (
@@ -23,7 +23,8 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.http11.raw import RawResponse
-from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation, ServerVersion, WriteResult
 
 T = TypeVar("T")
@@ -50,16 +51,20 @@ class GbsAnswers:
     def version(self, answer: RawResponse) -> ServerVersion:
         """What the server says of itself."""
         if answer.status != 200:
-            raise self._refusal(answer, "a question for its version")
+            raise self._refusal(answer.status, answer.body, "a question for its version")
         return self._unpack(gbs.unpack_version, answer, "a question for its version")
 
     def allocation(self, answer: RawResponse) -> Allocation:
         """What may be written."""
         if answer.status != 200:
-            if answer.status == 507:
-                raise NoSpace(f"{self._server} has no room; use another server", self._server)
-            raise self._refusal(answer, "an allocation")
+            raise self.refused_allocation(answer.status, answer.body)
         return self._unpack(gbs.unpack_allocation, answer, "an allocation")
+
+    def refused_allocation(self, status: int, body: bytes = b"") -> ServerError:
+        """The error for the status of an allocation that was refused."""
+        if status == 507:
+            return NoSpace(f"{self._server} has no room; use another server", self._server)
+        return self._refusal(status, body, "an allocation")
 
     def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteResult:
         """How a write, up to byte ``upto`` of the share, has ended."""
@@ -68,24 +73,36 @@ class GbsAnswers:
             return self._unpack(
                 lambda body: gbs.unpack_required(body, complete=status == 201), answer, "a write"
             )
+        raise self.refused_write(status, share_number, upto, answer.body)
+
+    def refused_write(
+        self, status: int, share_number: int, upto: int, body: bytes = b""
+    ) -> ServerError:
+        """The error for the status of a write, up to byte ``upto`` of the share, that was refused."""
         server = self._server
         if status == 404:
-            raise self.no_upload(share_number)
+            return self.no_upload(share_number)
         if status == 409:
-            raise ConflictingWrite(
+            return ConflictingWrite(
                 f"{server} has other bytes of share {share_number} already; abort that upload, or"
                 " wait half an hour for its end",
                 server,
             )
         if status == 507:
-            raise NoSpace(f"{server} has no more room; use another server", server)
+            return NoSpace(f"{server} has no more room; use another server", server)
         if status == 416 or status >= 500:
-            raise ServerRefused(
+            return ServerRefused(
                 f"{server} did not take bytes of share {share_number} up to {upto} (status"
                 f" {status}); it allocated less, or its disk failed: use another server",
                 server,
             )
-        raise self._refusal(answer, "a write", share_number)
+        return self._refusal(status, body, "a write", share_number)
+
+    def bundle(self, answer: RawResponse, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
+        """What became of the uploads of a bundle that the server has looked at (200)."""
+        return self._unpack(
+            lambda body: gbs_bundles.unpack_answers(body, uploads), answer, "a bundle"
+        )
 
     def aborted(self, answer: RawResponse, share_number: int, repeated: bool) -> None:
         """Whether an upload is gone; a repeated abort that finds none has done its work before."""
@@ -93,12 +110,12 @@ class GbsAnswers:
             return
         if answer.status in (404, 405):
             raise self.no_upload(share_number)
-        raise self._refusal(answer, "an abort", share_number)
+        raise self._refusal(answer.status, answer.body, "an abort", share_number)
 
     def shares(self, answer: RawResponse) -> frozenset[int]:
         """Which shares there are."""
         if answer.status != 200:
-            raise self._refusal(answer, "a question for shares")
+            raise self._refusal(answer.status, answer.body, "a question for shares")
         return self._unpack(gbs.unpack_shares, answer, "a question for shares")
 
     def data(self, answer: RawResponse, share_number: int, offset: int, length: int) -> bytes:
@@ -130,7 +147,7 @@ class GbsAnswers:
             return offset
         if answer.status == 404:
             raise self.no_share(share_number)
-        raise self._refusal(answer, "a read", share_number)
+        raise self._refusal(answer.status, answer.body, "a read", share_number)
 
     def lease_added(self, answer: RawResponse) -> None:
         """Whether a lease was added."""
@@ -139,14 +156,14 @@ class GbsAnswers:
                 f"{self._server} has no share of this file; upload it first", self._server
             )
         if answer.status not in (200, 204):
-            raise self._refusal(answer, "a lease")
+            raise self._refusal(answer.status, answer.body, "a lease")
 
     def advised(self, answer: RawResponse, share_number: int) -> None:
         """Whether a complaint was taken."""
         if answer.status == 404:
             raise self.no_share(share_number)
         if answer.status != 200:
-            raise self._refusal(answer, "a complaint", share_number)
+            raise self._refusal(answer.status, answer.body, "a complaint", share_number)
 
     # Errors.
 
@@ -179,12 +196,12 @@ class GbsAnswers:
         )
 
     def _refusal(
-        self, answer: RawResponse, question: str, share_number: int | None = None
+        self, status: int, body: bytes, question: str, share_number: int | None = None
     ) -> ServerError:
         """The error for a status that is no proper answer to this request."""
-        server, status = self._server, answer.status
+        server = self._server
         if status == 401:
-            if answer.body.startswith(WRONG_SWISSNUM):
+            if body.startswith(WRONG_SWISSNUM):
                 return ServerRefused(
                     f"{server} does not know the secret in its address; copy its NURL anew", server
                 )
@@ -200,7 +217,7 @@ class GbsAnswers:
                 server,
                 may_have_happened=True,
             )
-        text = _excerpt(answer.body)
+        text = _excerpt(body)
         return self._nonsense(question, f"status {status}" + (f" ({text})" if text else ""))
 
 

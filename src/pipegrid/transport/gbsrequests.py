@@ -20,7 +20,8 @@ from functools import lru_cache
 from pipegrid.core import base32
 from pipegrid.core.hashes import Buffer
 from pipegrid.http11.raw import ConsumerChoice, RawRequest
-from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from pipegrid.wire.nurl import Nurl
 
@@ -30,6 +31,8 @@ Of an answer without share data: head, framing and a message about one or a few 
 about 200, and TLS adds some tens; a hundred allocations with a write each fit into what a connection may
 owe (60 KB).
 """
+ANSWER_UPLOAD_BYTES = 24
+"""Of a bundle's answer, for each upload of a share or two."""
 MAX_MESSAGE_BYTES = gbs.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024
 """What a refusal may say, of which the beginning is repeated to the user."""
@@ -40,6 +43,7 @@ _RENEW = _SECRET + gbs_http.RENEW_SECRET.encode("ascii") + b" "
 _CANCEL = _SECRET + gbs_http.CANCEL_SECRET.encode("ascii") + b" "
 _IMMUTABLE = b"/storage/v1/immutable/"
 _LEASE = b"/storage/v1/lease/"
+_BUNDLE = b"POST " + gbs_http.BUNDLE_PATH.encode("ascii")
 
 
 @lru_cache(maxsize=4096)
@@ -112,6 +116,12 @@ class GbsRequests:
             length,
         )
         return RawRequest(head, data, True, ANSWER_BYTES, self._timeout_s, MAX_MESSAGE_BYTES)
+
+    def bundle(self, uploads: Sequence[BundledUpload]) -> RawRequest:
+        """Allocate and write many small shares."""
+        request = self._message(_BUNDLE, b"", gbs_bundles.pack_bundle(uploads))
+        request.expected_response_bytes = ANSWER_BYTES + len(uploads) * ANSWER_UPLOAD_BYTES
+        return request
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:
         """Forget an unfinished upload."""

@@ -36,6 +36,8 @@ SERVICE = "storage"
 FURL = "anonymous-storage-FURL"
 NURLS = "anonymous-storage-NURLs"
 SEED = "permutation-seed-base32"
+BUNDLES = "pipegrid-bundles"
+"""The longest bundle in bytes, of a server that takes such: so that its first shares can be in one."""
 
 MAX_MESSAGE_BYTES = 32 << 10
 """Real ones have about 1 KB; a server with certificates of several grid managers, a few."""
@@ -43,6 +45,8 @@ MAX_SERVERS = 4096
 MAX_ID_CHARACTERS = 256
 _MAX_NICKNAME_CHARACTERS = 100
 _MAX_ADDRESSES = 16
+
+_TOO_LONG_A_BUNDLE = 1 << 31
 
 _VERSION = "v0-"
 _SEED_BYTES = 32
@@ -262,11 +266,13 @@ class KnownServer:
     Attributes:
         nurl: where it speaks HTTPS, or None.
         furl: where it speaks Foolscap, or None.
+        bundle_bytes: of the longest bundle that it says it takes, 0 if it does not.
     """
 
     identity: ServerIdentity
     nurl: Nurl | None
     furl: Furl | None = None
+    bundle_bytes: int = 0
 
 
 def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
@@ -296,7 +302,11 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     except ValueError as error:
         raise ValueError(f"its {SEED} makes no sense: {error}") from None
     nickname = printable(_text(fields, "nickname") or "") or printable(server_id)
-    return KnownServer(ServerIdentity(server_id, nickname, seed, lease_seed), address, foolscap)
+    identity = ServerIdentity(server_id, nickname, seed, lease_seed)
+    bundles = fields.get(BUNDLES)
+    if type(bundles) is not int or not 0 < bundles < _TOO_LONG_A_BUNDLE:
+        bundles = 0
+    return KnownServer(identity, address, foolscap, bundles)
 
 
 def printable(text: str) -> str:

@@ -23,6 +23,7 @@ from pipegrid.core import base32
 
 _ROOT = "/storage/v1"
 VERSION_PATH = f"{_ROOT}/version"
+BUNDLE_PATH = f"{_ROOT}/bundle"
 _SHARE_NUMBER_DIGITS = 9  # far more than any share has; absurd numbers are no addresses
 
 
@@ -30,6 +31,7 @@ class Resource(Enum):
     """What a path leads to; the value says where the parts stand in it."""
 
     VERSION = "version"
+    BUNDLE = "bundle"
     ALLOCATE = "immutable/<si>"
     SHARES = "immutable/<si>/shares"
     SHARE = "immutable/<si>/<n>"
@@ -49,13 +51,18 @@ class Target:
 
     Attributes:
         resource: the kind of thing.
-        storage_index: 16 bytes, or none for the version.
+        storage_index: 16 bytes, or none where none is named.
         share_number: 0 or more, also beyond 255, where no share ever is; 0 where none is named.
     """
 
     resource: Resource
     storage_index: bytes = b""
     share_number: int = 0
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """Storage index and share number."""
+        return self.storage_index, self.share_number
 
 
 def allocate_path(storage_index: bytes) -> str:
@@ -89,7 +96,7 @@ def lease_path(storage_index: bytes) -> str:
 
 
 _PATH = re.compile(
-    rf"{_ROOT}/(?:(?P<version>version)|(?P<kind>immutable|mutable|lease)/(?P<si>[a-z2-7]{{26}})"
+    rf"{_ROOT}/(?:(?P<alone>version|bundle)|(?P<kind>immutable|mutable|lease)/(?P<si>[a-z2-7]{{26}})"
     rf"(?:/(?P<number>[0-9]{{1,{_SHARE_NUMBER_DIGITS}}}))?"
     r"(?:/(?P<verb>shares|abort|corrupt|read-test-write))?)\Z"
 )
@@ -108,9 +115,9 @@ def parse_path(path: str) -> Target | None:
     match = _PATH.match(path)
     if match is None:
         return None
-    version, kind, si, number, verb = match.groups()
-    if version is not None:
-        return Target(Resource.VERSION)
+    alone, kind, si, number, verb = match.groups()
+    if alone is not None:
+        return Target(_RESOURCES[alone])
     shape = f"{kind}/si"
     if number is not None:
         shape += "/n"

@@ -1,0 +1,210 @@
+"""
+Bundles: many small shares to one server in one message, PipeGrid's addition to GBS.
+
+A small share costs two requests, allocate and write, with more bytes of head than of share, and a server more
+time to read them than to store it. A bundle is a list of uploads, each what one such pair says: the server
+does for one after the other what it does for an allocation and for writes of whole shares behind it, and
+answers what it would have answered to each.
+
+A server that takes bundles says so with the header ``PipeGrid-Bundles`` in its answers to an allocation and
+to a question for its version; the value is the longest bundle in bytes. Its version message cannot say it:
+other clients refuse one with a key that they do not know.
+
+Messages are CBOR; both ends check all of what the other says, and raise ``ValueError`` (see ``cbor``).
+``docs/reference-bundles.md`` has the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
+
+import attrs
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.wire import cbor
+from pipegrid.wire.gbs import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
+from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+
+T = TypeVar("T")
+
+HEADER = b"pipegrid-bundles"
+MAX_BUNDLE_BYTES = 256 * 1024
+MAX_UPLOADS = 128
+MAX_SHARES = 128
+"""In one bundle, of all uploads together: each is an open file until it is durable."""
+
+_STORAGE_INDEX_BYTES = 16
+_LEASE_SECRET_BYTES = 32
+_MAX_UPLOAD_SECRET_BYTES = 64
+_MAX_STATUS = 599
+
+
+@attrs.frozen
+class BundledUpload:
+    """
+    An allocation on one server, with whole shares.
+
+    Attributes:
+        share_numbers: all that are to be allocated.
+        share_bytes: exact length of each share.
+        shares: by number; of those to be allocated any, each of that length.
+    """
+
+    storage_index: bytes
+    secrets: UploadSecrets
+    share_bytes: int
+    share_numbers: AbstractSet[int]
+    shares: dict[int, bytes]
+
+
+@attrs.frozen
+class BundledAnswer:
+    """
+    What became of one upload.
+
+    Attributes:
+        allocation: or the HTTP status that would have refused it; then nothing was written.
+        statuses: by share number, the HTTP status of its write: 201 if the share is stored.
+    """
+
+    allocation: Allocation | int
+    statuses: Mapping[int, int]
+
+
+def upload_bytes(upload: BundledUpload) -> int:
+    """Return about how long an upload is in a bundle; never less than it is."""
+    return _upload_bytes(len(upload.share_numbers), len(upload.shares), upload.share_bytes)
+
+
+def whole_upload_bytes(share_numbers: int, share_bytes: int) -> int:
+    """Return the same of one with all of its shares: so many, of such a length."""
+    return _upload_bytes(share_numbers, share_numbers, share_bytes)
+
+
+def _upload_bytes(share_numbers: int, shares: int, share_bytes: int) -> int:
+    # Index, secrets and their lengths are 192 at most, a number 9, the length of a share 5.
+    return 192 + 9 * share_numbers + shares * (14 + share_bytes)
+
+
+def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
+    """Return a bundle."""
+    return cbor.dumps(
+        [
+            [
+                each.storage_index,
+                each.secrets.lease.renew,
+                each.secrets.lease.cancel,
+                each.secrets.upload,
+                each.share_bytes,
+                sorted(each.share_numbers),
+                each.shares,
+            ]
+            for each in uploads
+        ]
+    )
+
+
+def unpack_bundle(body: Buffer) -> list[BundledUpload]:
+    """Return the uploads in a bundle."""
+    items = cbor.expect_list(cbor.loads(body, MAX_BUNDLE_BYTES), "the bundle", MAX_UPLOADS)
+    uploads = [_unpack_upload(each) for each in items]
+    if sum(len(each.shares) for each in uploads) > MAX_SHARES:
+        raise ValueError(f"more than {MAX_SHARES} shares are in the bundle")
+    if len({each.storage_index for each in uploads}) < len(uploads):
+        raise ValueError("a storage index is twice in the bundle")
+    return uploads
+
+
+def _unpack_upload(value: Any) -> BundledUpload:
+    index, renew, cancel, upload, size, numbers, shares = _fields(value, 7, "an upload")
+    secrets = UploadSecrets(
+        LeaseSecrets(
+            _sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
+            _sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
+        ),
+        cbor.expect_bytes(upload, "the upload secret"),
+    )
+    if not 1 <= len(secrets.upload) <= _MAX_UPLOAD_SECRET_BYTES:
+        raise ValueError("the upload secret is empty, or too long")
+    share_bytes = cbor.expect_uint(size, "the size of shares")
+    share_numbers = _numbers(numbers, "the share numbers")
+    if type(shares) is not dict or not shares.keys() <= share_numbers:
+        raise ValueError("the shares are no map, or one is not among the share numbers")
+    for number, data in shares.items():
+        cbor.expect_uint(number, "a share's number")
+        _sized(data, "a share", share_bytes)
+    if shares and not share_bytes:
+        raise ValueError("a share is empty")
+    return BundledUpload(
+        _sized(index, "the storage index", _STORAGE_INDEX_BYTES),
+        secrets,
+        share_bytes,
+        share_numbers,
+        shares,
+    )
+
+
+def pack_answers(answers: Sequence[BundledAnswer]) -> bytes:
+    """Return the answer to a bundle."""
+    return cbor.dumps(
+        [
+            each.allocation
+            if isinstance(each.allocation, int)
+            else [
+                sorted(each.allocation.already_have),
+                sorted(each.allocation.allocated),
+                each.statuses,
+            ]
+            for each in answers
+        ]
+    )
+
+
+def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
+    """Return what became of the uploads of a bundle, in their order."""
+    answers = cbor.expect_list(cbor.loads(body, MAX_ANSWER_BYTES), "the answer", None)
+    if len(answers) != len(uploads):
+        raise ValueError(f"{len(answers)} answers to {len(uploads)} uploads")
+    return [_unpack_answer(*pair) for pair in zip(answers, uploads, strict=True)]
+
+
+def _unpack_answer(value: Any, upload: BundledUpload) -> BundledAnswer:
+    if type(value) is int:
+        return BundledAnswer(_status(value), {})
+    have, allocated, statuses = _fields(value, 3, "an answer")
+    if type(statuses) is not dict or statuses.keys() != upload.shares.keys():
+        raise ValueError("statuses for other shares than were sent")
+    for number, status in statuses.items():
+        cbor.expect_uint(number, "a share's number")
+        _status(status)
+    allocation = Allocation(_numbers(have, "already-have"), _numbers(allocated, "allocated"))
+    return BundledAnswer(allocation, statuses)
+
+
+def _fields(value: Any, count: int, where: str) -> list[Any]:
+    fields = cbor.expect_list(value, where, count)
+    if len(fields) != count:
+        raise ValueError(f"{where} has {len(fields)} fields, not {count}")
+    return fields
+
+
+def _sized(value: Any, where: str, size: int) -> bytes:
+    if len(cbor.expect_bytes(value, where)) != size:
+        raise ValueError(f"{where} has {len(value)} bytes, not {size}")
+    return bytes(value)
+
+
+def _status(value: Any) -> int:
+    status = cbor.expect_uint(value, "a status", _MAX_STATUS)
+    if status < 200:
+        raise ValueError(f"{status} is no status")
+    return status
+
+
+def _numbers(value: Any, where: str) -> frozenset[int]:
+    numbers = cbor.expect_list(value, where, MAX_SHARE_NUMBERS)
+    for number in numbers:
+        cbor.expect_uint(number, where)
+    return frozenset(numbers)
