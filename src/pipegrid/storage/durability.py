@@ -25,6 +25,9 @@ from pipegrid.storage.commit import Commit, Committable, Disk, Outcome, Policy, 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Ending = Outcome | Failure
+"""How the commit of one share has ended: None if it is as durable as the policy demands."""
+
 BEGIN_BYTES = 2 << 20
 """
 So much of a share is written before the disk is asked to begin with it. Otherwise it would begin when the
@@ -145,7 +148,7 @@ class Durability:
         self._clock = clock
         self._disk = disk_calls
         self._grouping = Grouping[Committable]() if grouping is None else grouping
-        self._waiters: dict[Committable, list[Deferred[None]]] = {}
+        self._waiters: dict[Committable, list[Callable[[Committable, Ending], None]]] = {}
         self._beginning: set[Written] = set()
         self._timer: IDelayedCall | None = None
         self._idle: list[Deferred[None]] = []
@@ -162,19 +165,44 @@ class Durability:
             NoSpace: the disk turned out to be full.
             NoSuchShare: the upload is gone.
         """
-        waiting: Deferred[None] = Deferred(lambda d: self._waiters_of(share).remove(d))
-        if share in self._waiters:
-            self._waiters[share].append(waiting)
-            return waiting
-        self._waiters[share] = [waiting]
+
+        def ended(_: Committable, outcome: Ending) -> None:
+            if outcome is None:
+                waiting.callback(None)
+            else:
+                waiting.errback(outcome)
+
+        waiting: Deferred[None] = Deferred(lambda _: self._waiters[share].remove(ended))
+        self.commit_each([share], ended)
+        return waiting
+
+    def commit_each(
+        self, shares: Sequence[Committable], ended: Callable[[Committable, Ending], None]
+    ) -> None:
+        """
+        The same for many shares, without a Deferred for each.
+
+        Args:
+            ended: called for each, perhaps before this returns.
+        """
+        new: list[Committable] = []
+        for share in shares:
+            waiting = self._waiters.get(share)
+            if waiting is None:
+                self._waiters[share] = [ended]
+                new.append(share)
+            else:
+                waiting.append(ended)
         if self.policy == "batch":
-            self._grouping.add(share, share.share_bytes, self._clock.seconds())
+            now_s = self._clock.seconds()
+            for share in new:
+                self._grouping.add(share, share.share_bytes, now_s)
             self._advance()
         elif self.policy == "strict":
-            self._run([share])
+            for share in new:
+                self._run([share])
         else:
-            self._settle([share], commit_group([share], "none", self._disk_calls()))
-        return waiting
+            self._settle(new, commit_group(new, "none", self._disk_calls()))
 
     def written(self, share: Written) -> None:
         """Note that more of a share has been written, which the disk may begin with."""
@@ -201,9 +229,6 @@ class Durability:
         self._advance()
         self._look_idle()
         return waiting
-
-    def _waiters_of(self, share: Committable) -> list[Deferred[None]]:
-        return self._waiters[share]
 
     def _idle_remove(self, waiting: Deferred[None]) -> None:
         self._idle.remove(waiting)
@@ -246,13 +271,12 @@ class Durability:
         self._look_idle()
 
     def _settle(self, group: Sequence[Committable], result: list[Outcome] | Failure) -> None:
-        outcomes: Sequence[Any] = [result] * len(group) if isinstance(result, Failure) else result
+        outcomes: Sequence[Ending] = (
+            [result] * len(group) if isinstance(result, Failure) else result
+        )
         for share, outcome in zip(group, outcomes, strict=True):
-            for waiting in self._waiters.pop(share):
-                if outcome is None:
-                    waiting.callback(None)
-                else:
-                    waiting.errback(outcome)
+            for ended in self._waiters.pop(share):
+                ended(share, outcome)
 
     def _look_idle(self) -> None:
         if not self._waiters:

@@ -15,10 +15,11 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.storage import http_answers as answers
+from pipegrid.storage.durability import Ending
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_bodies import Call
 from pipegrid.storage.http_requests import Operation, Rule
-from pipegrid.storage.paths import MAX_SHARE_NUMBER, Key
+from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
@@ -40,7 +41,7 @@ class Bundle(Call):
         self._uploads: list[BundledUpload] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
-        self._committing = 1  # this bundle itself, until all of it has been begun
+        self._committing: dict[Upload, dict[int, int]] = {}  # with where its status belongs
 
     def may_finish(self, committing: Container[bytes]) -> bool:
         """
@@ -68,18 +69,22 @@ class Bundle(Call):
         return self._uploads
 
     def _carry_out(self, _: bytes) -> Deferred[Answer]:
-        shares: list[Key] = []
-        for upload in self._unpacked():
-            allocation = self._allocate(upload)
+        complete: list[Upload] = []
+        for wanted in self._unpacked():
+            allocation = self._allocate(wanted)
             statuses: dict[int, int] = {}
             self._answers.append(BundledAnswer(allocation, statuses))
             if isinstance(allocation, Allocation):
-                for number, data in upload.shares.items():
-                    if self._write(upload, number, data, statuses):
-                        shares.append((upload.storage_index, number))
-        self.shares = shares
+                for number, data in wanted.shares.items():
+                    upload = self._write(wanted, number, data, statuses)
+                    if upload is not None:
+                        complete.append(upload)
+                        self._committing[upload] = statuses
         self._uploads = []
-        self._one_done()
+        self.shares = [(upload.storage_index, upload.share_number) for upload in complete]
+        self.service.commit_each(complete, self._ended_one)
+        if not complete:
+            self._answer()
         return self._done
 
     def _allocate(self, wanted: BundledUpload) -> Allocation | int:
@@ -92,48 +97,40 @@ class Bundle(Call):
 
     def _write(
         self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]
-    ) -> bool:
-        """Write one whole share; returns whether it has to become durable now."""
+    ) -> Upload | None:
+        """Write one whole share; returns it if it has to become durable now."""
         service = self.service
         try:
             if number > MAX_SHARE_NUMBER:
                 statuses[number] = answers.NOT_FOUND.status
-                return False
+                return None
             upload = service.store.upload(wanted.storage_index, number, wanted.secrets.upload)
             if len(data) > upload.share_bytes:
                 statuses[number] = answers.BAD_CONTENT_RANGE.status
-                return False
+                return None
             try:
                 upload.write(0, [data])
             finally:
                 service.received(upload, len(data))
-            if not upload.complete:  # more was allocated before, under the same secret
-                upload.checkpoint()
-                statuses[number] = answers.OK.status
-                return False
-            self._commit(upload, number, statuses)
+            if upload.complete:
+                return upload
+            upload.checkpoint()  # more was allocated before, under the same secret
+            statuses[number] = answers.OK.status
         except Exception as error:
             statuses[number] = service.answer_error(Operation.WRITE, error).status
-            return False
-        return True
+        return None
 
-    def _commit(self, upload: Upload, number: int, statuses: dict[int, int]) -> None:
-        self._committing += 1
-        self.service.commit(upload).addCallbacks(
-            self._stored, self._share_failed, (number, statuses), {}, (number, statuses)
-        )
-
-    def _stored(self, _: None, number: int, statuses: dict[int, int]) -> None:
-        statuses[number] = _STORED
-        self._one_done()
-
-    def _share_failed(self, failure: Failure, number: int, statuses: dict[int, int]) -> None:
-        error = failure.value
-        assert isinstance(error, Exception)
-        statuses[number] = self.service.answer_error(Operation.WRITE, error).status
-        self._one_done()
-
-    def _one_done(self) -> None:
-        self._committing -= 1
+    def _ended_one(self, upload: Upload, outcome: Ending) -> None:
+        statuses = self._committing.pop(upload)
+        if outcome is None:
+            status = _STORED
+        else:
+            error = outcome.value if isinstance(outcome, Failure) else outcome
+            assert isinstance(error, Exception)
+            status = self.service.answer_error(Operation.WRITE, error).status
+        statuses[upload.share_number] = status
         if not self._committing:
-            self._done.callback(answers.cbor(gbs_bundles.pack_answers(self._answers)))
+            self._answer()
+
+    def _answer(self) -> None:
+        self._done.callback(answers.cbor(gbs_bundles.pack_answers(self._answers)))

@@ -10,7 +10,7 @@ microseconds and more; writing 16 KiB: 10). What waits for the disk itself, maki
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from twisted.internet.defer import Deferred
@@ -26,7 +26,8 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.storage import http_answers as answers
-from pipegrid.storage.durability import Durability
+from pipegrid.storage.commit import Committable
+from pipegrid.storage.durability import Durability, Ending
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_bodies import Call, Receiver, Refusal, ShareStream, Write
 from pipegrid.storage.http_bundles import Bundle
@@ -116,6 +117,19 @@ class GbsService:
         """Make a complete share durable and visible."""
         self.commits += 1
         return self._durability.commit(upload).addBoth(self._committed)
+
+    def commit_each(
+        self, uploads: Sequence[Upload], ended: Callable[[Upload, Ending], None]
+    ) -> None:
+        """The same for many; ``ended`` is told of each, perhaps before this returns."""
+        self.commits += len(uploads)
+
+        def one(upload: Committable, outcome: Ending) -> None:
+            assert isinstance(upload, Upload)
+            self._committed(None)
+            ended(upload, outcome)
+
+        self._durability.commit_each(uploads, one)
 
     def _committed(self, result: Failure | None) -> Failure | None:
         self.commits -= 1

@@ -39,7 +39,7 @@ class Allocations:
     All questions for room of one upload.
 
     Args:
-        changed: called whenever an answer has come.
+        changed: called when an answer has come that is not as hoped, and when all have.
     """
 
     def __init__(
@@ -87,7 +87,13 @@ class Allocations:
     ) -> None:
         self._unanswered.discard(question)
         self._answers.append(Answer(peer, share_numbers, sent_before, result))
-        self._changed()
+        as_hoped = (
+            isinstance(result, Allocation)
+            and not result.already_have
+            and share_numbers <= result.allocated
+        )
+        if not (as_hoped and self._unanswered):
+            self._changed()
 
     def take_answers(self) -> list[Answer]:
         """Return the answers that have come since the last time."""

@@ -45,6 +45,7 @@ class Lane:
         missed: the first segments, ``[0, missed)``, went by before this lane was opened; they are
             coded again and sent at the end.
         changed: called after every event that may let the upload go on.
+        stored: called instead when the server has acknowledged all of the share.
 
     Attributes:
         state: ``open``, perhaps ``doubtful`` (the server knows no unfinished share: it may have
@@ -70,6 +71,7 @@ class Lane:
         secrets: UploadSecrets,
         missed: int,
         changed: Callable[[], None],
+        stored: Callable[[], None],
         clock: IReactorTime,
     ) -> None:
         self.peer = peer
@@ -88,6 +90,7 @@ class Lane:
         self._storage_index = storage_index
         self._secrets = secrets
         self._changed = changed
+        self._stored = stored
         self._clock = clock
         self._pieces: list[Buffer] = []
         self._batch_offset = 0
@@ -182,6 +185,8 @@ class Lane:
             self.acknowledged_bytes += length
             if result.complete:
                 self.close("stored")
+                self._stored()
+                return
             self._check_complete()
         self._changed()
 

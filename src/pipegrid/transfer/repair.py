@@ -220,7 +220,14 @@ class Repair:
         self._allocations.ask(peer, frozenset(numbers), secrets)
         for number in sorted(numbers):
             lane = Lane(
-                peer, number, self._storage_index, secrets, 0, self._changed.fire, self._clock
+                peer,
+                number,
+                self._storage_index,
+                secrets,
+                0,
+                self._changed.fire,
+                self._changed.fire,
+                self._clock,
             )
             self._lanes.add(lane)
             lane.send(ShareWrite(number, 0, (header,)))
