@@ -16,9 +16,11 @@ from pipegrid.core.params import Params
 from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.workers import InlineWorkers
 from pipegrid.transfer import lanes
+from pipegrid.transfer.lanes import Lane
 from pipegrid.transfer.openlanes import FORGET_S
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transfer.source import FileSource
+from pipegrid.transfer.upload import Upload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, Line, Told, World, content
@@ -177,6 +179,16 @@ class PlacementTests(UploadTestCase):
                 self.put()
             elapsed_s.append(world.clock.seconds() - began_s)
         self.assertLess(elapsed_s[1], elapsed_s[0] + FORGET_S)
+
+    def test_nothing_is_left_to_the_collector(self) -> None:
+        """When a put has ended, its memory is free at once: what refers to each other is taken apart."""
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        self.make()
+        self.put()
+        left = [each for each in gc.get_objects() if type(each) in (Upload, Lane)]
+        self.assertEqual(left, [])
 
     def test_every_server_refuses(self) -> None:
         """Each is asked a bounded number of times."""

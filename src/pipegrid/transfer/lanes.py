@@ -242,10 +242,18 @@ class Lane:
         for call in list(self._calls):
             call.cancel()
 
+    def detach(self) -> None:
+        """Tell nobody any more; else a transfer and its lanes would keep each other after their end."""
+        self._changed = self._stored = _tell_nobody
+
     def abort(self) -> Deferred[None]:
         """Tell the server to forget the unfinished share; fires when told, never fails."""
         done = self.peer.server.abort(self._storage_index, self.share_number, self._secrets.upload)
         return done.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
+
+
+def _tell_nobody() -> None:
+    """The transfer is over."""
 
 
 def _state_after(error: BaseException | None) -> str:

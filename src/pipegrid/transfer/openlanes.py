@@ -93,6 +93,7 @@ class OpenLanes:
         unfinished = [lane for lane in self.open if not lane.ended]
         for lane in [*self.open, *self.ended]:
             lane.cancel("dropped")
+            lane.detach()
         if abort:
             for lane in unfinished:
                 self.forget(lane)
