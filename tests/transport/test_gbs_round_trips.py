@@ -5,6 +5,7 @@ time, exactly. Half a round trip is 50 ms; connections are up.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.grid.grid import Grid
 from pipegrid.simulation.driver import leaks
 from pipegrid.simulation.link import Line
+from pipegrid.transfer.download import Download
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
 
 T = TypeVar("T")
@@ -69,6 +71,20 @@ class RoundTripTests(SynchronousTestCase):
             cap = self.world.run(self.grid.put(data)).cap
             found, trips = self.timed(partial(self.grid.read, cap))
             self.assertEqual((trips, found), (1.0, data), f"{size} bytes")
+
+    def test_nothing_is_left_to_the_collector(self) -> None:
+        """When a get has ended, also with a question that was cancelled, its memory is free at once."""
+        cap = self.world.run(self.grid.put(self.random.randbytes(200))).cap
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        for (
+            host
+        ) in self.world.servers:  # some of them are asked, and not waited for when they are slow
+            self.world.network.slow_down(CLIENT, host.name, 50, 0.5)
+            self.world.run(self.grid.read(cap))
+            self.world.clock.advance(1)
+        self.assertEqual([each for each in gc.get_objects() if type(each) is Download], [])
 
     def test_a_get_from_elsewhere_is_two(self) -> None:
         """Where they are not, the lists have come with the refusals."""

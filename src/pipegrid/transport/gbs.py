@@ -377,11 +377,13 @@ class GbsServer:
     ) -> Deferred[RawResponse]:
         """Send a request by the pool, which repeats what had no answer, and again if one was cut off."""
 
-        def again(failure: Failure) -> Deferred[RawResponse]:
-            failure.trap(ResponseError)
-            return self._question(request, attempts - 1)
+        def again(failure: Failure) -> Any:
+            # Not ``trap``, which raises: each get cancels a question, and frames would keep all of it.
+            return (
+                self._question(request, attempts - 1) if failure.check(ResponseError) else failure
+            )
 
-        answer = self._reads.request(request)
+        answer: Deferred[Any] = self._reads.request(request)
         return answer.addErrback(again) if attempts > 1 else answer
 
     # The end.
