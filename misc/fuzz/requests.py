@@ -32,7 +32,8 @@ from pipegrid.storage.http_connection import GbsConnection
 from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.server import GbsServer
 from pipegrid.storage.store import ShareStore
-from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
 P = ParamSpec("P")
@@ -85,6 +86,16 @@ def _allocate(numbers: Iterable[int], share_bytes: int, si: bytes = _SI) -> byte
 def _write(number: int, begin: int, data: bytes, si: bytes = _SI) -> bytes:
     place = _header("Content-Range", gbs_http.format_content_range(begin, begin + len(data)))
     return _request("PATCH", gbs_http.share_path(si, number), _UPLOAD + place, data)
+
+
+def _upload(si: bytes, shares: dict[int, bytes]) -> BundledUpload:
+    share_bytes = max(map(len, shares.values()))
+    return BundledUpload(si, _SECRETS, share_bytes, frozenset(shares), shares)
+
+
+def _bundle(*uploads: tuple[bytes, dict[int, bytes]]) -> bytes:
+    body = gbs_bundles.pack_bundle([_upload(*each) for each in uploads])
+    return _request("POST", gbs_http.BUNDLE_PATH, b"", body)
 
 
 _WORDS: dict[int, bytes] = dict(
@@ -140,6 +151,11 @@ _WORDS: dict[int, bytes] = dict(
             _request("PUT", gbs_http.abort_path(_SI, 2), _UPLOAD),
             _request("PUT", gbs_http.lease_path(_SI), _LEASE),
             _request("POST", gbs_http.corrupt_path(_SI, 0), b"", gbs.pack_corrupt("it is damaged")),
+            gbs_http.BUNDLE_PATH.encode(),
+            _bundle((_SI, {2: b"0123456789", 3: b"9876543210"})),
+            _bundle((_SI, {0: _SMALL}), (_OTHER_SI, {4: b"y" * 5000})),
+            _bundle(*((bytes([n]) * 16, {1: b"z"}) for n in range(100))),
+            gbs_bundles.pack_bundle([_upload(_OTHER_SI, {4: b"0123456789"})]),
         ),
         0x80,
     )

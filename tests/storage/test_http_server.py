@@ -18,10 +18,10 @@ from pipegrid.storage import disk
 from pipegrid.storage.http_connection import (
     HEAD_TIMEOUT_S,
     IDLE_TIMEOUT_S,
-    MAX_HEAD_BYTES,
     MAX_UNANSWERED,
     STUCK_TIMEOUT_S,
 )
+from pipegrid.storage.http_parser import MAX_HEAD_BYTES
 from pipegrid.wire import gbs, gbs_http
 from tests.storage.http_support import (
     AUTHORIZATION,

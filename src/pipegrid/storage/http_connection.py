@@ -45,7 +45,8 @@ from pipegrid.flow.tls import move_much
 from pipegrid.storage import http_answers as answers
 from pipegrid.storage.http_answers import Answer, Stream
 from pipegrid.storage.http_bundles import Bundle
-from pipegrid.storage.http_requests import SECRET_HEADER, WANTED_HEADERS, Request
+from pipegrid.storage.http_parser import RequestParser
+from pipegrid.storage.http_requests import Request
 from pipegrid.storage.paths import Key
 from pipegrid.wire.gbs_bundles import MAX_SHARES
 from pipegrid.wire.gbs_http import Resource
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
     from pipegrid.storage.http_service import GbsService
     from pipegrid.storage.server import GbsServer
 
-MAX_HEAD_BYTES = 16384
-MAX_HEADERS = 500
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 FEED_BYTES = 16384
@@ -107,15 +106,9 @@ class GbsConnection(Protocol):
         self._server = server
         self._service = service
         # What comes in.
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser = RequestParser(self)
         self._unparsed: deque[bytes] = deque()
         self._events: deque[Request | bytes | _Broken] = deque()
-        self._head: Request | None = None
-        self._head_bytes = 0
-        self._header_count = 0
-        # A header that does not end is seen by nobody but the parser, which keeps all of it.
-        self._unseen_bytes = 0
-        self._broken = False
         self._paused_reading = False
         self._reads_bulk = False
         # What is being carried out.
@@ -159,7 +152,7 @@ class GbsConnection(Protocol):
     def dataReceived(self, data: bytes) -> None:
         """Take bytes in any split."""
         self._heard_s = self._server.seconds()
-        if self._closing_since_s is not None or self._broken:
+        if self._closing_since_s is not None or self._parser.broken:
             return
         in_body = self._receiver is not None and not (self._unparsed or self._events or self._slots)
         if in_body and not self._working and len(data) <= self._feed_bytes:
@@ -212,7 +205,7 @@ class GbsConnection(Protocol):
         elif not self._can_write:
             if now_s - self._moved_s > STUCK_TIMEOUT_S:
                 self._give_up("it takes nothing of what it asked for", now=True)
-        elif self._head is not None and not self._events:
+        elif self._parser.in_head and not self._events:
             if now_s - self._began_s > HEAD_TIMEOUT_S:
                 self._give_up("its request does not get on")
         elif self._slots or self._events:
@@ -240,78 +233,35 @@ class GbsConnection(Protocol):
 
     # The parser's side.
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._head = Request()
-        self._head_bytes = 0
-        self._header_count = 0
+    def request_began(self) -> None:
+        """Its head may take so long, from now on."""
         self._began_s = self._heard_s
 
-    def on_url(self, url: bytes) -> None:
-        """Part of the request line."""
-        self._unseen_bytes = 0
-        if self._head is not None:
-            self._head_bytes += len(url)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._break(answers.HEAD_TOO_LARGE, "its request's head is too large")
-            else:
-                self._head.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One whole header, or trailer."""
-        self._unseen_bytes = 0
-        self._head_bytes += len(name) + len(value) + 4
-        self._header_count += 1
-        if self._head_bytes > MAX_HEAD_BYTES or self._header_count > MAX_HEADERS:
-            self._break(answers.HEAD_TOO_LARGE, "its request's head is too large")
-            return
-        head = self._head
-        if head is None:
-            return  # nobody wants trailers
-        name = name.lower()
-        if name == SECRET_HEADER:
-            head.secrets.append(value)
-        elif name in WANTED_HEADERS:
-            head.headers.setdefault(name, value)
-        elif name == b"content-length":
-            # The parser has made sure that it is a number, and its own.
-            head.content_length = int(value)
-        elif name == b"transfer-encoding":
-            head.content_length = None
-
-    def on_headers_complete(self) -> None:
-        """The head is complete."""
-        head, self._head = self._head, None
-        if head is None or self._broken:
-            return
-        parser = self._parser
-        head.method = parser.get_method()
-        head.keep_alive = parser.should_keep_alive()
-        head.http10 = parser.get_http_version() == "1.0"
-        head.locate()
-        if self._events or not self._may_begin(head):
-            self._events.append(head)
+    def head_found(self, request: Request) -> None:
+        """Begin with it, or let it wait."""
+        if self._events or not self._may_begin(request):
+            self._events.append(request)
         else:
-            self._begin(head)
+            self._begin(request)
 
-    def on_body(self, data: bytes) -> None:
+    def body_found(self, data: bytes) -> None:
         """Part of a body."""
-        self._unseen_bytes = 0
-        if self._broken:
-            return
         if self._events:
             self._events.append(data)
         else:
             self._receive(data)
 
-    def on_message_complete(self) -> None:
+    def end_found(self) -> None:
         """The request is complete."""
-        if self._broken:
-            return
         if self._events or not self._may_end():
             self._events.append(_END)
         else:
             self._end()
+
+    def nonsense_found(self, answer: Answer, reason: str) -> None:
+        """Answer what came before, then this, then close."""
+        self._unparsed.clear()
+        self._events.append(_Broken(answer, reason))
 
     # One request.
 
@@ -469,26 +419,10 @@ class GbsConnection(Protocol):
 
     def _feed(self, data: bytes) -> None:
         """Let the parser have data, at most ``_feed_bytes``; what it finds is handled, or queued."""
-        self._unseen_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._break(answers.text(400, "this server speaks HTTP/1.1"), "it wants to upgrade")
-        except httptools.HttpParserError as error:
-            if isinstance(error, httptools.HttpParserCallbackError):
-                self._fail()  # the error is ours, not the client's
-            elif not self._broken:
-                self._break(answers.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
-        if self._unseen_bytes > MAX_HEAD_BYTES:
-            self._break(answers.HEAD_TOO_LARGE, "its request's head is too large")
-
-    def _break(self, answer: Answer, reason: str) -> None:
-        """Answer what came before, then this, then close; nothing that follows is looked at."""
-        if not self._broken:
-            self._broken = True
-            self._head = None
-            self._unparsed.clear()
-            self._events.append(_Broken(answer, reason))
+            self._parser.feed(data)
+        except httptools.HttpParserCallbackError:
+            self._fail()
 
     def _refuse(self, broken: _Broken) -> None:
         if self._draining:
