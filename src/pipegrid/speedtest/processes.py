@@ -256,10 +256,17 @@ def peak_bytes(pid: int) -> int:
     raise RuntimeError(f"process {pid} has no VmHWM; is it running?")
 
 
-def end_on_sigterm() -> None:
-    """Have SIGTERM unwind the stack, as Ctrl-C does, so that what was started is stopped."""
+def end_on_sigterm(within_s: int = 60) -> None:
+    """
+    Have SIGTERM unwind the stack, as Ctrl-C does, so that what was started is stopped.
+
+    A reactor may swallow that, wherever it happens to be, and wait for ever for what was lost with it. So
+    after ``within_s`` seconds the process ends anyhow; what it started ends with its standard input.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(within_s)
         raise SystemExit(143)
 
     signal.signal(signal.SIGTERM, end)
