@@ -37,7 +37,7 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.paths import MAX_SHARE_NUMBER
+from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire.foolscap import (
@@ -98,8 +98,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
         def allocate() -> tuple[set[int], dict[int, BucketWriter]]:
             secret = os.urandom(UPLOAD_SECRET_BYTES)
-            # Numbers that no share can have are refused as those are for which there is no room.
-            numbers = {number for number in sharenums if 0 <= number <= MAX_SHARE_NUMBER}
+            numbers = possible_numbers(sharenums)
             secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
             answer = self._store.allocate(storage_index, numbers, allocated_size, secrets)
             uploads = {

@@ -40,11 +40,9 @@ class Receiver(Protocol):
 
     Attributes:
         shares: those that its answer waits for, if it is not ready at once.
-        waits: whether it may have to wait when its body is complete; it is a ``Bundle`` then.
     """
 
     shares: Sequence[Key]
-    waits: bool
 
     def write(self, data: bytes) -> None:
         """Take the next bytes of the body."""
@@ -60,7 +58,6 @@ class Refusal:
     """Lets the body pass, and gives the answer that was decided before it came."""
 
     shares: Sequence[Key] = ()
-    waits = False
 
     def __init__(self, answer: Answer, count: Callable[[Answer], Answer]) -> None:
         self._answer = answer
@@ -85,8 +82,6 @@ class Call:
         body: what has come of it.
         refusal: the answer, if it is refused already.
     """
-
-    waits = False
 
     def __init__(
         self,
@@ -161,8 +156,6 @@ class Call:
 
 class Write:
     """Writes share data where it belongs, while it comes."""
-
-    waits = False
 
     def __init__(self, service: GbsService, upload: Upload, begin: int, end: int) -> None:
         self.shares: Sequence[Key] = ((upload.storage_index, upload.share_number),)

@@ -19,7 +19,7 @@ from pipegrid.storage.durability import Ending
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_bodies import Call
 from pipegrid.storage.http_requests import Operation, Rule
-from pipegrid.storage.paths import MAX_SHARE_NUMBER
+from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
@@ -33,8 +33,6 @@ _STORED = answers.SHARE_COMPLETE.status
 
 class Bundle(Call):
     """Receives a bundle, and carries it out."""
-
-    waits = True
 
     def __init__(self, service: GbsService, rule: Rule) -> None:
         super().__init__(service, rule, (), self._carry_out)
@@ -89,8 +87,11 @@ class Bundle(Call):
 
     def _allocate(self, wanted: BundledUpload) -> Allocation | int:
         try:
-            return self.service.allocate(
-                wanted.storage_index, wanted.share_numbers, wanted.share_bytes, wanted.secrets
+            return self.service.store.allocate(
+                wanted.storage_index,
+                possible_numbers(wanted.share_numbers),
+                wanted.share_bytes,
+                wanted.secrets,
             )
         except Exception as error:
             return self.service.answer_error(Operation.ALLOCATE, error).status

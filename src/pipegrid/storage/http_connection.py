@@ -303,10 +303,7 @@ class GbsConnection(Protocol):
     def _may_end(self) -> bool:
         """Whether a request whose body is complete may be carried out; only bundles ever wait then."""
         receiver = self._receiver
-        if receiver is None or not receiver.waits:
-            return True
-        assert isinstance(receiver, Bundle)
-        if receiver.may_finish(self._committing):
+        if not isinstance(receiver, Bundle) or receiver.may_finish(self._committing):
             return True
         if not self._service.has_room_for(MAX_SHARES):
             self._wait_for_room()

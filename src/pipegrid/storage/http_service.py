@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -33,14 +32,14 @@ from pipegrid.storage.http_bodies import Call, Receiver, Refusal, ShareStream, W
 from pipegrid.storage.http_bundles import Bundle
 from pipegrid.storage.http_requests import Admitted, Operation, Request, admit
 from pipegrid.storage.http_slots import SlotHandlers
-from pipegrid.storage.paths import MAX_SHARE_NUMBER
+from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.slotqueue import SlotQueue
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import Upload
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target
-from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
 INLINE_READ_BYTES = 64 * 1024
 """Up to here a read is an answer like any other; beyond, it is streamed."""
@@ -50,7 +49,7 @@ MAX_COMMITS = 512
 MAX_HELD_BYTES = 512 << 20
 """Of message bodies, over all connections; only those of read-test-write can be large."""
 
-_TAKES_BUNDLES = b"PipeGrid-Bundles: %d\r\n" % gbs_bundles.MAX_BUNDLE_BYTES
+_TAKES_BUNDLES = b"%s: %d\r\n" % (gbs_bundles.OFFER, gbs_bundles.MAX_BUNDLE_BYTES)
 
 log = Logger()
 
@@ -98,7 +97,7 @@ class GbsService:
     @property
     def has_room(self) -> bool:
         """Whether one more write may begin."""
-        return self.commits < MAX_COMMITS
+        return self.has_room_for(1)
 
     def has_room_for(self, shares: int) -> bool:
         """Whether so many, at most ``MAX_COMMITS``, may have to become durable more than do now."""
@@ -206,27 +205,15 @@ class GbsService:
         except ValueError as error:
             return answers.text(400, str(error))
         secrets = admitted.secrets
-        allocation = self.allocate(
+        allocation = self.store.allocate(
             admitted.target.storage_index,
-            wanted.share_numbers,
+            possible_numbers(wanted.share_numbers),
             wanted.share_bytes,
             UploadSecrets(
                 LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[UPLOAD_SECRET]
             ),
         )
         return answers.cbor(gbs.pack_allocation(allocation), headers=_TAKES_BUNDLES)
-
-    def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
-    ) -> Allocation:
-        """Make room. Numbers that no share can have are refused as those are for which there is none."""
-        if share_numbers and max(share_numbers) > MAX_SHARE_NUMBER:
-            share_numbers = {number for number in share_numbers if number <= MAX_SHARE_NUMBER}
-        return self.store.allocate(storage_index, share_numbers, share_bytes, secrets)
 
     def _begin_write(self, request: Request, admitted: Admitted) -> Answer | Write:
         try:

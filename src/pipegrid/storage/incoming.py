@@ -99,8 +99,8 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
     Raises:
         FileExistsError: none was expected, and now the share itself is there.
     """
-    inner = final.rpartition("/")[0]
-    outer = inner.rpartition("/")[0]
+    inner = os.path.dirname(final)
+    outer = os.path.dirname(inner)
     if not new_index and _moved(incoming, final):
         return (inner,)
     for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
@@ -115,7 +115,7 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
             break
     else:
         raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
-    return inner, outer, outer.rpartition("/")[0]
+    return inner, outer, os.path.dirname(outer)
 
 
 def _make_both(outer: str, inner: str) -> None:

@@ -8,6 +8,7 @@ Source: the format reference, storage protocols, section 7.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -62,6 +63,11 @@ def check_number(share_number: int) -> None:
     """Raise UsageError if this is no share number."""
     if not isinstance(share_number, int) or not 0 <= share_number <= MAX_SHARE_NUMBER:
         raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
+
+
+def possible_numbers(share_numbers: Iterable[int]) -> set[int]:
+    """Return those that a share can have; servers refuse the others in silence, as if there were no room."""
+    return {number for number in share_numbers if 0 <= number <= MAX_SHARE_NUMBER}
 
 
 def check_key(storage_index: bytes, share_number: int) -> Key:

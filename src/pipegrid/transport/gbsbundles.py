@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Generic, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
@@ -40,8 +41,8 @@ MAX_SHARE_BYTES = 16 * 1024
 
 SEND_BYTES = 16 * 1024
 """
-One TLS record. A hundred small files are then five bundles a server: the first leaves when a fifth of the
-work is done.
+One TLS record. The smallest files do not come to this in a turn, which begins some seven of them: a hundred
+are a dozen bundles for each server. Larger ones would have servers wait for the whole turn.
 """
 
 
@@ -137,6 +138,7 @@ class _Bundle:
         return held
 
 
+@attrs.frozen
 class OrdinaryRequests:
     """
     The ordinary requests of a server.
@@ -147,15 +149,9 @@ class OrdinaryRequests:
             upload.
     """
 
-    def __init__(
-        self,
-        allocate: Callable[[bytes, AbstractSet[int], int, UploadSecrets], Deferred[Allocation]],
-        write: Callable[[bytes, int, int, Sequence[Buffer], bytes, bool], Deferred[WriteResult]],
-        was_completed: Callable[[bytes, int], Deferred[WriteResult]],
-    ) -> None:
-        self.allocate = allocate
-        self.write = write
-        self.was_completed = was_completed
+    allocate: Callable[[bytes, AbstractSet[int], int, UploadSecrets], Deferred[Allocation]]
+    write: Callable[[bytes, int, int, Sequence[Buffer], bytes, bool], Deferred[WriteResult]]
+    was_completed: Callable[[bytes, int], Deferred[WriteResult]]
 
 
 class GbsBundles:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -27,9 +27,8 @@ from pipegrid.wire import cbor
 from pipegrid.wire.gbs import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 
-T = TypeVar("T")
-
-HEADER = b"pipegrid-bundles"
+OFFER = b"PipeGrid-Bundles"
+HEADER = OFFER.lower()
 MAX_BUNDLE_BYTES = 256 * 1024
 MAX_UPLOADS = 128
 MAX_SHARES = 128
