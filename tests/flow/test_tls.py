@@ -12,10 +12,12 @@ from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
+from pipegrid.flow import tls
 from pipegrid.flow.tls import (
     BATCH_BYTES,
     RECORD_BYTES,
@@ -42,6 +44,21 @@ class Client:
         connection = SSL.Connection(context, None)
         connection.set_connect_state()
         return connection
+
+
+class NotingOpenSSL:
+    """OpenSSL, and how much it was given at a time."""
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+        self._lib = tls._lib
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def BIO_write(self, bio: Any, start: Any, size: int) -> int:
+        self.given.append(size)
+        return int(self._lib.BIO_write(bio, start, size))
 
 
 class Recorder(Protocol):
@@ -76,6 +93,38 @@ class Beneath(StringTransport):
         """Return what was written, once."""
         data = b"".join(self.written)
         self.written.clear()
+        return data
+
+
+class Socket(Beneath):
+    """A transport that takes some bytes at once, as Twisted's sockets do, and keeps the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connected = True
+        self.dataBuffer = b""
+        self._tempDataBuffer: list[bytes] = []
+        self.room_bytes = 0
+        self.error: Exception | None = None
+        self.sent = bytearray()
+
+    def writeSomeData(self, data: memoryview) -> int | Exception:
+        if self.error is not None:
+            return self.error
+        size = min(len(data), self.room_bytes)
+        self.room_bytes -= size
+        self.sent += data[:size]
+        return size
+
+    def write(self, data: bytes) -> None:
+        self._tempDataBuffer.append(data)
+
+    def take(self) -> bytes:
+        """Return what was sent, and what was kept behind it, once."""
+        data = bytes(self.sent) + self.dataBuffer + b"".join(self._tempDataBuffer)
+        self.sent.clear()
+        self._tempDataBuffer.clear()
+        self.dataBuffer = b""
         return data
 
 
@@ -145,18 +194,11 @@ class BatchingTests(SynchronousTestCase):
         data = random.Random(3).randbytes(9 * BATCH_BYTES + 77)
         client.write(data)
         self.clock.advance(0)
-        given: list[int] = []
-        connection = server._tlsConnection
-        original = connection.bio_write
-
-        def note(piece: bytes) -> int:
-            given.append(len(piece))
-            return int(original(piece))
-
-        connection.bio_write = note
+        openssl = NotingOpenSSL()
+        self.patch(tls, "_lib", openssl)
         server.dataReceived(client.transport.take())
         self.assertEqual(server.wrappedProtocol.pieces, [data])
-        self.assertLessEqual(max(given), BATCH_BYTES)
+        self.assertEqual(max(openssl.given), BATCH_BYTES)
 
     def test_pieces_of_any_kind_and_size(self) -> None:
         """They arrive in order behind what was written before and in front of what is written after."""
@@ -248,6 +290,102 @@ class BatchingTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(server.wrappedProtocol.pieces, [])
         self.assertTrue(server.transport.aborted)
+
+    def connect_to_socket(self, room_bytes: int) -> Socket:
+        """Have a socket beneath the client, with nothing waiting."""
+        client = self.ends[0]
+        socket = client.transport = Socket()
+        client.find_socket(socket)
+        socket.room_bytes = room_bytes
+        return socket
+
+    def assertArrives(self, data: bytes, socket: Socket) -> None:
+        """What went to a socket, whichever way, is these bytes to the other end."""
+        self.ends[1].dataReceived(socket.take())
+        self.assertEqual(b"".join(self.ends[1].wrappedProtocol.pieces), data)
+
+    def test_what_a_socket_takes_is_sent_at_once(self) -> None:
+        """Nothing waits for the reactor's next turn."""
+        socket = self.connect_to_socket(10 * BATCH_BYTES)
+        data = random.Random(5).randbytes(3 * BATCH_BYTES + 5)
+        self.ends[0].write_pieces([data])
+        self.assertEqual(socket._tempDataBuffer, [])
+        self.assertGreater(len(socket.sent), len(data))
+        self.assertArrives(data, socket)
+
+    def test_a_layer_between(self) -> None:
+        """What stands between TLS and the socket sees all that is sent."""
+        socket = self.connect_to_socket(BATCH_BYTES)
+        seen = []
+
+        class Layer(ProtocolWrapper):
+            def write(self, data: bytes) -> None:
+                seen.append(data)
+
+        layer: Any = Layer(Mock(), Mock())
+        layer.transport = socket
+        self.ends[0].transport = layer
+        self.ends[0].find_socket(layer)
+        self.ends[0].write_pieces([bytes(RECORD_BYTES)])
+        self.assertEqual(socket.sent, b"")
+        self.assertEqual(len(seen), 1)
+
+    def test_a_socket_that_takes_a_part(self) -> None:
+        """The rest is kept by the transport, and all that follows is behind it."""
+        for room_bytes in (0, 1, BATCH_BYTES + 100):
+            with self.subTest(room_bytes=room_bytes):
+                self.set_up_unconnected()
+                self.carry()
+                socket = self.connect_to_socket(room_bytes)
+                data = random.Random(6).randbytes(3 * BATCH_BYTES)
+                self.ends[0].write_pieces([data])
+                self.assertEqual(len(socket.sent), room_bytes)
+                socket.room_bytes = BATCH_BYTES  # too late: something waits
+                self.ends[0].write_pieces([data])
+                self.assertEqual(len(socket.sent), room_bytes)
+                self.assertArrives(data + data, socket)
+
+    def test_nothing_overtakes_what_waits(self) -> None:
+        """Neither what the transport has not looked at yet, nor what it is about to send."""
+        for waiting in ("dataBuffer", "_tempDataBuffer"):
+            with self.subTest(waiting):
+                self.set_up_unconnected()
+                self.carry()
+                socket = self.connect_to_socket(0)
+                self.ends[0].write_pieces([bytes(RECORD_BYTES)])
+                if waiting == "dataBuffer":
+                    [socket.dataBuffer], socket._tempDataBuffer = socket._tempDataBuffer, []
+                socket.room_bytes = BATCH_BYTES
+                self.ends[0].write_pieces([b"x" * RECORD_BYTES])
+                self.assertEqual(socket.sent, b"")
+                self.assertArrives(bytes(RECORD_BYTES) + b"x" * RECORD_BYTES, socket)
+
+    def test_others_have_their_turn(self) -> None:
+        """However much a socket takes, after ``SEND_BYTES`` the reactor looks at the others."""
+        socket = self.connect_to_socket(100 * SEND_BYTES)
+        data = bytes(2 * SEND_BYTES)
+        self.ends[0].write_pieces([data])
+        self.assertLess(len(socket.sent), SEND_BYTES + 2 * BATCH_BYTES)
+        self.assertGreaterEqual(len(socket.sent), SEND_BYTES)
+        self.assertNotEqual(socket._tempDataBuffer, [])
+        self.assertArrives(data, socket)
+        self.ends[0].write_pieces([b"again" * RECORD_BYTES])
+        self.assertEqual(socket._tempDataBuffer, [])
+
+    def test_a_socket_that_is_broken(self) -> None:
+        """It keeps what it was given, and the reactor will find out."""
+        socket = self.connect_to_socket(0)
+        socket.error = ConnectionLost()
+        self.ends[0].write_pieces([bytes(RECORD_BYTES)])
+        self.assertEqual(socket.sent, b"")
+        self.assertArrives(bytes(RECORD_BYTES), socket)
+
+    def test_a_socket_that_is_gone(self) -> None:
+        """Nothing is sent on what is not connected any more."""
+        socket = self.connect_to_socket(BATCH_BYTES)
+        socket.connected = False
+        self.ends[0].write_pieces([bytes(RECORD_BYTES)])
+        self.assertEqual(socket.sent, b"")
 
     def test_sockets_move_much(self) -> None:
         """Beneath TLS or not; what is no socket is left as it is."""
