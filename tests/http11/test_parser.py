@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import attrs
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.http11 import parser as parser_module
 from pipegrid.http11.parser import (
     END,
     MAX_INFORMATIONAL,
@@ -109,6 +110,10 @@ FORMS = [
 ]
 
 
+TWICE = (HealthCheck.differing_executors,)
+"""Also run by a class that inherits them, in another setting."""
+
+
 class ParserTests(SynchronousTestCase):
     """Every form of answer, whole and in pieces."""
 
@@ -129,7 +134,7 @@ class ParserTests(SynchronousTestCase):
         st.lists(st.sampled_from(FORMS), min_size=1, max_size=8),
         st.lists(st.integers(0, 800), max_size=12),
     )
-    @settings(max_examples=200, deadline=None, derandomize=True)
+    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=TWICE)
     def test_any_sequence_any_split(self, forms: list[Form], cuts: list[int]) -> None:
         """Any answers one behind the other, split anywhere, are the same answers."""
         wire = b"".join(form.wire for form in forms)
@@ -139,7 +144,7 @@ class ParserTests(SynchronousTestCase):
         self.assertEqual(parse(wire, to=to, pieces=pieces), (meaning, ""))
 
     @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
-    @settings(max_examples=200, deadline=None, derandomize=True)
+    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=TWICE)
     def test_bodies_are_not_looked_into(self, body: bytes, cuts: list[int]) -> None:
         """Whatever a body contains, it is only a body, also while an answer to HEAD is awaited."""
         chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -304,3 +309,24 @@ class ViolationTests(SynchronousTestCase):
                 found, error = parse(wire, pieces=pieces)
                 self.assertEqual(found, [(199, b"", True)])
                 self.assertIn("body", error)
+
+
+class PassedOnTests(ParserTests):
+    """The same, if every body of known length is handed on as it is as soon as anything of it is left."""
+
+    def setUp(self) -> None:
+        self.patch(parser_module, "PASSED_ON_BYTES", 1)
+
+    def test_it_happens(self) -> None:
+        """A long body is the very bytes that were read, and the next answer is an answer."""
+        parser = ResponseParser()
+        for _ in range(2):
+            parser.expect()
+        parser.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n12")
+        part = b"345"
+        [found] = parser.feed(part)
+        self.assertIs(found, part)
+        *_, end = events = parser.feed(b"6HTTP/1.1 204 No\r\n\r\n")
+        self.assertEqual(events[0], b"6")
+        self.assertIs(end, END)
+        self.assertEqual(len(events), 4)

@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
-from pipegrid.storage import disk
+from pipegrid.storage import disk, http_parser
 from pipegrid.storage.http_connection import (
     HEAD_TIMEOUT_S,
     IDLE_TIMEOUT_S,
@@ -41,6 +41,10 @@ from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, kill
 
 OTHER_SI = bytes(range(100, 116))
 BIG = random.Random(3).randbytes(700_000)
+
+
+TWICE = (HealthCheck.differing_executors,)
+"""Also run by a class that inherits them, in another setting."""
 
 
 class SlowWorkers:
@@ -136,7 +140,7 @@ class OrderTests(ServerTestCase):
         self.assertEqual(gbs.unpack_shares(replies[3].body), {0, 1})
         self.assertFalse(transport.paused)
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=TWICE)
     @given(st.data())
     def test_any_split(self, data: st.DataObject) -> None:
         """However the bytes are cut, the answers are the same."""
@@ -391,7 +395,7 @@ class HostileTests(ServerTestCase):
         statuses = [reply.status for reply in parse_replies(transport.written)]
         self.assertEqual(statuses, [200, 200, 400])
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=TWICE)
     @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 400))
     def test_mutated_requests(self, junk: bytes, begin: int, skip: int) -> None:
         """Junk anywhere in a request gives answers or none, but no failure."""
@@ -580,3 +584,27 @@ class StopTests(ServerTestCase):
         self.store = self.make_store()
         self.restart()
         return self.statuses(write(0, 35, b"a" * 5))
+
+
+class PassedOnOrderTests(OrderTests):
+    """The same, if what is left of any body is handed on as it is."""
+
+    def setUp(self) -> None:
+        self.patch(http_parser, "PASSED_ON_BYTES", 1)
+        super().setUp()
+
+
+class PassedOnWriteTests(WriteTests):
+    """The same, if what is left of any body is handed on as it is."""
+
+    def setUp(self) -> None:
+        self.patch(http_parser, "PASSED_ON_BYTES", 1)
+        super().setUp()
+
+
+class PassedOnHostileTests(HostileTests):
+    """The same, if what is left of any body is handed on as it is."""
+
+    def setUp(self) -> None:
+        self.patch(http_parser, "PASSED_ON_BYTES", 1)
+        super().setUp()

@@ -14,6 +14,9 @@ no way to say so. llhttp can also not be stopped in the middle of a buffer. But 
 is always either the end of a known number of bytes or the end of a line; so as long as an
 answer to HEAD is among those expected, the input is fed in pieces that end there, and llhttp is thrown
 away for a new one at the end of such a head. All other input is fed as it comes.
+
+**Long bodies** of known length are handed on as they are: llhttp could only copy them. At their end, too,
+it is thrown away for a new one.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ import httptools
 
 # RFC 9110 section 15.2 sets no limit; a server that sends this many is playing for time.
 MAX_INFORMATIONAL = 32
+
+PASSED_ON_BYTES = 32768
+"""That much of a body must be left if it is worth a new llhttp."""
 
 
 class End:
@@ -140,6 +146,10 @@ class ResponseParser:
         events = self._events = []
         if self.closed or self.error is not None:
             return events
+        if self._body_left >= PASSED_ON_BYTES or self._passes_on:
+            data = self._pass_on(data)
+            if not data or self.closed:
+                return events
         try:
             if self._heads:
                 self._feed_by_lines(data)
@@ -155,6 +165,18 @@ class ResponseParser:
             if self._silent_bytes > self._max_header_bytes and self.error is None:
                 self.error = f"a head is longer than {self._max_header_bytes} bytes"
         return events
+
+    def _pass_on(self, data: bytes) -> bytes:
+        """Note a part of a body as it is; returns what stands behind the body."""
+        body = data[: self._body_left]  # as a rule it is all, and no copy
+        self._events.append(body)
+        self._silent_bytes = 0
+        self._body_left -= len(body)
+        self._passes_on = self._body_left > 0
+        if not self._passes_on:
+            self._complete()
+            self._new_llhttp()
+        return data[len(body) :]
 
     def end(self) -> list[Event]:
         """
@@ -185,8 +207,9 @@ class ResponseParser:
         self._llhttp: Any = httptools.HttpResponseParser(self)
         self._bodiless = False  # an answer to HEAD has ended where llhttp sees a body to come
         self._interim = False
+        self._passes_on = False  # the body that is being read is none of llhttp's concern
         self._head: ResponseHead | None = None  # of the answer whose body is being read
-        self._body_left = -1
+        self._body_left: int = -1
         self._reset_head()
 
     def _reset_head(self) -> None:

@@ -29,6 +29,9 @@ from pipegrid.http11.parser import ResponseParser
 PIECE_BYTES = 112 * 1024
 """Handed to the transport at a time: whole TLS records, and with a request's head not above 128 KiB."""
 
+LARGEST_PIECE_BYTES = 120 * 1024
+"""What is not longer is not cut."""
+
 LIGHT_REQUEST_BYTES = 4096
 """The answer to a request that is no longer, and has none before it, shows how long the round trip is."""
 
@@ -240,10 +243,15 @@ class RequestWriter:
 
 
 def _in_pieces(exchange: Exchange) -> Iterator[Buffer]:
+    """Yield a body by the piece; no part ends in a crumb, which would be a record, and a call, of its own."""
     for part in exchange.body:
-        if isinstance(part, bytes) and len(part) <= PIECE_BYTES:
+        length = len(part)
+        if length <= LARGEST_PIECE_BYTES:
             yield part
             continue
         view = memoryview(part)
-        for start in range(0, len(view), PIECE_BYTES):
+        start = 0
+        while length - start > LARGEST_PIECE_BYTES:
             yield view[start : start + PIECE_BYTES]
+            start += PIECE_BYTES
+        yield view[start:]

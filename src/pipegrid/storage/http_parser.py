@@ -4,6 +4,9 @@ Bytes of a client in, requests out: heads, pieces of bodies, ends. Each is told 
 No transport and no clock. The work is done by llhttp, through httptools. What that leaves to do is done here:
 to gather the headers that mean something to this server, and to stop clients that send too much of others.
 After the first thing that is no HTTP/1.1 nothing more is looked at.
+
+What is left of a long body of known length does not go through llhttp, which could only copy it. A new one
+begins behind it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from pipegrid.storage.http_requests import SECRET_HEADER, WANTED_HEADERS, Reques
 
 MAX_HEAD_BYTES = 16384
 MAX_HEADERS = 500
+
+PASSED_ON_BYTES = 32768
+"""That much of a body must be left if it is worth a new llhttp."""
 
 
 class Listener(Protocol):
@@ -57,6 +63,8 @@ class RequestParser:
         self._header_count = 0
         # A header that does not end is seen by nobody but llhttp, which keeps all of it.
         self._unseen_bytes = 0
+        self._body_left = 0  # of a body of known length
+        self._passes_on = False
 
     @property
     def in_head(self) -> bool:
@@ -70,6 +78,10 @@ class RequestParser:
         Raises:
             httptools.HttpParserCallbackError: the listener has raised something; it is the cause.
         """
+        if self._passes_on:
+            data = self._pass_on(data)
+            if not data:
+                return
         self._unseen_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -81,6 +93,21 @@ class RequestParser:
             self._give_up(answers.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
         if self._unseen_bytes > MAX_HEAD_BYTES:
             self._give_up_head()
+        self._passes_on = self._body_left >= PASSED_ON_BYTES and not self.broken
+
+    def _pass_on(self, data: bytes) -> bytes:
+        """Have the listener take its body; returns what stands behind that."""
+        body = data[: self._body_left]  # as a rule it is all, and no copy
+        self._body_left -= len(body)
+        try:
+            self._listener.body_found(body)
+            if not self._body_left:
+                self._passes_on = False
+                self._parser = httptools.HttpRequestParser(self)
+                self._listener.end_found()
+        except Exception as error:
+            raise httptools.HttpParserCallbackError("the listener failed") from error
+        return data[len(body) :]
 
     def _give_up_head(self) -> None:
         self._give_up(answers.HEAD_TOO_LARGE, "its request's head is too large")
@@ -142,11 +169,13 @@ class RequestParser:
         head.keep_alive = parser.should_keep_alive()
         head.http10 = parser.get_http_version() == "1.0"
         head.locate()
+        self._body_left = head.content_length or 0
         self._listener.head_found(head)
 
     def on_body(self, data: bytes) -> None:
         """Part of a body."""
         self._unseen_bytes = 0
+        self._body_left = max(self._body_left - len(data), 0)  # a chunked one was never counted
         if not self.broken:
             self._listener.body_found(data)
 
