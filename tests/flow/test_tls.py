@@ -104,6 +104,9 @@ class Socket(Beneath):
         self.connected = True
         self.dataBuffer = b""
         self._tempDataBuffer: list[bytes] = []
+        self.producer: Any = None
+        self.streamingProducer = True
+        self.producerPaused = False
         self.room_bytes = 0
         self.error: Exception | None = None
         self.sent = bytearray()
@@ -359,6 +362,17 @@ class BatchingTests(SynchronousTestCase):
                 self.ends[0].write_pieces([b"x" * RECORD_BYTES])
                 self.assertEqual(socket.sent, b"")
                 self.assertArrives(bytes(RECORD_BYTES) + b"x" * RECORD_BYTES, socket)
+
+    def test_a_socket_that_is_full_pauses_the_producer(self) -> None:
+        """At once, and once; as the transport would do itself later, so that it lets it go on again."""
+        client = self.ends[0]
+        socket = self.connect_to_socket(BATCH_BYTES)
+        socket.producer = Mock()
+        client.write_pieces([bytes(RECORD_BYTES)])
+        self.assertFalse(socket.producerPaused)
+        client.write_pieces([bytes(3 * BATCH_BYTES)])
+        self.assertTrue(socket.producerPaused)
+        socket.producer.pauseProducing.assert_called_once_with()
 
     def test_others_have_their_turn(self) -> None:
         """However much a socket takes, after ``SEND_BYTES`` the reactor looks at the others."""

@@ -20,6 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.flow.autowindow import (
+    FIRST_MESSAGE_BYTES,
     INITIAL_BYTES,
     LONG_PATH_MESSAGE_BYTES,
     MAXIMUM_BYTES,
@@ -230,12 +231,12 @@ class KneeTests(SynchronousTestCase):
         self.assertLess(simulation.in_flight_bytes, INITIAL_BYTES / 3)
 
     def test_messages_are_smaller_where_the_path_takes_most_of_the_memory(self) -> None:
-        """Half of the window as a rule; 384 KiB at first over a long path, always where it fills that."""
+        """Half of the window as a rule; 384 KiB at first over a long path, and 1 MiB where it fills that."""
         for rtt_s, first, later in (
             (0.0005, MIB, MIB),
             (0.02, MIB // 2, MIB // 2),
-            (0.1, LONG_PATH_MESSAGE_BYTES, 800_000),
-            (0.2, LONG_PATH_MESSAGE_BYTES, LONG_PATH_MESSAGE_BYTES),
+            (0.1, FIRST_MESSAGE_BYTES, 800_000),
+            (0.2, FIRST_MESSAGE_BYTES, LONG_PATH_MESSAGE_BYTES),
         ):
             window = AutoWindow(maximum_bytes=4_000_000)
             window.acknowledged(rtt_s, window.sent(0.0, 300))
@@ -257,8 +258,8 @@ class KneeTests(SynchronousTestCase):
 
     def test_messages_stay_small_where_the_measured_path_takes_most_of_the_memory(self) -> None:
         """Also when the start is long over."""
-        for mbit, small in ((400, True), (50, False)):
-            window = AutoWindow(maximum_bytes=4_000_000)
+        for mbit, small in ((1600, True), (400, False)):
+            window = AutoWindow(maximum_bytes=16_000_000)
             simulation = Simulation(window, Link(mbit * MBIT, 0.06), constant(64 * KIB))
             simulation.run_for(5)
             self.assertEqual(window.state, "steady")

@@ -204,11 +204,11 @@ class MemoryTests(BudgetTestCase):
 
     def test_memory_is_flat(self) -> None:
         """
-        Twenty megabytes and forty take the same, in put and get, what is on the line included.
+        Thirty megabytes and sixty take the same, in put and get, what is on the line included.
 
         And they let go of it at once: the collector of garbage need not come for it.
         """
-        put_peaks, get_peaks = zip(self.peaks(20 * MB), self.peaks(40 * MB), strict=True)
+        put_peaks, get_peaks = zip(self.peaks(30 * MB), self.peaks(60 * MB), strict=True)
         for small, large in (put_peaks, get_peaks):
             self.assertLess(large, small + (2 << 20))
         self.assertLess(max(put_peaks), 64 << 20)

@@ -29,8 +29,14 @@ Where a light message has measured a round trip before, the first flight may hol
 more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two round trips earlier so.
 """
 
-LONG_PATH_MESSAGE_BYTES = 384 << 10
-"""More than a block of a whole segment at 3 of n, so that a share of one segment is still one message."""
+FIRST_MESSAGE_BYTES = 384 << 10
+"""
+The first on a long path: more than a block of a whole segment at 3 of n, so that a share of one segment is
+still one message.
+"""
+
+LONG_PATH_MESSAGE_BYTES = 1 << 20
+"""The others, where the path fills the memory. Messages of 700 KB cost servers a quarter more."""
 
 SHORT_PATH_S = 0.010
 """Below this a round trip takes less than what a large message costs the processors at both ends."""
@@ -39,7 +45,7 @@ MINIMUM_BYTES = 64 << 10
 """What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
 
 MAXIMUM_BYTES = 5 << 20
-"""Ten servers, each with a window of this and an eighth of it more: 56 MiB of 64."""
+"""Ten servers, each with a window of this and an eighth of it more: 56 MiB."""
 
 STARTUP_GAIN = 2.0
 """Doubles the window every round trip while the rate follows."""
@@ -182,8 +188,9 @@ class AutoWindow:
         liked = self.limit_bytes if short else self.limit_bytes // 2
         largest = min(liked, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
         flight_bytes = self._known_flight_bytes(rtt_s)
-        first = self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES
-        if first or max(flight_bytes, self._path_bytes()) > self.maximum_bytes / 2:
+        if self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES:
+            return min(largest, FIRST_MESSAGE_BYTES)
+        if max(flight_bytes, self._path_bytes()) > self.maximum_bytes / 2:
             return min(largest, LONG_PATH_MESSAGE_BYTES)
         return largest
 

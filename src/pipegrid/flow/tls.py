@@ -185,6 +185,10 @@ class BatchingTLS(BufferingTLSTransport):
             self._sent_bytes = 0
         assert self.transport is not None
         self.transport.write(bytes(encrypted))
+        if socket and socket.producer and socket.streamingProducer and not socket.producerPaused:
+            # Full is what has to wait at all: else a large buffer would fill, and be joined, behind each.
+            socket.producerPaused = True
+            socket.producer.pauseProducing()
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
         """Write buffers one behind the other, as ``writeSequence`` does; they are not kept."""

@@ -1,7 +1,7 @@
 """
 One share on its way to one server.
 
-A lane gathers the encoder's small writes into batches of up to 1 MiB (what a server takes fastest),
+A lane gathers the encoder's small writes into batches of up to 4 MiB (what a server takes fastest),
 hands them to its peer's pipeline, and knows what was acknowledged. It never waits itself: the
 upload looks at ``blocked`` and ``state``, and is woken whenever they may have changed.
 """
@@ -23,10 +23,11 @@ from pipegrid.wire.messages import UploadSecrets, WriteResult
 
 T = TypeVar("T")
 
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 4 << 20
 """
-Writes are gathered up to this size. A server was measured to take 75 MB/s in pieces of 32 KiB,
-173 in 128 KiB and 357 in 1 MiB; larger ones only cost memory.
+Writes are gathered up to this size, if the window likes it. A server was measured to take 75 MB/s in pieces
+of 32 KiB, 173 in 128 KiB and 357 in 1 MiB; 100 MB cost ten servers of Tahoe-LAFS's 1.6 s of processor time
+in messages of 1 MiB, 1.4 in 2 and 1.25 in 4.
 """
 
 MIN_BATCH_BYTES = 64 << 10
