@@ -242,6 +242,7 @@ class _Session:
         connection = self.server.buildProtocol(None)
         assert connection is not None
         self.connection: GbsConnection = connection
+        connection._parser.passed_on_bytes = 64  # what is left of short bodies goes by llhttp, too
         self.transport.protocol = connection
         connection.makeConnection(self.transport)
         self.unsent = bytearray()

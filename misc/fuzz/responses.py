@@ -22,6 +22,7 @@ class _Watched(ResponseParser):
     """httptools makes a parse error of any exception in a callback; here it is kept."""
 
     broke: BaseException | None = None
+    passed_on_bytes = 1  # cuts decide who reads a body: llhttp all of it, or its rest nobody
 
     def on_headers_complete(self) -> None:
         self._watch(super().on_headers_complete)

@@ -401,6 +401,15 @@ class BatchingTests(SynchronousTestCase):
         self.ends[0].write_pieces([bytes(RECORD_BYTES)])
         self.assertEqual(socket.sent, b"")
 
+    def test_nothing_is_sent_after_abort(self) -> None:
+        """Not even while a producer is registered, which writes until it hears of the end."""
+        client = self.ends[0]
+        socket = self.connect_to_socket(BATCH_BYTES)
+        client.registerProducer(Mock(), True)
+        client.abortConnection()
+        client.write_pieces([bytes(RECORD_BYTES)])
+        self.assertEqual(socket.sent, b"")
+
     def test_sockets_move_much(self) -> None:
         """Beneath TLS or not; what is no socket is left as it is."""
         socket = Mock(spec_set=["bufferSize", "SEND_LIMIT"])

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.http11 import parser as parser_module
 from pipegrid.http11.parser import (
     END,
     MAX_INFORMATIONAL,
@@ -315,7 +314,7 @@ class PassedOnTests(ParserTests):
     """The same, if every body of known length is handed on as it is as soon as anything of it is left."""
 
     def setUp(self) -> None:
-        self.patch(parser_module, "PASSED_ON_BYTES", 1)
+        self.patch(ResponseParser, "passed_on_bytes", 1)
 
     def test_it_happens(self) -> None:
         """A long body is the very bytes that were read, and the next answer is an answer."""

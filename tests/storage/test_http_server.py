@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
-from pipegrid.storage import disk, http_parser
+from pipegrid.storage import disk
 from pipegrid.storage.http_connection import (
     HEAD_TIMEOUT_S,
     IDLE_TIMEOUT_S,
     MAX_UNANSWERED,
     STUCK_TIMEOUT_S,
 )
-from pipegrid.storage.http_parser import MAX_HEAD_BYTES
+from pipegrid.storage.http_parser import MAX_HEAD_BYTES, RequestParser
 from pipegrid.wire import gbs, gbs_http
 from tests.storage.http_support import (
     AUTHORIZATION,
@@ -590,7 +590,7 @@ class PassedOnOrderTests(OrderTests):
     """The same, if what is left of any body is handed on as it is."""
 
     def setUp(self) -> None:
-        self.patch(http_parser, "PASSED_ON_BYTES", 1)
+        self.patch(RequestParser, "passed_on_bytes", 1)
         super().setUp()
 
 
@@ -598,7 +598,7 @@ class PassedOnWriteTests(WriteTests):
     """The same, if what is left of any body is handed on as it is."""
 
     def setUp(self) -> None:
-        self.patch(http_parser, "PASSED_ON_BYTES", 1)
+        self.patch(RequestParser, "passed_on_bytes", 1)
         super().setUp()
 
 
@@ -606,5 +606,5 @@ class PassedOnHostileTests(HostileTests):
     """The same, if what is left of any body is handed on as it is."""
 
     def setUp(self) -> None:
-        self.patch(http_parser, "PASSED_ON_BYTES", 1)
+        self.patch(RequestParser, "passed_on_bytes", 1)
         super().setUp()

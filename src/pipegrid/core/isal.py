@@ -11,9 +11,9 @@ The library is used through ``ctypes``, which lets go of the GIL meanwhile, and 
 (Debian: ``libisal2``). Without it, or should it ever differ, there is zfec.
 
 It leaves something behind. Its functions end without ``vzeroupper``, so the upper halves of the vector
-registers stay in use, and every instruction of the older kind drags them along. From then on SHA-256, by the
-processor's instructions for it, made 1310 MB/s instead of 1790 in that thread and in all that it started, and
-zfec 130 instead of 310. Somebody has to clear them (``_clear_upper_halves``).
+registers stay in use, and older vector instructions are slower: from then on SHA-256, by the processor's
+instructions for it, made 1310 MB/s instead of 1790 in that thread and in all that it started, and zfec 130
+instead of 310. Somebody has to clear them (``_clear_upper_halves``).
 
 Source: ISA-L's ``erasure_code.h``; the structure ``Py_buffer`` of Python's C API.
 """

@@ -175,7 +175,11 @@ class BatchingTLS(BufferingTLSTransport):
         socket = self._socket
         if self._sent_bytes >= SEND_BYTES:
             self._sent_bytes = 0  # others have their turn before the reactor comes back to this
-        elif socket and socket.connected and not (socket.dataBuffer or socket._tempDataBuffer):
+        elif (
+            socket
+            and socket.connected
+            and not (socket.dataBuffer or socket._tempDataBuffer or self._aborted)
+        ):
             sent = socket.writeSomeData(encrypted)
             if isinstance(sent, int) and sent > 0:  # else the reactor will find out
                 self._sent_bytes += sent

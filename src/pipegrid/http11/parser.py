@@ -114,7 +114,10 @@ class ResponseParser:
     Attributes:
         error: a clause that says what was wrong with the input; nothing is parsed after that.
         closed: the last answer said that it was the last; what follows is ignored.
+        passed_on_bytes: that much of a body must be left if it is not to go through llhttp.
     """
+
+    passed_on_bytes = PASSED_ON_BYTES
 
     def __init__(self, max_header_bytes: int = 2**16, max_headers: int = 256) -> None:
         self.error: str | None = None
@@ -146,7 +149,7 @@ class ResponseParser:
         events = self._events = []
         if self.closed or self.error is not None:
             return events
-        if self._body_left >= PASSED_ON_BYTES or self._passes_on:
+        if self._body_left >= self.passed_on_bytes or self._passes_on:
             data = self._pass_on(data)
             if not data or self.closed:
                 return events

@@ -52,7 +52,10 @@ class RequestParser:
     Attributes:
         in_head: whether a request has begun of which the head is not complete.
         broken: whether it has given up.
+        passed_on_bytes: that much of a body must be left if it is not to go through llhttp.
     """
+
+    passed_on_bytes = PASSED_ON_BYTES
 
     def __init__(self, listener: Listener) -> None:
         self.broken = False
@@ -93,7 +96,7 @@ class RequestParser:
             self._give_up(answers.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
         if self._unseen_bytes > MAX_HEAD_BYTES:
             self._give_up_head()
-        self._passes_on = self._body_left >= PASSED_ON_BYTES and not self.broken
+        self._passes_on = self._body_left >= self.passed_on_bytes and not self.broken
 
     def _pass_on(self, data: bytes) -> bytes:
         """Have the listener take its body; returns what stands behind that."""
