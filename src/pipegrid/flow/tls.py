@@ -89,7 +89,6 @@ def write_whole(context: SSL.Context) -> None:
 class BatchingTLS(BufferingTLSTransport):
     """One connection's TLS; see above. The reactor's thread only."""
 
-    _undecrypted = _NOTHING
     _socket: Any = None
     _sent_bytes = 0  # since the socket last had to wait
 
@@ -111,14 +110,12 @@ class BatchingTLS(BufferingTLSTransport):
         if view:
             if self._appSendBuffer:
                 self._unbufferPendingWrites()
-            self._undecrypted = view
-            self._flushReceiveBIO()
+            self._flushReceiveBIO(view)
 
-    def _flushReceiveBIO(self) -> None:
-        """Deliver all that can be decrypted now, in one piece."""
+    def _flushReceiveBIO(self, encrypted: memoryview = _NOTHING) -> None:
+        """Deliver, in one piece, all that can be decrypted now with these bytes behind what OpenSSL has."""
         received: list[bytes] = []
         ended, failure = False, None
-        encrypted, self._undecrypted = self._undecrypted, _NOTHING
         try:
             if not self._lostTLSConnection:
                 self._decrypt(encrypted, received)
