@@ -2,7 +2,7 @@
 What one share has told: its header, its UEB, its leaf of the share hash tree, its two trees.
 
 Nothing here is believed before it is proven against hashes that the caller gives. A part that
-is wrong raises ``BadPart``; what that means for the share is ``decoder``'s business.
+is wrong raises ``BadPart``; what that means for the share is ``fileshares``' business.
 
 Source: the format reference, sections 6 and 7.1.
 """

@@ -8,7 +8,7 @@ while guesses come true: ``guesses``.) The fastest k shares of the race serve th
 falter another joins.
 
 The loop looks at everything, decides, acts and waits for the next event. Its steps are methods in
-the order in which they run.
+the order in which they run; those that have to do with servers are ``openreaders``'.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.segmentjob import SegmentJob, SegmentResult
-from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError
+from pipegrid.errors import SinkError
 from pipegrid.flow.wakeup import Wakeup
 from pipegrid.flow.workers import CpuWorkers
 from pipegrid.transfer.guesses import Guesses
-from pipegrid.transfer.line import MIN_SAMPLE_BYTES, ClientLine
+from pipegrid.transfer.line import ClientLine
+from pipegrid.transfer.openreaders import OpenReaders
 from pipegrid.transfer.patience import Patience
-from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.race import Race
 from pipegrid.transfer.readers import ShareReader
 from pipegrid.transfer.results import GetResult
-from pipegrid.transfer.search import ShareSearch
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.sink import SinkLike, open_sink
 
@@ -103,18 +103,9 @@ class Download:
         self._cap = cap
         self._settings = settings
         self._progress = ProgressReport(progress, length)
-        self._storage_index = cap.storage_index
-        self._ring = ring(self._storage_index, peers)
-        self._search: ShareSearch[Peer] = ShareSearch(self._ring)
-        self._avoid = avoid
-        for number, peer in avoid:
-            self._search.exclude(number, peer)
         self._decoder = Decoder(cap, start, length)
         self._changed = Wakeup(clock)
         self._sink = open_sink(sink, self._changed.fire)
-        self._readers: dict[int, ShareReader] = {}
-        self._questions: set[Deferred[frozenset[int]]] = set()
-        self._answers: list[tuple[Peer, frozenset[int] | Failure]] = []
         self._jobs: set[Deferred[None]] = set()
         self._results: list[SegmentResult] = []
         self._bug: Failure | None = None
@@ -129,24 +120,27 @@ class Download:
         self._share_of_memory = settings.memory_bytes // (cap.required_shares + self._extra)
         self._hedged = False
         self._delivered = 0
-        self._homes: dict[int, Peer] = {}
-        self._guessed: set[int] = set()
-        self._misplaced = False
         self._used: dict[int, str] = {}
         self._used_by_job: dict[int, dict[int, str]] = {}
-        self._damaged: list[tuple[int, Peer]] = []
-        self._damaged_in_use = False
-        self._reported_corrupt = 0
-        self._reasons: dict[str, str] = {}
         self._started = clock.seconds()
         lumps_s = self._line.time_s(length) / _LUMPS if narrow else 0.0
         self._race = Race(self._started, lumps_s)
         # No server lags because the line is narrow.
         hedge_s = max(settings.hedge_s, 2 * self._line.time_s(geometry.segment_bytes))
         self._patience = Patience(hedge_s, settings.silence_s, self._started)
-        self._seen_bytes = 0
-        self._first_seen: tuple[int, float] | None = None
-        self._sample_bytes = max(MIN_SAMPLE_BYTES, geometry.segment_bytes // 2)
+        self._readers = OpenReaders(
+            clock=clock,
+            peers=peers,
+            cap=cap,
+            decoder=self._decoder,
+            ahead_bytes=self._share_of_memory,
+            race=self._race,
+            patience=self._patience,
+            line=self._line,
+            guesses=self._guesses,
+            avoid=avoid,
+            changed=self._changed.fire,
+        )
 
     async def run(self) -> GetResult:
         """
@@ -160,15 +154,16 @@ class Download:
         needs_lists = self._guesses.needs_lists
         self._guesses.began()
         try:
-            self._first_burst(needs_lists)
+            self._readers.first_burst(self._extra, needs_lists)
+            self._ask()
             while True:
                 self._deliver()
                 if self._decoder.done:
                     break
-                self._look_at_answers()
-                self._look_at_readers()
-                self._name_corruption()
-                self._recruit()
+                self._readers.look_at_answers()
+                self._readers.look_at_readers()
+                self._readers.name_corruption()
+                self._readers.recruit(self._extra if self._race.open else 0)
                 self._ask()
                 self._start_jobs()
                 if not self._decoder.done:
@@ -181,8 +176,10 @@ class Download:
             raise
         finally:
             self._guesses.ended()
-            self._let_go()
-        if not self._misplaced:
+            self._readers.let_go()
+            for job in list(self._jobs):
+                job.cancel()
+        if not self._readers.misplaced:
             self._guesses.found(True)
         self._sink.finish()
         return GetResult(
@@ -192,190 +189,7 @@ class Download:
             elapsed_s=self._clock.seconds() - self._started,
         )
 
-    # Questions and readers.
-
-    def _first_burst(self, needs_lists: bool) -> None:
-        racers = min(
-            self._cap.required_shares + self._extra, self._cap.total_shares, len(self._ring)
-        )
-        for number, peer in enumerate(self._ring[:racers]):
-            if needs_lists:
-                self._question(peer)
-            if (number, peer) not in self._avoid:
-                self._open_reader(number, peer)
-                self._guessed.add(number)
-        self._ask()
-
-    def _question(self, peer: Peer) -> None:
-        self._search.asked(peer)
-        question = peer.server.list_shares(self._storage_index)
-        self._questions.add(question)
-        question.addBoth(self._question_answered, question, peer, self._clock.seconds())
-
-    def _question_answered(
-        self,
-        answer: frozenset[int] | Failure,
-        question: Deferred[frozenset[int]],
-        peer: Peer,
-        asked_s: float,
-    ) -> None:
-        if not isinstance(answer, Failure):
-            self._line.note_answer(self._clock.seconds() - asked_s)
-        # Only noted here: the loop may be in the middle of a step.
-        self._questions.discard(question)
-        self._answers.append((peer, answer))
-        self._changed.fire()
-
-    def _look_at_answers(self) -> None:
-        """Let the search know what servers have said."""
-        answers, self._answers = self._answers, []
-        for peer, answer in answers:
-            self._patience.something_came(self._clock.seconds())
-            if not isinstance(answer, Failure):
-                total_shares = self._cap.total_shares
-                self._search.answered(peer, [n for n in answer if n < total_shares])
-                continue
-            if not answer.check(ServerError, CancelledError):
-                answer.raiseException()
-            self._reasons.setdefault(peer.name, str(answer.value))
-            self._search.failed(peer)
-            for reader in list(self._readers.values()):
-                if reader.peer is peer:
-                    self._close_reader(reader)
-
-    def _open_reader(self, number: int, peer: Peer) -> None:
-        self._decoder.add_share(number)
-        self._homes[number] = peer
-        self._readers[number] = ShareReader(
-            self._decoder,
-            peer,
-            number,
-            self._storage_index,
-            self._share_of_memory,
-            self._changed.fire,
-        )
-
-    def _close_reader(self, reader: ShareReader) -> None:
-        del self._readers[reader.share_number]
-        reader.close()
-        self._decoder.drop_share(reader.share_number)
-        self._race.closed(reader.share_number)
-
-    def _look_at_readers(self) -> None:
-        """Take out the readers that have ended."""
-        seen = sum(reader.received_bytes for reader in self._readers.values())
-        if seen != self._seen_bytes:
-            now = self._clock.seconds()
-            if seen > self._seen_bytes:
-                self._note_rate(seen, now)
-            self._seen_bytes = seen
-            self._patience.something_came(now)
-        for reader in list(self._readers.values()):
-            if reader.state == "open":
-                continue
-            # Whoever is asked in its place has all the time that it had.
-            self._patience.something_came(self._clock.seconds())
-            if reader.bug is not None:
-                reader.bug.raiseException()
-            if reader.state == "missing":
-                self._search.exclude(reader.share_number, reader.peer)
-                self._note_misplaced(reader.share_number)
-            else:
-                self._search.failed(reader.peer)
-            if reader.error is not None:
-                self._reasons[reader.peer.name] = str(reader.error)
-            self._close_reader(reader)
-
-    def _note_misplaced(self, number: int) -> None:
-        """Let others know at once if the first burst was wrong."""
-        if number in self._guessed and not self._misplaced:
-            self._misplaced = True
-            self._guesses.found(False)
-
-    def _note_rate(self, seen_bytes: int, now: float) -> None:
-        """Let the line learn what has come since the first bytes, once that says something."""
-        if self._first_seen is None:
-            self._first_seen = (seen_bytes, now)
-            return
-        first_bytes, first_s = self._first_seen
-        if seen_bytes - first_bytes >= self._sample_bytes:
-            self._line.note_bytes(seen_bytes - first_bytes, now - first_s)
-            self._first_seen = (seen_bytes, now)
-
-    def _name_corruption(self) -> None:
-        """Give found damage its server's name, tell the server, and use a bad copy no more."""
-        for error in self._decoder.corrupt[self._reported_corrupt :]:
-            number = error.share_number
-            if number is None:
-                continue
-            peer = self._homes[number]
-            error.server = peer.name
-            advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
-            advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
-            if number in self._decoder.bad_shares:
-                self._set_aside(number, peer)
-        self._reported_corrupt = len(self._decoder.corrupt)
-
-    def _recruit(self) -> None:
-        """Have as many shares as it takes, from servers that serve no other share if possible."""
-        needed = self._cap.required_shares + (self._extra if self._race.open else 0)
-        while len(self._readers) < needed or self._lacking:
-            busy = {reader.peer for reader in self._readers.values()}
-            found = self._search.best(self._readers, busy)
-            if found is None and self._lacking and self._give_up_impaired():
-                continue
-            if found is None:
-                for peer in self._search.ask_next():
-                    self._question(peer)
-                break
-            self._open_reader(*found)
-        if self._search.exhausted and self._lacking:
-            self._last_resort()
-
-    def _give_up_impaired(self) -> bool:
-        """Close a share of which a part is wrong, if another server has it too; whether any was."""
-        impaired = {error.share_number for error in self._decoder.corrupt}
-        for number, reader in self._readers.items():
-            others = [peer for peer in self._search.holders(number) if peer is not reader.peer]
-            if number in impaired and others:
-                self._set_aside(number, reader.peer)
-                return True
-        return False
-
-    def _set_aside(self, number: int, peer: Peer) -> None:
-        """Use this damaged copy only if nothing better can be had."""
-        self._damaged.append((number, peer))
-        self._search.exclude(number, peer)
-        if number in self._readers:
-            self._close_reader(self._readers[number])
-
-    @property
-    def _lacking(self) -> int:
-        """How many more shares are needed. One may have come whole, or be open and still not do."""
-        if len(self._readers) >= self._cap.required_shares and not self._decoder.corrupt:
-            return 0  # most often, and this is asked for every piece that comes
-        return self._decoder.lacking
-
-    def _last_resort(self) -> None:
-        """Use damaged shares for their good blocks, once; then give up."""
-        found = self._cap.required_shares - self._decoder.lacking
-        damaged, self._damaged = self._damaged, []
-        if damaged and not self._damaged_in_use:
-            self._damaged_in_use = True
-            for number, peer in damaged:
-                if number not in self._readers:
-                    self._open_reader(number, peer)
-            self._decoder.use_damaged_shares()
-            if not self._decoder.lacking:
-                return
-        reasons = sorted(set(self._reasons.values()))[:3]
-        because = f" ({'; '.join(reasons)})" if reasons else ""
-        raise NotEnoughSharesError(
-            f"cannot get the file: found {found} good shares on {len(self._ring)} servers, but "
-            f"{self._cap.required_shares} are needed{because}; try again when more servers work",
-            found,
-            self._cap.required_shares,
-        )
+    # Asking.
 
     def _ask(self) -> None:
         # Those who will win are asked for all at once, and held back by pausing them: no round trip, and
@@ -383,7 +197,7 @@ class Download:
         # they prove to be faster.
         if not self._sink.ready:
             return
-        readers = [reader for reader in self._readers.values() if reader.state == "open"]
+        readers = [reader for reader in self._readers.open.values() if reader.state == "open"]
         favourites, others = readers, list[ShareReader]()
         if self._race.open:
             needed = self._cap.required_shares
@@ -413,6 +227,7 @@ class Download:
     # Decoding and delivering.
 
     def _start_jobs(self) -> None:
+        homes = self._readers.homes
         while self._sink.ready and len(self._jobs) + len(self._results) < _MAX_JOBS:
             job = self._decoder.next_job()
             if job is None:
@@ -420,7 +235,7 @@ class Download:
             if self._race.open:
                 self._end_race(job)
             self._used_by_job[job.segment] = {
-                block.share_number: self._homes[block.share_number].name for block in job.blocks
+                block.share_number: homes[block.share_number].name for block in job.blocks
             }
             done = self._workers.run_if_large(3 * (job.end - job.start), job.run).addCallback(
                 self._results.append
@@ -432,9 +247,9 @@ class Download:
     def _end_race(self, job: SegmentJob) -> None:
         """The first segment is there: go on with the shares that were fast enough to be in it."""
         numbers = self._race.end(block.share_number for block in job.blocks)
-        for reader in list(self._readers.values()):
+        for reader in list(self._readers.open.values()):
             if reader.share_number not in numbers:
-                self._close_reader(reader)
+                self._readers.close(reader)
 
     def _note_bug(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
@@ -461,8 +276,8 @@ class Download:
                 self._delivered += sum(map(len, pieces))
                 self._progress.report(self._delivered)
         for number in self._race.done(self._decoder.segments_left[0]):
-            self._close_reader(self._readers[number])
-        for reader in self._readers.values():
+            self._readers.close(self._readers.open[number])
+        for reader in self._readers.open.values():
             reader.balance()
 
     # Patience.
@@ -486,20 +301,10 @@ class Download:
                 self._race.reopen()
                 self._hedged = True
                 self._patience.hedged()
-            for reader in self._readers.values():
+            for reader in self._readers.open.values():
                 reader.start_period()
         if self._patience.is_silence_over(now):
-            self._give_up_silent()
-
-    def _give_up_silent(self) -> None:
-        for reader in list(self._readers.values()):
-            if reader.waiting and not reader.paused:
-                self._reasons[reader.peer.name] = (
-                    f"{reader.peer.name} was silent for {self._settings.silence_s:g} s"
-                )
-                reader.close("failed")
-        for question in list(self._questions):
-            question.cancel()
+            self._readers.give_up_silent(self._settings.silence_s)
 
     def _some_lag(self) -> bool:
         """
@@ -507,7 +312,7 @@ class Download:
 
         On a slow line all shares creep at the same pace: then one more would only slow the rest.
         """
-        readers = list(self._readers.values())
+        readers = list(self._readers.open.values())
         if self._race.open and not self._hedged:
             # Who was asked for a taste only has long given it.
             needed = self._cap.required_shares
@@ -518,11 +323,3 @@ class Download:
             return True
         paces = [reader.period_bytes for reader in busy]
         return not paces or 2 * min(paces) <= max(paces)
-
-    def _let_go(self) -> None:
-        for reader in list(self._readers.values()):
-            reader.close()
-        for question in list(self._questions):
-            question.cancel()
-        for job in list(self._jobs):
-            job.cancel()
