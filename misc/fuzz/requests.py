@@ -271,10 +271,10 @@ class _Session:
         queued = sum(map(len, connection._unparsed)) + events
         assert queued <= _QUEUE_BYTES, f"{queued} bytes of requests are held"
         assert len(connection._events) <= _QUEUE_EVENTS, "too much of what came is held"
-        assert len(connection._slots) <= 1000, "too many requests are unanswered"
+        assert len(connection._order.unanswered) <= 1000, "too many requests are unanswered"
         assert self.transport.unread <= _UNSENT_BYTES, "it writes to a client that does not read"
-        assert connection._waiting_bytes >= 0
-        assert connection._streams in (0, 1)
+        assert connection._order.waiting_bytes >= 0
+        assert connection._order.streams in (0, 1)
 
     def finish(self) -> None:
         """Let all be answered, then let the time run out."""
@@ -283,12 +283,12 @@ class _Session:
         transport.read()
         for _ in range(200):
             self.pass_time(0.006)  # longer than shares wait for company on their way to the disk
-            if not (self.unsent or transport.paused or connection._slots):
+            if not (self.unsent or transport.paused or connection._order.unanswered):
                 break
         if not (transport.lost or transport.closing):
             assert not transport.paused, "it does not read on"
             assert not self.unsent, "it reads nothing"
-            assert not connection._slots, "it leaves something unanswered"
+            assert not connection._order.unanswered, "it leaves something unanswered"
             _check_answers(bytes(self.sent), bytes(transport.written))
         assert transport.written.startswith(b"HTTP/1.1 ") or not transport.written
         self.pass_time(70)

@@ -280,9 +280,9 @@ class StorageHost:
         """Do what the kernel does when the process has gone."""
         kill(self.store)
         for connection in self.factory.connections:
-            for slot in connection._slots:
-                if slot.stream is not None:
-                    slot.stream.close()
+            for place in connection._order.unanswered:
+                if place.stream is not None:
+                    place.stream.close()
 
     def sync(self) -> None:
         """Fail if that is due."""

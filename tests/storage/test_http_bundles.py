@@ -618,7 +618,7 @@ class OrderTests(BundleTestCase):
         answers = self.understand(replies[0], self.uploads)
         self.assertEqual([answer.statuses for answer in answers], [{0: 201}, {0: 201}, {}])
         self.assertFalse(self.transport.paused)
-        self.assertEqual(self.connection._committing, {})
+        self.assertEqual(self.connection._order.committing, {})
         self.assertEqual((self.service.commits, self.service._held_bytes), (0, 0))
         return replies[bundles:]
 

@@ -15,12 +15,8 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
 from pipegrid.storage import disk
-from pipegrid.storage.http_connection import (
-    HEAD_TIMEOUT_S,
-    IDLE_TIMEOUT_S,
-    MAX_UNANSWERED,
-    STUCK_TIMEOUT_S,
-)
+from pipegrid.storage.http_connection import HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, STUCK_TIMEOUT_S
+from pipegrid.storage.http_order import MAX_UNANSWERED
 from pipegrid.storage.http_parser import MAX_HEAD_BYTES, RequestParser
 from pipegrid.wire import gbs, gbs_http
 from tests.storage.http_support import (
@@ -195,7 +191,7 @@ class HttpTests(ServerTestCase):
         self.assertTrue(written.startswith(b"HTTP/1.1 200"))
         connection.dataReceived(body)
         self.assertEqual(parse_replies(transport.written[len(written) :])[0].status, 200)
-        self.assertEqual(connection._waiting_bytes, 0)  # it is counted like any other answer
+        self.assertEqual(connection._order.waiting_bytes, 0)  # it is counted like any other answer
 
     def test_head(self) -> None:
         """HEAD gets the head of what GET gets, also of large shares, which are not held open."""

@@ -20,7 +20,7 @@ from pipegrid.errors import (
 from pipegrid.storage import containers, disk, leases
 from pipegrid.storage.advisories import MAX_ADVISORIES, MAX_REASON_BYTES
 from pipegrid.storage.unfinished import ONE_CALL_BYTES
-from pipegrid.storage.uploads import MAX_RANGES
+from pipegrid.storage.writer import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase

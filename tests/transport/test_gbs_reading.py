@@ -35,28 +35,34 @@ def _data_of(consumer: Consumer, _: int) -> bytes:
     return consumer.data
 
 
-class DelicateConnection(GbsConnection):
-    """As a server built on Twisted: a GET that begins while the transport is full ends the connection."""
-
-    def _may_begin(self, request: Request) -> bool:
-        if not self._can_write and request.method == b"GET":
-            factory: Any = self._server
-            factory.dropped += 1
-            self._transport.abortConnection()
-            return False
-        return super()._may_begin(request)
-
-
 class DelicateFactory(GbsFactory):
-    """Counts how often that happened."""
+    """
+    As a server built on Twisted: a GET that begins while the transport is full ends the connection.
+
+    Attributes:
+        dropped: how often that happened.
+    """
 
     dropped = 0
 
     def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
         connection = super().buildProtocol(addr)
         if connection is not None:
-            connection.__class__ = DelicateConnection
+            self._make_delicate(connection)
         return connection
+
+    def _make_delicate(self, connection: GbsConnection) -> None:
+        order = connection._order
+        really_may = order.may_begin
+
+        def may_begin(request: Request) -> bool:
+            if not order.can_write and request.method == b"GET":
+                self.dropped += 1
+                connection.abort()
+                return False
+            return really_may(request)
+
+        order.may_begin = may_begin  # type: ignore[method-assign]
 
 
 class ReadingTestCase(SynchronousTestCase):

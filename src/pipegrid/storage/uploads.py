@@ -1,19 +1,16 @@
 """
-One unfinished share: bytes in any order, straight into the file that will become the share.
+One unfinished share: whose it is, and how it becomes the share.
 
 **Whose it is.** An upload holds the lock (``flock``) of its file in ``incoming`` while that file is open.
 The kernel drops locks with the process, so a dead process's leftovers are told from a living one's
 uploads without any guessing about time.
 
-**What is where.** The file is the whole container from the start: header, a hole of the share's length,
-first lease. A small share's file is empty until the first write, which as a rule brings all its data at once.
-A write fills part of the hole, after what was there already has been compared with it. When nothing is
-missing, ``publish`` renames the file to its final place; making the data durable before, and the rename
+**Its end.** What is written goes straight into the file that will become the share (see ``writer``). When
+nothing is missing, ``publish`` renames it to its final place; making the data durable before, and the rename
 after, is for ``durability`` to arrange.
 
-**Limits.** The file may be closed between writes (``suspend``), and then the note beside it (``sidecar``)
-is all there is to go by: the next write takes the upload up again as another process would. At most 4096
-separate ranges are kept account of.
+**Between writes** the file may be closed (``suspend``), and then the note beside it (``sidecar``) is all
+there is to go by: the next write takes the upload up again as another process would.
 
 Every method may be called from any thread; each upload has a lock of its own.
 """
@@ -24,16 +21,14 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused
-from pipegrid.storage import containers, disk, incoming, sidecar
+from pipegrid.errors import NoSuchShare, ServerRefused
+from pipegrid.storage import disk, incoming, sidecar
 from pipegrid.storage.ranges import Range, Ranges
-
-MAX_RANGES = 4096
-_COMPARE_BYTES = 256 * 1024
+from pipegrid.storage.writer import ShareWriter, slice_pieces
 
 
 def hash_secret(upload_secret: bytes) -> bytes:
@@ -41,12 +36,12 @@ def hash_secret(upload_secret: bytes) -> bytes:
     return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()
 
 
-class Upload:
+class Upload(ShareWriter):
     """
     A share that is being written; made by ``UnfinishedUploads`` alone.
 
     Attributes:
-        storage_index, share_number, share_bytes: which share, and the length of its data.
+        storage_index: of its share; the rest of that is ``ShareWriter``'s.
         secret_hash: see ``hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
         unsent_bytes: written since the disk was last asked to begin with them (``begin_writing``).
@@ -84,8 +79,8 @@ class Upload:
         self.opened = next(self._openings)
         self.resumed = bool(received)
         self.new_index = False
-        self._fd: int | None = fd
-        self._fresh_lease = fresh_lease  # while the file is empty: what is to stand at its end
+        self._fd = fd
+        self._fresh_lease = fresh_lease
         self._file: tuple[int, int] | None = None
         self._incoming = incoming_path
         self._final = final_path
@@ -103,16 +98,6 @@ class Upload:
         state = "gone" if self.gone else "closed" if self._fd is None else "open"
         got = f"{self._received.total} of {self.share_bytes} bytes"
         return f"<Upload {self._incoming!r} {state}, {got}>"
-
-    @property
-    def complete(self) -> bool:
-        """Whether every byte has arrived. It becomes visible only by ``publish``."""
-        return self._received.total == self.share_bytes > 0
-
-    @property
-    def remaining_bytes(self) -> int:
-        """Room that the disk still has to find for it."""
-        return self.share_bytes - self._received.total
 
     @property
     def is_open(self) -> bool:
@@ -160,10 +145,10 @@ class Upload:
             fd = self._require_open()
             there = list(self._received.within(offset, end))
             for begin, stop in there:
-                self._compare(fd, begin, _slices(pieces, begin - offset, stop - offset))
+                self._compare(fd, begin, slice_pieces(pieces, begin - offset, stop - offset))
             self._bound_ranges(offset, end)
             for begin, stop in list(self._received.missing(offset, end)):
-                views = list(_slices(pieces, begin - offset, stop - offset))
+                views = list(slice_pieces(pieces, begin - offset, stop - offset))
                 self._fill(fd, begin, views, wanted)
             self.unsent_bytes += end - offset
             self.last_write = self._clock()
@@ -343,69 +328,6 @@ class Upload:
             self._file = (status.st_dev, status.st_ino)
         return self._file
 
-    def _compare(self, fd: int, begin: int, slices: Iterator[memoryview]) -> None:
-        for view in slices:
-            for at in range(0, len(view), _COMPARE_BYTES):
-                part = view[at : at + _COMPARE_BYTES]
-                try:
-                    stored = os.pread(fd, len(part), containers.HEADER_BYTES + begin + at)
-                except OSError as error:
-                    raise disk.disk_error(error, f"read {self._name()}") from error
-                if stored != part:
-                    raise ConflictingWrite(
-                        f"other bytes were written to {self._name()} before, near byte "
-                        f"{begin + at}; abort the upload and begin anew"
-                    )
-            begin += len(view)
-
-    def _bound_ranges(self, offset: int, end: int) -> None:
-        if len(self._received) < MAX_RANGES or offset == end:
-            return
-        if not any(True for _ in self._received.within(offset - 1, end + 1)):
-            raise ServerRefused(
-                f"{self._name()} lies in {MAX_RANGES} separate pieces already; "
-                "write the bytes between them first"
-            )
-
-    def _fill(
-        self, fd: int, begin: int, views: list[memoryview], wanted: Callable[[], bool]
-    ) -> None:
-        """Write views into a gap, and keep account of every byte that the disk has taken."""
-        while views:
-            try:
-                written = disk.write_pieces(fd, views, containers.HEADER_BYTES + begin)
-            except OSError as error:
-                raise disk.disk_error(error, f"write {self._name()}") from error
-            if not wanted():
-                raise ServerRefused(f"the write to {self._name()} was given up; write it again")
-            self._received.add(begin, begin + written)
-            begin += written
-            while views and written >= len(views[0]):
-                written -= len(views.pop(0))
-            if written:
-                views[0] = views[0][written:]
-
-    def _lay_out(
-        self, lease: bytes, data: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
-    ) -> None:
-        """
-        Write the whole container into the empty file; if that fails, the file is empty again.
-
-        Raises:
-            ServerRefused: the disk failed, or the data is not wanted any more.
-        """
-        assert self._fd is not None, "a fresh upload keeps its file open"
-        header = containers.pack_header(self.share_bytes, 1)
-        try:
-            disk.write_all_pieces(self._fd, [header, *data, lease], 0)
-        except OSError as error:
-            _empty(self._fd)
-            raise disk.disk_error(error, f"write {self._name()}") from error
-        if not wanted():
-            _empty(self._fd)
-            raise ServerRefused(f"the write to {self._name()} was given up; write it again")
-        self._fresh_lease = None
-
     def _lay_out_empty(self) -> None:
         """Have a container, without data as yet."""
         if self._fresh_lease is not None:
@@ -442,28 +364,8 @@ class Upload:
             os.close(self._fd)
             self._fd = self._file = None
 
-    def _name(self) -> str:
-        return f"share {self.share_number} in {os.path.dirname(self._final)!r}"
-
     def _no_such_upload(self) -> NoSuchShare:
         return NoSuchShare(
             f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
             "up; list the shares to see which"
         )
-
-
-def _empty(fd: int) -> None:
-    with suppress(OSError):  # what it holds is written over
-        os.ftruncate(fd, 0)
-
-
-def _slices(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[memoryview]:
-    """Yield the bytes ``[begin, end)`` of the joined pieces, without joining them."""
-    at = 0
-    for piece in pieces:
-        if at >= end:
-            return
-        length = len(piece)
-        if length and at + length > begin:
-            yield memoryview(piece)[max(begin - at, 0) : end - at]
-        at += length
