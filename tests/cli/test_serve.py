@@ -110,6 +110,7 @@ class ServeTests(TestCase):
         ):
             self.assertEqual(await self.serve("serve", *arguments), 2, arguments)
         self.assertEqual(self.out.getvalue(), b"")
+        self.assertNotIn("stopped serving", self.err.getvalue(), "it never began")
         self.assertNotIn("Traceback", self.err.getvalue())
 
 

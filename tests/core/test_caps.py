@@ -173,6 +173,16 @@ class CapsTests(SynchronousTestCase):
                 with self.assertRaises(CapError, msg=f"{kind} {fields}"):
                     parse_cap(f"URI:{kind}:{fields}")
 
+    def test_a_cap_with_too_few_fields(self) -> None:
+        """It is told how many it has, in words that fit the number."""
+        for text, has in (
+            (f"URI:CHK:{KEY}", "this file cap has 1 field instead of 5"),
+            (f"URI:CHK-Verifier:{KEY}:{HASH}", "this verifier cap has 2 fields instead of 5"),
+            (f"URI:SSK:{KEY}", "this SSK cap has 1 field instead of 2"),
+        ):
+            error = self.assertRaises(CapError, parse_cap, text)
+            self.assertEqual(str(error), f"{has}; copy it whole")
+
     def test_refuses_other_spellings_of_a_literal_cap(self) -> None:
         """A literal is one field of strict base32, of any length that base32 has."""
         for fields in ("a", "AA", "ab", "aa=", "aa ", "aa\n", "aa:", "aa:aa", "é", "1"):

@@ -18,6 +18,7 @@ from pipegrid.transport.foolscaptub import TubConnector
 from pipegrid.transport.gbs import GbsServer, endpoints_for
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire import furl, nurl
+from tests.interop.processes import free_port
 from tests.transport.contract import IDENTITY, SECRETS, SI, Consumer
 
 
@@ -26,9 +27,9 @@ class LoopbackTests(TestCase):
 
     timeout = 30
 
-    async def start(self) -> serve.StorageNode:
+    async def start(self, port: int = 0) -> serve.StorageNode:
         """Start a node that does not outlive the test."""
-        settings = ServeSettings(directory=self.directory, port="tcp:0:interface=127.0.0.1")
+        settings = ServeSettings(directory=self.directory, port=f"tcp:{port}:interface=127.0.0.1")
         node = await serve.start(reactor, settings)
         self.addCleanup(node.stop)
         return node
@@ -114,7 +115,9 @@ class LoopbackTests(TestCase):
         return Deferred.fromCoroutine(self._test_restart())
 
     async def _test_restart(self) -> None:
-        node = await self.start()
+        # A port that the kernel chose it may give to somebody else's connection meanwhile.
+        port = free_port()
+        node = await self.start(port)
         address = furl.parse(node.furl)
         server = self.connect(address)
         await server.allocate(SI, {0, 1}, 6, SECRETS)
@@ -124,12 +127,7 @@ class LoopbackTests(TestCase):
         self.assertEqual(list((node.storage / "shares/incoming").iterdir()), [])
         with self.assertRaises(ServerUnreachable):
             await server.version()
-        port = address.hints[0].rpartition(":")[2]
-        again = await serve.start(
-            reactor,
-            ServeSettings(directory=self.directory, port=f"tcp:{port}:interface=127.0.0.1"),
-        )
-        self.addCleanup(again.stop)
+        again = await self.start(port)
         self.assertEqual(again.furl, node.furl)
         self.assertEqual(await server.read(SI, 0, 0, 10), b"whole!")
         with self.assertRaises(NoSuchShare):

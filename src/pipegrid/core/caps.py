@@ -248,7 +248,7 @@ def _parse_chk_verifier(fields: str) -> ChkVerifierCap:
 def _parse_chk_fields(fields: str, what: str) -> tuple[bytes, bytes, int, int, int]:
     parts = fields.split(":")
     if len(parts) != 5:
-        raise CapError(f"this {what} cap has {len(parts)} fields instead of 5; copy it whole")
+        raise _wrong_fields(what, len(parts), 5)
     secret = _parse_bytes(parts[0], hashes.KEY_BYTES, what)
     ueb_hash = _parse_bytes(parts[1], hashes.HASH_BYTES, what)
     k, n, size = (_parse_number(part, what) for part in parts[2:])
@@ -271,7 +271,7 @@ def _mutable_parser(kind: str, access: str) -> Callable[[str], MutableCap]:
     def parse(fields: str) -> MutableCap:
         parts = fields.split(":")
         if len(parts) < 2 or (kind == "SSK" and len(parts) != 2):
-            raise CapError(f"this {kind} cap has {len(parts)} fields instead of 2; copy it whole")
+            raise _wrong_fields(kind, len(parts), 2)
         # MDMF caps may carry old hints after the fingerprint; they mean nothing now.
         return MutableCap(
             kind,
@@ -285,6 +285,11 @@ def _mutable_parser(kind: str, access: str) -> Callable[[str], MutableCap]:
 
 def _directory_parser(parse_file: Callable[[str], FileCap]) -> Callable[[str], DirectoryCap]:
     return lambda fields: DirectoryCap(parse_file(fields))
+
+
+def _wrong_fields(what: str, count: int, wanted: int) -> CapError:
+    fields = "1 field" if count == 1 else f"{count} fields"
+    return CapError(f"this {what} cap has {fields} instead of {wanted}; copy it whole")
 
 
 def _parse_bytes(text: str, length: int, what: str) -> bytes:

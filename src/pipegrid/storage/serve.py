@@ -129,6 +129,7 @@ class StorageNode:
         self._lock: int | None = None
         self._announcer: Any = None
         self._tub: Any = None
+        self._serves = False
         self._stopped: Deferred[None] | None = None
 
     def start(self) -> Deferred[StorageNode]:
@@ -188,6 +189,7 @@ class StorageNode:
         if expiry is not None:
             collect = partial(self._store.collect_garbage, expiry)
             self._every(COLLECTION_S, "expired shares removed", collect)
+        self._serves = True
         log.info(
             "serving {storage} with durability {durability}",
             storage=str(self.storage),
@@ -276,7 +278,8 @@ class StorageNode:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        log.info("stopped serving {storage}", storage=str(self.storage))
+        if self._serves:  # else it is the end of a start that failed, which has its own message
+            log.info("stopped serving {storage}", storage=str(self.storage))
 
 
 def start(reactor: Any, settings: ServeSettings) -> Deferred[StorageNode]:
