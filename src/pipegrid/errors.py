@@ -90,6 +90,14 @@ class ServerUnreachable(ServerError):
     """No connection to the server could be made, or it was lost; later it may work again."""
 
 
+class WriteLost(ServerUnreachable):
+    """
+    The connection was lost under a write whose bytes were let go of; it may have been carried out.
+
+    The server can be reached, or may be soon: make the bytes again and write them again.
+    """
+
+
 class ServerTimeout(ServerError):
     """The server did not answer in time; later it may."""
 

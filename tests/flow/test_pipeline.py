@@ -15,8 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import PipelineStopped, UsageError
 from pipegrid.flow.autowindow import AutoWindow
-from pipegrid.flow.pipeline import KEPT_FAILURES, Pipeline
-from pipegrid.flow.window import FixedWindow
+from pipegrid.flow.pipeline import KEPT_FAILURES, UNDELIVERED, Pipeline
+from pipegrid.flow.window import FixedWindow, Sent
 
 
 class Broken(Exception):
@@ -169,7 +169,7 @@ class FlowTests(SynchronousTestCase):
         self.pipeline.add(70, self.peer.call)
         self.assertEqual(
             repr(self.pipeline),
-            "<Pipeline open: 140 of 100 B in flight, 2 calls, 1 waiting, 0 failed>",
+            "<Pipeline open: 140 of 100 B in flight, 140 held, 2 calls, 1 waiting, 0 failed>",
         )
 
 
@@ -460,6 +460,114 @@ class PropertyTests(SynchronousTestCase):
         self.assertTrue(all(f.check(Broken, PipelineStopped) for f in told))
         self.assertEqual(pipeline.failure_count, failed)
         self.assertEqual(bool(told), bool(failed))
+
+
+class LettingGoTests(SynchronousTestCase):
+    """Bytes in flight that are not held here any more."""
+
+    def setUp(self) -> None:
+        self.pipeline = Pipeline(100, held_limit_bytes=40)
+        self.calls: list[tuple[Callable[[], None], Deferred[object]]] = []
+
+    def call(
+        self, let_go: Callable[[], None], /, *args: object, **kwargs: object
+    ) -> Deferred[object]:
+        self.arguments = args, kwargs
+        answer: Deferred[object] = Deferred()
+        self.calls.append((let_go, answer))
+        return answer
+
+    def tearDown(self) -> None:
+        self.pipeline._check_invariants()
+
+    def test_what_is_held_is_bounded(self) -> None:
+        """A full memory makes callers wait until something is let go of, before anything is acknowledged."""
+        self.successResultOf(self.pipeline.add_letting_go(30, self.call, 1, two=2))
+        self.assertEqual(self.arguments, ((1,), {"two": 2}))
+        self.assertEqual((self.pipeline.room, self.pipeline.bytes_held), (10, 30))
+        full = self.pipeline.add_letting_go(30, self.call)
+        self.assertNoResult(full)
+        self.assertEqual((self.pipeline.room, self.pipeline.has_room), (0, False))
+        self.calls[0][0]()
+        self.successResultOf(full)
+        self.assertEqual((self.pipeline.bytes_held, self.pipeline.bytes_in_flight), (30, 60))
+        self.assertEqual(self.pipeline.room, 10)
+
+    def test_the_window_counts_all(self) -> None:
+        """What was let go of is still unacknowledged."""
+        for _ in range(4):
+            full = self.pipeline.add_letting_go(30, self.call)
+            self.calls[-1][0]()
+        self.assertEqual(self.pipeline.bytes_held, 0)
+        self.assertNoResult(full)
+        self.calls[0][1].callback(None)
+        self.successResultOf(full)
+        self.assertEqual((self.pipeline.bytes_held, self.pipeline.bytes_in_flight), (0, 90))
+
+    def test_acknowledged_or_failed_without(self) -> None:
+        """A call that ends is held no more, and letting go later, or twice, means nothing."""
+        self.pipeline.add_letting_go(10, self.call)
+        self.pipeline.add_letting_go(10, self.call)
+        self.pipeline.add_letting_go(10, self.call)
+        self.calls[0][1].callback(None)
+        self.calls[1][0]()
+        self.calls[1][0]()
+        self.calls[0][0]()
+        self.assertEqual(self.pipeline.bytes_held, 10)
+        self.calls[2][1].errback(Broken())
+        self.calls[2][0]()
+        self.assertEqual((self.pipeline.bytes_held, self.pipeline.bytes_in_flight), (0, 10))
+        self.failureResultOf(self.pipeline.when_room(), Broken)
+        self.failureResultOf(self.pipeline.add_letting_go(1, self.call), PipelineStopped)
+        self.assertEqual(len(self.calls), 3)
+        self.calls[1][1].callback(None)
+
+    def test_ordinary_calls_are_held(self) -> None:
+        """Until they are acknowledged."""
+        answer: Deferred[None] = Deferred()
+        full = self.pipeline.add(50, lambda: answer)
+        self.assertNoResult(full)
+        answer.callback(None)
+        self.successResultOf(full)
+
+    def test_messages_fit_into_the_memory(self) -> None:
+        """What is held and one more message are never more than nine eighths of it."""
+        self.assertEqual(self.pipeline.message_bytes, 45)
+        self.pipeline.add_letting_go(30, self.call)
+        self.assertEqual(self.pipeline.message_bytes, 15)
+        self.calls[0][0]()
+        self.assertEqual(self.pipeline.message_bytes, 45)
+        self.assertEqual(Pipeline(60).message_bytes, 30)
+
+    def test_a_negative_size(self) -> None:
+        """It is refused, as by ``add``."""
+        with self.assertRaises(UsageError):
+            self.pipeline.add_letting_go(-1, self.call)
+
+    def test_undelivered(self) -> None:
+        """A call that fails in its own way teaches the window nothing, and does not stop the pipeline."""
+        clock = Clock()
+        window = Recorder(1000)
+        pipeline = Pipeline(window, clock)
+        pipeline.add(10, lambda: UNDELIVERED)
+        pipeline.add(20, lambda: None)
+        self.assertEqual((window.lost, window.arrived), ([10], [20]))
+        self.assertFalse(pipeline.stopped)
+
+
+class Recorder(FixedWindow):
+    """Knows what it was told."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self.lost: list[int] = []
+        self.arrived: list[int] = []
+
+    def acknowledged(self, _now: float, token: Sent) -> None:
+        self.arrived.append(token.size)
+
+    def abandoned(self, token: Sent) -> None:
+        self.lost.append(token.size)
 
 
 class FixedWindowTests(SynchronousTestCase):

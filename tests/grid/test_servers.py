@@ -18,13 +18,14 @@ from pipegrid.errors import UnhappyError, UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import (
+    FLIGHT_BYTES,
     SERVERS_NAME,
     WINDOW_MEMORY_BYTES,
+    Windows,
     load_static_servers,
     open_server,
     open_static,
     parse_static_servers,
-    window_bytes,
 )
 from pipegrid.storage.serve import ServeSettings, StorageNode
 from tests import vectors
@@ -87,11 +88,13 @@ class ParseTests(SynchronousTestCase):
         both = {"anonymous-storage-FURL": FURL, "anonymous-storage-NURLs": [NURL]}
         one = {"anonymous-storage-NURLs": [NURL]}
         both_known, one_known = parse({"both": {"ann": both}, "one": {"ann": one}}).servers
-        self.assertEqual(open_server(reactor, both_known, 1 << 20).protocol, "https")
-        peer = open_server(reactor, both_known, 1 << 20, force_foolscap=True)
+        self.assertEqual(
+            open_server(reactor, both_known, Windows(1 << 20, 1 << 20)).protocol, "https"
+        )
+        peer = open_server(reactor, both_known, Windows(1 << 20, 1 << 20), force_foolscap=True)
         self.assertEqual(peer.protocol, "foolscap")
         with self.assertRaises(ValueError) as caught:
-            open_server(reactor, one_known, 1 << 20, force_foolscap=True)
+            open_server(reactor, one_known, Windows(1 << 20, 1 << 20), force_foolscap=True)
         self.assertIn("it speaks HTTPS only", str(caught.exception))
 
     def test_tor_is_the_last_choice(self) -> None:
@@ -149,8 +152,10 @@ class ParseTests(SynchronousTestCase):
     def test_windows_share_the_memory(self) -> None:
         """Whatever the number of servers, windows and the message beyond each stay within the budget."""
         for servers in range(1, 26):
-            self.assertLessEqual(servers * window_bytes(servers) * 9 // 8, WINDOW_MEMORY_BYTES)
-        self.assertGreaterEqual(window_bytes(256), 256 << 10)
+            windows = Windows.shared_by(servers)
+            self.assertLessEqual(servers * windows.held_bytes * 9 // 8, WINDOW_MEMORY_BYTES)
+            self.assertLessEqual(servers * windows.flight_bytes * 9 // 8, FLIGHT_BYTES)
+        self.assertGreaterEqual(Windows.shared_by(256).held_bytes, 256 << 10)
         found = parse({f"s{n}": {"ann": {"anonymous-storage-NURLs": [NURL]}} for n in range(12)})
         peers = open_static(reactor, found.servers, 10)
         self.assertEqual([peer.name for peer in peers], [f"s{n}" for n in range(12)])

@@ -41,6 +41,7 @@ from pipegrid.core import decoder
 from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
+from pipegrid.http11 import writer
 from pipegrid.simulation.driver import Hung
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.simulation.log import timeline
@@ -62,6 +63,9 @@ LIMIT_S = 4000.0
 
 SMALL: tuple[tuple[Any, str, int], ...] = (
     (lanes, "BATCH_BYTES", 4096),
+    (lanes, "LET_GO_BYTES", 1000),
+    (writer, "PIECE_BYTES", 900),
+    (writer, "LARGEST_PIECE_BYTES", 1000),
     (readers, "STREAM_BYTES", 1500),
     (decoder, "_APART_BYTES", 1500),
     (download, "_TASTE_BYTES", 300),

@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 from pipegrid.flow.window import Window
-from pipegrid.grid.servers import window_bytes
+from pipegrid.grid.servers import Windows
 from tests.simulation.grid_world import Client, GridWorld
 
-FIXED_WINDOWS = (1 << 18, 1 << 20, window_bytes(10))
+FIXED_WINDOWS = (1 << 18, 1 << 20, Windows.shared_by(10).held_bytes)
 """In bytes; the last is what memory allows, which windows that measure keep to as well."""
 
 

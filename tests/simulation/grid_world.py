@@ -30,12 +30,11 @@ from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
 from pipegrid.errors import NoSpace
-from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import Window
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
-from pipegrid.grid.servers import window_bytes
+from pipegrid.grid.servers import Windows
 from pipegrid.http11.endpoints import _PinnedConnectionCreator
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
@@ -352,8 +351,13 @@ class Client:
 
     @property
     def in_flight_bytes(self) -> int:
-        """What it has sent and holds until it is acknowledged."""
+        """What it has sent that is not acknowledged."""
         return sum(peer.pipeline.bytes_in_flight for peer in self.peers)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds of that, because the network has not taken it."""
+        return sum(peer.pipeline.bytes_held for peer in self.peers)
 
     def close(self) -> None:
         """End it, if it has not crashed."""
@@ -428,17 +432,15 @@ class GridWorld:
         known = range(len(self.servers)) if servers is None else servers
         self._join(name)
         clock: Any = self.network.host(name).clock
-        maximum = window_bytes(min(10, len(self.servers)))
+        windows = Windows.shared_by(min(10, len(self.servers)))
         peers = []
         for number in known:
             server = self.connect(name, number, gbs, seed, f"s{number}" in mistrusted)
             seen = partial(getattr, server, "round_trip_s", None)
-            limit = (
-                AutoWindow(maximum_bytes=maximum, transport_rtt_s=seen)
-                if window is None
-                else window()
+            pipeline = (
+                windows.pipeline(clock, seen) if window is None else Pipeline(window(), clock)
             )
-            peers.append(Peer(server, Pipeline(limit, clock), "https"))
+            peers.append(Peer(server, pipeline, "https"))
         cpu: Any = InlineCpu()
         config = GridConfig(Path("."), params or Params(), happy, CONVERGENCE, LEASE_SECRET, None)
         grid = Grid(clock, config, peers, cpu, upload_settings=upload, download_settings=download)

@@ -22,7 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.console import Console
 from pipegrid.cli.uploads import Uploads
 from pipegrid.core.caps import ChkCap
-from pipegrid.grid.servers import window_bytes
+from pipegrid.grid.servers import Windows
 from pipegrid.simulation.link import Line
 from pipegrid.transfer.peers import ring
 from pipegrid.transfer.results import PutResult
@@ -237,15 +237,22 @@ class MemoryTests(BudgetTestCase):
         return put_peak, get_peak
 
     def test_writes_in_flight(self) -> None:
-        """Never more than the windows, and a message of an eighth of one each."""
+        """Never more is held, or in flight, than each server's share of it and an eighth."""
         world = self.make_world(shared_bytes_per_s=100 * MBIT)
         client = world.client()
         held = []
         data = Random(6).randbytes(10 * MB)
         world.run(
-            client.grid.put(data, progress=lambda done, all_: held.append(client.in_flight_bytes))
+            client.grid.put(
+                data,
+                progress=lambda *_: held.append((client.held_bytes, client.in_flight_bytes)),
+            )
         )
-        self.assertLessEqual(max(held), 10 * (window_bytes(10) * 9 // 8 + (1 << 16)))
+        windows, more = Windows.shared_by(10), 1 << 16
+        self.assertLessEqual(max(held)[0], 10 * (windows.held_bytes * 9 // 8 + more))
+        self.assertLessEqual(
+            max(flying for _, flying in held), 10 * (windows.flight_bytes * 9 // 8 + more)
+        )
         self.assertEqual(client.in_flight_bytes, 0)
 
 

@@ -27,7 +27,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.ring import permutation_seed
-from pipegrid.errors import ServerUnreachable
+from pipegrid.errors import NoSuchShare, ServerUnreachable, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.workers import InlineWorkers
 from pipegrid.grid.config import GridConfig
@@ -90,6 +90,8 @@ class Line:
         lies: share numbers that it claims to have.
         breaks: operation to an error that is not a server's, as of a bug in a transport.
         forget: how many more writes find their unfinished upload forgotten.
+        lets_go: writes whose sender allows it are let go of in the next turn.
+        let_go: those that were, and are not answered.
         stream_limit: bytes after which a stream loses its connection.
         calls: operations that arrived, in order, with the time.
         sent_bytes, delivered_bytes: of writes that arrived, and of reads and streams.
@@ -109,6 +111,9 @@ class Line:
         self.lies: set[int] = set()
         self.breaks: dict[str, Exception] = {}
         self.forget = 0
+        self.lets_go = False
+        self.let_go: dict[Deferred[Any], None] = {}
+        self.vanished: set[Deferred[Any]] = set()
         self.stream_limit: int | None = None
         self.calls: list[tuple[float, str]] = []
         self.sent_bytes = 0
@@ -158,6 +163,9 @@ class Line:
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Deferred[WriteResult]:
         length = sum(map(len, data))
 
@@ -166,9 +174,33 @@ class Line:
             if self.forget and (storage_index, share_number) in self.storage.uploads:
                 self.forget -= 1
                 del self.storage.uploads[storage_index, share_number]
-            return self.memory.write(storage_index, share_number, offset, data, upload_secret)
+            answer = self.memory.write(storage_index, share_number, offset, data, upload_secret)
+            return answer.addErrback(refused)
 
-        return self._call("write", write, length)
+        def refused(failure: Failure) -> WriteResult:
+            failure.trap(NoSuchShare)
+            if not again or (storage_index, share_number) not in self.storage.shares:
+                failure.raiseException()
+            return WriteResult(True)
+
+        answer: Deferred[WriteResult] = self._call("write", write, length)
+        if let_go is not None and self.lets_go:
+            self.clock.callLater(0, self._let_go, answer, let_go)
+        return answer
+
+    def _let_go(self, answer: Deferred[WriteResult], let_go: Callable[[], None]) -> None:
+        if not answer.called:
+            self.let_go[answer] = None
+            let_go()
+
+    def lose(self) -> None:
+        """The connection is lost, and what was let go of with it: half of it was carried out."""
+        gone, self.let_go = list(self.let_go), {}
+        for number, answer in enumerate(gone):
+            if not answer.called:
+                if number % 2:
+                    self.vanished.add(answer)
+                answer.errback(WriteLost(f"the connection to {self.name} was lost", self.name))
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
@@ -251,6 +283,8 @@ class Line:
                 answer.callback(result)
 
         def arrive() -> None:
+            if answer in self.vanished:
+                return
             self.calls.append((self.clock.seconds(), operation))
             if self.down:
                 error = ServerUnreachable(f"{self.name} is down", self.name)
@@ -375,6 +409,7 @@ class World:
         rtt_s: float = RTT,
         bytes_per_s: float | None = None,
         window_bytes: int = 4 << 20,
+        held_bytes: int | None = None,
         params: Params | None = None,
         happy: int = 7,
         upload: UploadSettings | None = None,
@@ -384,7 +419,10 @@ class World:
         self.network = Clock()
         self.params = params or Params()
         self.lines = [Line(self.network, i, rtt_s, bytes_per_s) for i in range(servers)]
-        self.peers = [Peer(line, Pipeline(window_bytes)) for line in self.lines]
+        self.peers = [
+            Peer(line, Pipeline(window_bytes, held_limit_bytes=held_bytes)) for line in self.lines
+        ]
+        self._held_bytes = held_bytes
         self.happy = happy
         self._settings = upload, download
         self.grid = self.client()
@@ -392,7 +430,14 @@ class World:
     def client(self, lease_secret: bytes = b"s" * 32) -> Grid:
         """Return another client of the same grid, with windows of its own."""
         config = GridConfig(Path(), self.params, self.happy, CONVERGENCE, lease_secret, None)
-        peers = [Peer(peer.server, Pipeline(peer.pipeline.limit_bytes)) for peer in self.peers]
+        peers = [
+            Peer(
+                peer.server,
+                Pipeline(peer.pipeline.limit_bytes, held_limit_bytes=self._held_bytes),
+            )
+            for peer in self.peers
+        ]
+        self.clients_peers = peers
         upload, download = self._settings
         return Grid(
             self.clock,

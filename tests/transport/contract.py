@@ -265,6 +265,21 @@ class StorageServerContract(Mixin):
         self.assertTrue(result.complete)
         self.assertEqual(self.get(0), data)
 
+    def test_a_write_that_may_be_let_go_of(self) -> None:
+        """Whether or not a transport lets go of it, it says so once at most, later, and it arrives."""
+        data = bytes(range(256)) * 4096
+        told: list[int] = []
+        self.resolve(self.server.allocate(SI, {0}, len(data), SECRETS))
+        write = self.server.write(
+            SI, 0, 0, [data[:-1]], SECRETS.upload, let_go=lambda: told.append(1)
+        )
+        self.assertEqual(told, [], "not from within the call")
+        self.resolve(write)
+        self.assertLess(len(told), 2)
+        rest = self.server.write(SI, 0, len(data) - 1, [data[-1:]], SECRETS.upload, again=True)
+        self.assertTrue(self.resolve(rest).complete)
+        self.assertEqual(self.get(0), data)
+
     def test_resumption_on_a_new_connection(self) -> None:
         """An unfinished upload goes on with the same secret, whatever allocate says of it."""
         self.resolve(self.server.allocate(SI, {0, 1}, 6, SECRETS))

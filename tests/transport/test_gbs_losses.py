@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +16,7 @@ from pipegrid.errors import (
     ServerError,
     ServerTimeout,
     ServerUnreachable,
+    WriteLost,
 )
 from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs import GbsServer, GbsSettings
@@ -198,6 +201,138 @@ class ReplayTests(LossTestCase):
         self.world.run(waiting[0])
         self.assertEqual([self.world.run(each).complete for each in waiting[2:]], [False] * 2)
         self.assertIsNone(self.held(self.world))
+
+
+class LettingGoTests(LossTestCase):
+    """Writes whose bytes the network has, and whose caller can make them again."""
+
+    big = bytes(range(256)) * 4096
+
+    class Buffer(bytearray):
+        """One that can be seen to be gone."""
+
+    def write(self, offset: int, length: int, again: bool = False) -> tuple[Deferred[Any], Any]:
+        """Write from a buffer that nobody else holds; return the answer, and a weak reference."""
+        buffer = self.Buffer(self.big[offset : offset + length])
+        gone = weakref.ref(buffer)
+        result = self.server.write(
+            SI, 0, offset, [buffer], SECRETS.upload, let_go=self.let_go, again=again
+        )
+        return result, gone
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.times: list[float] = []
+
+    def allocate(self) -> Deferred[Any]:
+        return self.server.allocate(SI, {0}, len(self.big), SECRETS)
+
+    def let_go(self) -> None:
+        """The network has them."""
+        self.times.append(self.world.clock.seconds())
+
+    def test_buffers_are_gone_before_the_answer(self) -> None:
+        """Nobody holds them once the network has them, and the caller is told."""
+        self.allocate()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        write, gone = self.write(0, 500_000)
+        self.assertEqual((self.times, gone() is None), ([], False))
+        self.world.clock.advance(0.12)  # the connection, and on the way
+        self.assertEqual(len(self.times), 1)
+        self.assertIsNone(gone())
+        self.assertNoResult(write)
+        self.assertFalse(self.world.run(write).complete)
+        self.assertEqual(len(self.times), 1)
+
+    def test_small_ones_are_kept(self) -> None:
+        """What leaves in one piece is repeated from here."""
+        self.world.network.cut(CLIENT, "s0", 0, CLIENT, 0)
+        self.allocate()
+        write, _ = self.write(0, 1000)
+        self.assertFalse(self.world.run(write).complete)
+        self.assertEqual(self.times, [])
+
+    def test_lost(self) -> None:
+        """Those fail; what the caller did not allow, or was not sent yet, is repeated as ever."""
+        self.world.network.cut(CLIENT, "s0", 0, "s0", 300_000)
+        allocated = self.allocate()
+        kept = self.server.write(SI, 0, 600_000, [self.big[600_000:700_000]], SECRETS.upload)
+        write, _ = self.write(0, 500_000)
+        with self.assertRaises(WriteLost) as caught:
+            self.world.run(write)
+        self.assertTrue(caught.exception.may_have_happened)
+        self.assertIn("was lost under a write", str(caught.exception))
+        self.world.run(allocated)
+        self.assertFalse(self.world.run(kept).complete)
+        again, _ = self.write(0, 500_000, again=True)
+        self.assertEqual(self.world.run(again).required, ((500_000, 600_000), (700_000, 1 << 20)))
+
+    def test_the_answer_of_the_completing_write_is_lost(self) -> None:
+        """Made again it finds no such upload: because the share is complete, which is the answer."""
+        self.world.network.cut(CLIENT, "s0", 0, CLIENT, 0)
+        self.allocate()
+        write, _ = self.write(0, 1 << 20)
+        with self.assertRaises(WriteLost):
+            self.world.run(write)
+        again, _ = self.write(0, 1 << 20, again=True)
+        self.assertTrue(self.world.run(again).complete)
+        self.assertEqual(self.held(self.world), self.big)
+
+    def test_a_server_that_comes_back_late(self) -> None:
+        """What is written anew waits for it, as what was kept does; and not for ever."""
+        for down_s, comes in ((3.0, True), (100.0, False)):
+            self.world.run(self.allocate())
+            write, _ = self.write(0, 500_000)
+            self.world.clock.advance(0.01)
+            self.assertEqual(len(self.times), 1)
+            self.world.servers[0].host.crash(down_s=down_s)
+            with self.assertRaises(WriteLost):
+                self.world.run(write)
+            again, _ = self.write(0, 500_000, again=True)
+            if comes:
+                self.assertFalse(self.world.run(again).complete)
+                self.times.clear()
+            else:
+                with self.assertRaises(ServerUnreachable):
+                    self.world.run(again)
+
+    def test_a_server_that_takes_all_and_answers_nothing(self) -> None:
+        """One that is lost each time is given up: not even writing anew goes on for ever."""
+        self.world.run(self.allocate())
+        for connection in range(20):
+            self.world.network.cut(CLIENT, "s0", connection + 1, "s0", 600_000)
+        self.world.network.host("s0").crash(down_s=0.01)
+        tries = 0
+        while tries < 20:
+            tries += 1
+            write, _ = self.write(0, 1 << 20, again=True)
+            with self.assertRaises(ServerUnreachable) as caught:
+                self.world.run(write)
+            if not isinstance(caught.exception, WriteLost):
+                break
+        self.assertNotIsInstance(caught.exception, WriteLost)
+        self.assertLess(tries, 8)
+
+    def test_cancelled_after_it(self) -> None:
+        """Nothing is made of it when the connection is lost."""
+        allocated = self.allocate()
+        write, gone = self.write(0, 500_000)
+        self.world.clock.advance(0.12)
+        self.assertIsNone(gone())
+        write.cancel()
+        self.failureResultOf(write, CancelledError)
+        self.world.servers[0].host.crash(down_s=1.0)
+        self.world.run(allocated)
+
+    def test_disconnected_after_it(self) -> None:
+        """It fails as all others do."""
+        self.allocate().addErrback(lambda _: None)
+        write, _ = self.write(0, 500_000)
+        self.world.clock.advance(0.12)
+        self.world.run(self.server.disconnect())
+        failure = self.failureResultOf(write, ServerUnreachable)
+        self.assertIsNone(failure.check(WriteLost))
 
 
 class PatienceTests(LossTestCase):

@@ -14,14 +14,17 @@ be unacknowledged. The promises, and why they are these: docs/explanation-flow-c
 * Failures after the first are counted in ``failure_count``; the first few stay in ``failures``.
   A first failure that nobody asked for is logged when the pipeline is garbage, as an unhandled error.
 * A stopped pipeline stays stopped. A call whose failure should not stop it handles that itself,
-  with an errback on the Deferred that it gives.
+  with an errback on the Deferred that it gives; it fires with ``UNDELIVERED`` then, lest the window take
+  the failure for a fast acknowledgement.
+* What is in flight need not be in memory: a call that was added by ``add_letting_go`` may say that its bytes
+  are with the network, and ``held_limit_bytes`` bounds those that are not.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
@@ -38,6 +41,9 @@ P = ParamSpec("P")
 DEFAULT_LIMIT_BYTES = 50_000
 """At 100 ms this allows 500 kB/s; name a larger window, or an ``AutoWindow``, for a fast link."""
 
+UNDELIVERED = object()
+"""What a call fires with that was not acknowledged, and does not want to stop the pipeline."""
+
 KEPT_FAILURES = 8
 """A lost connection fails every call in flight in the same way: a few tell as much as thousands."""
 
@@ -46,7 +52,10 @@ class Pipeline:
     """Starts calls to one peer, as many as the window allows, and keeps their failures."""
 
     def __init__(
-        self, window: int | Window = DEFAULT_LIMIT_BYTES, clock: IReactorTime | None = None
+        self,
+        window: int | Window = DEFAULT_LIMIT_BYTES,
+        clock: IReactorTime | None = None,
+        held_limit_bytes: int | None = None,
     ) -> None:
         """
         Args:
@@ -54,6 +63,7 @@ class Pipeline:
                 ``AutoWindow`` may be given to one pipeline after another, and then remembers the
                 link, but to one at a time.
             clock: the reactor; needed by windows that measure.
+            held_limit_bytes: how many of the bytes in flight may still be held here. None: all.
 
         Raises:
             UsageError: the number is less than 1, or the window measures and there is no clock.
@@ -65,6 +75,8 @@ class Pipeline:
 
         self._calls: dict[Sent, Deferred[object] | None] = {}  # None: the call has not returned yet
         self._bytes_in_flight = 0
+        self._held_limit_bytes = held_limit_bytes
+        self._bytes_held = 0
         self._room_waits: deque[Deferred[None]] = deque()
         self._flush_waits: deque[Deferred[None]] = deque()
         self._firing = False
@@ -80,7 +92,8 @@ class Pipeline:
         state = "aborted" if self._aborted else "failed" if self._stopped else "open"
         return (
             f"<Pipeline {state}: {self._bytes_in_flight} of {self.limit_bytes} B in flight, "
-            f"{len(self._calls)} calls, {len(self._room_waits) + len(self._flush_waits)} waiting, "
+            f"{self._bytes_held} held, {len(self._calls)} calls, "
+            f"{len(self._room_waits) + len(self._flush_waits)} waiting, "
             f"{self._failure_count} failed>"
         )
 
@@ -100,19 +113,43 @@ class Pipeline:
         return self._bytes_in_flight
 
     @property
+    def bytes_held(self) -> int:
+        """Those of them that no call has let go of."""
+        return self._bytes_held
+
+    @property
+    def message_bytes(self) -> int:
+        """
+        How large a message should be at most: as the window likes it, and no more than what is left of 9/8 of
+        what may be held, so that this is all the memory that a sender needs who gathers messages.
+        """
+        liked = self._window.message_bytes
+        held_limit = self._held_limit_bytes
+        return liked if held_limit is None else min(liked, held_limit * 9 // 8 - self._bytes_held)
+
+    @property
     def calls_in_flight(self) -> int:
         """How many calls have been started and have not ended."""
         return len(self._calls)
 
     @property
     def room(self) -> int:
-        """Bytes that could be added before the window is full; 0 if it is, or has stopped."""
-        return 0 if self._stopped else max(0, self.limit_bytes - self._bytes_in_flight)
+        """Bytes that could be added before a limit is reached; 0 if one is, or it has stopped."""
+        if self._stopped:
+            return 0
+        room = self.limit_bytes - self._bytes_in_flight
+        if self._held_limit_bytes is not None:
+            room = min(room, self._held_limit_bytes - self._bytes_held)
+        return max(0, room)
 
     @property
     def has_room(self) -> bool:
-        """Whether an ``add`` now would start its call without exceeding the window by more than it."""
-        return not self._stopped and self._bytes_in_flight < self._window.limit_bytes
+        """Whether an ``add`` now would start its call without exceeding a limit by more than it."""
+        return (
+            not self._stopped
+            and self._bytes_in_flight < self._window.limit_bytes
+            and (self._held_limit_bytes is None or self._bytes_held < self._held_limit_bytes)
+        )
 
     @property
     def stopped(self) -> bool:
@@ -153,7 +190,27 @@ class Pipeline:
         if size < 0:
             raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
         if not self._stopped:
-            self._start(max(1, size), call, *args, **kwargs)
+            self._start(self._sent(size), call, *args, **kwargs)
+        return self.when_room()
+
+    def add_letting_go(
+        self,
+        size: int,
+        call: Callable[Concatenate[Callable[[], None], P], object],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Deferred[None]:
+        """
+        The same as ``add`` for a call whose bytes need not be held until it is acknowledged.
+
+        Its first argument is a function, to be called when the network has the bytes.
+        """
+        if size < 0:
+            raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
+        if not self._stopped:
+            token = self._sent(size)
+            self._start(token, call, lambda: self._let_go(token), *args, **kwargs)
         return self.when_room()
 
     def when_room(self) -> Deferred[None]:
@@ -197,13 +254,18 @@ class Pipeline:
         done.addErrback(lambda _: None)
         return done
 
-    def _start(
-        self, size: int, call: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
-    ) -> None:
+    def _sent(self, size: int) -> Sent:
+        size = max(1, size)
         token = self._window.sent(self._now(), size)
         # Counted before it starts: the call may come back to this pipeline while it runs.
         self._calls[token] = None
         self._bytes_in_flight += size
+        self._bytes_held += size
+        return token
+
+    def _start(
+        self, token: Sent, call: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         running: Deferred[object] = defer.maybeDeferred(call, *args, **kwargs)
         self._calls[token] = running
         if self._aborted:
@@ -212,9 +274,12 @@ class Pipeline:
             self._acknowledged, self._failed, callbackArgs=(token,), errbackArgs=(token,)
         )
 
-    def _acknowledged(self, _: object, token: Sent) -> None:
+    def _acknowledged(self, result: object, token: Sent) -> None:
         self._ended(token)
-        self._window.acknowledged(self._now(), token)
+        if result is UNDELIVERED:
+            self._window.abandoned(token)
+        else:
+            self._window.acknowledged(self._now(), token)
         self._fire_waits()
 
     def _failed(self, failure: Failure, token: Sent) -> None:
@@ -227,6 +292,16 @@ class Pipeline:
     def _ended(self, token: Sent) -> None:
         del self._calls[token]
         self._bytes_in_flight -= token.size
+        self._no_longer_held(token)
+
+    def _let_go(self, token: Sent) -> None:
+        self._no_longer_held(token)
+        self._fire_waits()
+
+    def _no_longer_held(self, token: Sent) -> None:
+        if token.held:
+            token.held = False
+            self._bytes_held -= token.size
 
     def _note_failure(self, failure: Failure) -> None:
         failure.cleanFailure()  # the frames would keep the message's bytes alive
@@ -288,6 +363,7 @@ class Pipeline:
 
     def _check_invariants(self) -> None:
         assert self._bytes_in_flight == sum(token.size for token in self._calls)
+        assert self._bytes_held == sum(token.size for token in self._calls if token.held)
         assert all(token.size >= 1 for token in self._calls)
         assert self._stopped == (self._aborted or self._failure_count > 0)
         assert len(self._failures) == min(self._failure_count, KEPT_FAILURES)

@@ -28,6 +28,8 @@ class Sent:
     first_sent_time: float = 0.0
     app_limited: bool = False
     probe: int = 0
+    # Not of the window's business: whether the sender still has the message's bytes.
+    held: bool = True
 
 
 class Window(Protocol):

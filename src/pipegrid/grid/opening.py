@@ -24,7 +24,7 @@ from pipegrid.grid.creation import create_local
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.local import open_local
 from pipegrid.grid.members import Members, Warnings
-from pipegrid.grid.servers import SERVERS_NAME, open_server, window_bytes
+from pipegrid.grid.servers import SERVERS_NAME, Windows, open_server
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.transfer.peers import Peer
 from pipegrid.wire.announcements import KnownServer
@@ -87,7 +87,8 @@ def open_grid(
     assert IReactorFromThreads.providedBy(reactor), "Grid.open needs a real reactor"
     real_reactor: Any = reactor
     total_shares = config.params.total_shares
-    maximum = window_bytes(total_shares if introducers else min(len(static) or 1, total_shares))
+    shares = total_shares if introducers else min(len(static) or 1, total_shares)
+    windows = Windows.shared_by(shares)
 
     def finished(peer: Peer) -> Peer:
         if tracer is not None:
@@ -98,7 +99,7 @@ def open_grid(
 
     def open_finished(known: KnownServer) -> Peer:
         return finished(
-            open_server(real_reactor, known, maximum, force_foolscap=config.force_foolscap)
+            open_server(real_reactor, known, windows, force_foolscap=config.force_foolscap)
         )
 
     warnings = Warnings(config.warnings)

@@ -17,7 +17,7 @@ Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,16 @@ SERVERS_NAME = "private/servers.yaml"
 
 WINDOW_MEMORY_BYTES = 44 << 20
 """
-What is sent and unacknowledged, towards all servers that a file has shares on. With what coding and TLS
-hold besides, a client stays under 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Ten servers get 4.4 MiB
-each: the window, and an eighth of it for the message that may go beyond. At 200 ms that carries 200 MB/s.
+What is held of messages, towards all servers that a file has shares on. With what coding and TLS hold
+besides, a client stays under 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Ten servers get 4.4 MiB
+each: the limit, and an eighth of it for the message that may go beyond.
+"""
+
+FLIGHT_BYTES = 128 << 20
+"""
+What is unacknowledged, over connections that let go of what the kernel has taken: at 200 ms this carries
+600 MB/s. More brought nothing where ten servers took 300 MB/s; with 44 MiB a put of 100 MB over 100 ms took
+1.9 s instead of 1.4.
 """
 _LEAST_WINDOW_BYTES = 256 << 10
 _MAX_FILE_BYTES = 16 << 20
@@ -93,14 +100,44 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     )
 
 
+@attrs.frozen
+class Windows:
+    """
+    The bounds of the pipeline to one server.
+
+    Attributes:
+        held_bytes: of messages that are still in memory.
+        flight_bytes: unacknowledged, where messages need not stay in memory until they are acknowledged.
+    """
+
+    held_bytes: int
+    flight_bytes: int
+
+    @classmethod
+    def shared_by(cls, servers: int) -> Windows:
+        """Return the bounds where a file has shares on so many servers."""
+        held_bytes, flight_bytes = (
+            max(_LEAST_WINDOW_BYTES, total // servers * 8 // 9)
+            for total in (WINDOW_MEMORY_BYTES, FLIGHT_BYTES)
+        )
+        return cls(held_bytes, flight_bytes)
+
+    def pipeline(
+        self, clock: IReactorTime, transport_rtt_s: Callable[[], float | None]
+    ) -> Pipeline:
+        """Return a pipeline to a server whose transport lets go of messages."""
+        window = AutoWindow(maximum_bytes=self.flight_bytes, transport_rtt_s=transport_rtt_s)
+        return Pipeline(window, clock, self.held_bytes)
+
+
 def open_server(
-    reactor: IReactorTime, known: KnownServer, window_bytes: int, *, force_foolscap: bool = False
+    reactor: IReactorTime, known: KnownServer, windows: Windows, *, force_foolscap: bool = False
 ) -> Peer:
     """
     Return a peer for a server; nothing is connected yet.
 
     Args:
-        window_bytes: how much may be unacknowledged.
+        windows: bounds of its pipeline.
         force_foolscap: speak Foolscap, whatever else it speaks.
 
     Raises:
@@ -108,13 +145,12 @@ def open_server(
     """
     if known.nurl is not None and not force_foolscap:
         gbs = _open_gbs(reactor, known.identity, known.nurl, known.bundle_bytes)
-        window = AutoWindow(maximum_bytes=window_bytes, transport_rtt_s=lambda: gbs.round_trip_s)
         address = f"{known.nurl.host}:{known.nurl.port}"
-        return Peer(gbs, Pipeline(window, reactor), "https", address)
+        return Peer(gbs, windows.pipeline(reactor, lambda: gbs.round_trip_s), "https", address)
     if known.furl is None:
         raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
     server = _open_foolscap(reactor, known.identity, known.furl)
-    pipeline = Pipeline(AutoWindow(maximum_bytes=window_bytes), reactor)
+    pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
     return Peer(server, pipeline, "foolscap", known.furl.address)
 
 
@@ -147,13 +183,8 @@ def open_static(reactor: IReactorTime, servers: Sequence[KnownServer], shares: i
     Args:
         shares: how many servers a file is usually spread over; they share the memory for windows.
     """
-    maximum = window_bytes(max(1, min(len(servers), shares)))
-    return [open_server(reactor, each, maximum) for each in servers]
-
-
-def window_bytes(servers: int) -> int:
-    """Return how much may be unacknowledged by each of so many servers."""
-    return max(_LEAST_WINDOW_BYTES, WINDOW_MEMORY_BYTES // servers * 8 // 9)
+    windows = Windows.shared_by(max(1, min(len(servers), shares)))
+    return [open_server(reactor, each, windows) for each in servers]
 
 
 def parse_yaml(data: bytes, name: str) -> Any:

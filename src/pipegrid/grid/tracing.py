@@ -67,10 +67,15 @@ class TracedServer:
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Deferred[WriteResult]:
         """Trace ``write``."""
         size = sum(map(len, data))
-        request = self._server.write(storage_index, share_number, offset, data, upload_secret)
+        request = self._server.write(
+            storage_index, share_number, offset, data, upload_secret, let_go=let_go, again=again
+        )
         return self._follow(request, "write", share=share_number, offset=offset, bytes=size)
 
     def abort(

@@ -1,9 +1,9 @@
 """
 One request and what becomes of its answer: what a connection needs to know of both.
 
-The connection calls, in this order and each at most once but for the second:
-``head_received``, ``body_received`` for each piece, ``completed``; or, at any time, ``failed`` and then
-nothing more. After ``abandon`` it calls none of them.
+The connection calls, in this order and each at most once but for the third: ``handed_over`` (only for a
+long body), ``head_received``, ``body_received`` for each piece, ``completed``; or, at any time, ``failed``
+and then nothing more. After ``abandon`` it calls none of them.
 """
 
 from __future__ import annotations
@@ -146,6 +146,9 @@ class Exchange:
     def can_be_repeated(self) -> bool:
         """Whether its bytes are still there to be sent once more, and nobody saw an answer."""
         return not self.producer_started and self.response is None
+
+    def handed_over(self) -> None:
+        """The transport has all of a body that was long enough to be handed over in pieces."""
 
     def head_received(self, head: ResponseHead) -> None:
         """The head of the final answer is here."""

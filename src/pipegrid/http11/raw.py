@@ -64,13 +64,16 @@ class RawRequest:
     Attributes:
         head: request line and header lines, with the empty line behind them, and with whatever
             header tells the length of ``body``.
-        body: pieces behind the head; they must not change until the answer is there.
+        body: pieces behind the head; they must not change until the answer is there. Empty once let go of.
         idempotent: None: as the method is.
         expected_response_bytes: of the answer, head included, as good as you know; None if you do not.
         timeout_s: silence of the server that is too long; None for the default of the connection.
         max_body_bytes: of an answer that is collected; a longer one is a ``ResponseError``.
         consumer_for: called with the head; the consumer it returns gets the body, with the
             connection's reading as its push producer, and the answer fires at the end of that.
+        let_go: called when all of a long body has been handed to the transport; from then on the request
+            does not hold it any more, and cannot be repeated. None: it is held until the answer is there.
+        is_gone: whether that has happened.
     """
 
     head: bytes
@@ -80,6 +83,8 @@ class RawRequest:
     timeout_s: float | None = None
     max_body_bytes: int = 2**20
     consumer_for: ConsumerChoice | None = None
+    let_go: Callable[[], None] | None = None
+    is_gone: bool = False
 
 
 @implementer(IPushProducer)
@@ -116,6 +121,18 @@ class RawExchange(Exchange):
 
     def gave_up(self, error: PipegridError) -> None:
         """There will be none."""
+
+    @property
+    def can_be_repeated(self) -> bool:
+        return self.response is None and not self._request.is_gone
+
+    def handed_over(self) -> None:
+        request = self._request
+        let_go, request.let_go = request.let_go, None
+        if let_go is not None:
+            request.body = self.body = ()
+            request.is_gone = True
+            let_go()
 
     def head_received(self, head: ResponseHead) -> None:
         answer = self._answer = RawResponse(head)

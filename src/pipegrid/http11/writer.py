@@ -116,13 +116,15 @@ class RequestWriter:
         self._pumping = True
         out: list[Buffer] = []
         size = 0
+        ended: list[Exchange] = []  # long bodies; who is told of it may submit, or cancel, the next
         try:
             while self.enabled and not self._full:
                 if self._pieces is not None:
                     piece = next(self._pieces, None)
                     if piece is None:
                         self._pieces = None
-                        self._lane.written[-1].sent = True
+                        ended.append(self._lane.written[-1])
+                        ended[-1].sent = True
                         continue
                     out.append(piece)
                     size += len(piece)
@@ -151,6 +153,9 @@ class RequestWriter:
                 self._write(out)
         finally:
             self._pumping = False
+        for exchange in ended:
+            if not exchange.abandoned:
+                exchange.handed_over()
 
     def _write(self, pieces: list[Buffer]) -> None:
         if self._write_pieces is not None:

@@ -4,6 +4,10 @@ One share on its way to one server.
 A lane gathers the encoder's small writes into batches of up to 4 MiB (what a server takes fastest),
 hands them to its peer's pipeline, and knows what was acknowledged. It never waits itself: the
 upload looks at ``blocked`` and ``state``, and is woken whenever they may have changed.
+
+A large batch need not be kept until it is acknowledged, if the transfer can code segments again: on a long
+path several times as much as memory should hold may be on its way. What is lost with a connection then is
+``missed``, as are the segments that went by before the lane was opened.
 """
 
 from __future__ import annotations
@@ -11,13 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import NoSuchShare, ServerError, ServerRefused
+from pipegrid.errors import NoSuchShare, ServerError, ServerRefused, WriteLost
+from pipegrid.flow.pipeline import UNDELIVERED
 from pipegrid.transfer.peers import Peer
 from pipegrid.wire.messages import UploadSecrets, WriteResult
 
@@ -38,15 +44,39 @@ file one.
 """
 
 
+NONE_MISSED = range(0)
+
+LET_GO_BYTES = 256 << 10
+"""Batches from this size on are let go of; what is smaller is sent again from memory, without coding."""
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """
+    Writes that go in one message.
+
+    Attributes:
+        segments: whose blocks are in it; between the first and the last of them none is missing.
+        has_trailer: whether the hashes behind the blocks are in it.
+    """
+
+    offset: int
+    pieces: list[Buffer] = attrs.Factory(list)
+    length: int = 0
+    segments: range = NONE_MISSED
+    has_trailer: bool = False
+
+
 class Lane:
     """
     The way of one share to one server.
 
     Args:
-        missed: the first segments, ``[0, missed)``, went by before this lane was opened; they are
-            coded again and sent at the end.
+        missed: so many segments went by before this lane was opened; they are coded again and sent at
+            the end.
         changed: called after every event that may let the upload go on.
         stored: called instead when the server has acknowledged all of the share.
+        lets_go: segments can be coded again, so that bytes which the network has need not be kept.
 
     Attributes:
         state: ``open``, perhaps ``doubtful`` (the server knows no unfinished share: it may have
@@ -55,10 +85,11 @@ class Lane:
             gone) or ``dropped`` (taken back).
         ended: whether the state is final.
         granted: False once the server has left the share out of its answer to the allocation.
+        missed: segments that the transfer has to code again and send, in this order.
         acknowledged_bytes: what the server has confirmed.
         stalled_s: how long this lane has kept others waiting, so far.
         last_sign: when the server last acknowledged anything of this lane.
-        has_trailer: whether the hashes behind the blocks have gone by.
+        has_trailer: whether the hashes behind the blocks have gone by, and were not lost.
         all_sent: whether every byte of the share has been handed to the pipeline.
         error: why it was refused, lost or failed.
         bug: what was raised that no server may raise; the upload passes it on.
@@ -74,6 +105,7 @@ class Lane:
         changed: Callable[[], None],
         stored: Callable[[], None],
         clock: IReactorTime,
+        lets_go: bool = False,
     ) -> None:
         self.peer = peer
         self.share_number = share_number
@@ -82,7 +114,7 @@ class Lane:
         self.granted = True
         self.error: ServerError | None = None
         self.bug: Failure | None = None
-        self.missed = missed
+        self.missed = range(missed)
         self.acknowledged_bytes = 0
         self.stalled_s = 0.0
         self.last_sign = clock.seconds()
@@ -93,9 +125,9 @@ class Lane:
         self._changed = changed
         self._stored = stored
         self._clock = clock
-        self._pieces: list[Buffer] = []
-        self._batch_offset = 0
-        self._batch_bytes = 0
+        self._lets_go = lets_go
+        self._batch: _Batch | None = None
+        self._lost_writes = False
         self._room: Deferred[None] | None = None
         self._calls: dict[Deferred[Any], float] = {}  # with the time of each, the oldest first
         self._answers = 0
@@ -121,36 +153,56 @@ class Lane:
         oldest = next(iter(self._calls.values()), None)
         return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
 
+    def misses_next(self, segment: int) -> bool:
+        """Whether this is the next segment to be coded again for this lane."""
+        return self.state == "open" and bool(self.missed) and segment == self.missed.start
+
     def finish(self) -> None:
         """Every byte has been sent."""
-        self.flush()
-        self.missed = 0
         self.all_sent = True
+        self.flush()
         self._check_complete()
 
-    def send(self, write: ShareWrite) -> None:
-        """Send the bytes, now or with the next batch. They must not change until acknowledged."""
+    def send(self, write: ShareWrite, segment: int | None = None) -> None:
+        """
+        Send the bytes, now or with the next batch. They must not change until acknowledged.
+
+        Args:
+            segment: whose block it is; None: what stands behind all blocks.
+        """
         if self.state != "open":
             return
-        if self._pieces and write.offset != self._batch_offset + self._batch_bytes:
+        batch = self._batch
+        if batch is not None and write.offset != batch.offset + batch.length:
             self.flush()
-        if not self._pieces:
-            self._batch_offset = write.offset
-        self._pieces.extend(write.pieces)
-        self._batch_bytes += write.length
-        if self._batch_bytes < min(BATCH_BYTES, MIN_BATCH_BYTES):
+            batch = None
+        if batch is None:
+            batch = self._batch = _Batch(write.offset)
+        batch.pieces.extend(write.pieces)
+        batch.length += write.length
+        if segment is None:
+            self.has_trailer = batch.has_trailer = True
+        else:
+            batch.segments = _joined(batch.segments, range(segment, segment + 1))
+            if self.misses_next(segment):
+                self.missed = self.missed[1:]
+        if batch.length < min(BATCH_BYTES, MIN_BATCH_BYTES):
             return  # as a small file's are: asking the window takes longer than all of this
-        message_bytes = self.peer.pipeline.window.message_bytes
-        if self._batch_bytes >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes)):
+        message_bytes = self.peer.pipeline.message_bytes
+        if batch.length >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes)):
             self.flush()
 
     def flush(self) -> None:
         """Send what has been gathered."""
-        if not self._pieces or self.state != "open":
+        batch = self._batch
+        if batch is None or self.state != "open":
             return
-        pieces, offset, length = self._pieces, self._batch_offset, self._batch_bytes
-        self._pieces, self._batch_bytes = [], 0
-        room = self.peer.pipeline.add(length, self._write, offset, pieces, length)
+        self._batch = None
+        pipeline = self.peer.pipeline
+        if self._lets_go and batch.length >= LET_GO_BYTES:
+            room = pipeline.add_letting_go(batch.length, self._write, batch)
+        else:
+            room = pipeline.add(batch.length, self._write, None, batch)
         if not room.called:
             self._room = room
             room.addBoth(self._has_room, room)
@@ -160,13 +212,23 @@ class Lane:
             self._room = None
             self._changed()
 
-    def _write(self, offset: int, pieces: list[Buffer], length: int) -> Deferred[None]:
+    def _write(self, let_go: Callable[[], None] | None, batch: _Batch) -> Deferred[object]:
         """Return a Deferred that never fails: a pipeline is shared, a failure is this lane's own."""
+        pieces, batch.pieces = batch.pieces, []  # the transport's now, and nobody else's
         call = self.peer.server.write(
-            self._storage_index, self.share_number, offset, pieces, self._secrets.upload
+            self._storage_index,
+            self.share_number,
+            batch.offset,
+            pieces,
+            self._secrets.upload,
+            let_go=let_go,
+            again=self._lost_writes,
         )
         self._await(call)
-        return call.addCallbacks(self._written, self._call_failed, callbackArgs=(length,))
+        answer: Deferred[object] = call.addCallbacks(
+            self._written, self._write_failed, callbackArgs=(batch,), errbackArgs=(batch,)
+        )
+        return answer
 
     def _await(self, call: Deferred[T]) -> None:
         """Know the call until it ends, and wake the upload then."""
@@ -180,10 +242,10 @@ class Lane:
         self._answers_s += self._clock.seconds() - self._calls.pop(call)
         return result
 
-    def _written(self, result: WriteResult, length: int) -> None:
+    def _written(self, result: WriteResult, batch: _Batch) -> None:
         if not self.ended:
             self.last_sign = self._clock.seconds()
-            self.acknowledged_bytes += length
+            self.acknowledged_bytes += batch.length
             if result.complete:
                 self.close("stored")
                 self._stored()
@@ -195,6 +257,19 @@ class Lane:
         # All is sent and answered, and still the server wants more: it has lost something.
         if self.state == "open" and self.all_sent and not self._calls:
             self.close("doubtful")
+
+    def _write_failed(self, failure: Failure, batch: _Batch) -> object:
+        if self.state == "open" and failure.check(WriteLost):
+            self.missed = _joined(self.missed, batch.segments)
+            self.has_trailer = self.has_trailer and not batch.has_trailer
+            self.all_sent = False
+            self._lost_writes = True
+            self._changed()
+        elif self.state == "doubtful" and failure.check(WriteLost):
+            self._changed()  # the doubt is about all of it
+        else:
+            self._call_failed(failure)
+        return UNDELIVERED
 
     def _call_failed(self, failure: Failure) -> None:
         error = failure.value
@@ -232,7 +307,7 @@ class Lane:
             return
         self.state = state
         self.ended = state != "doubtful"
-        self._pieces, self._batch_bytes = [], 0
+        self._batch = None
         room, self._room = self._room, None
         if room is not None:
             room.cancel()
@@ -251,6 +326,13 @@ class Lane:
         """Tell the server to forget the unfinished share; fires when told, never fails."""
         done = self.peer.server.abort(self._storage_index, self.share_number, self._secrets.upload)
         return done.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
+
+
+def _joined(one: range, other: range) -> range:
+    """Return all from the first of both to the last; what lies between them as well."""
+    if not one or not other:
+        return one or other
+    return range(min(one.start, other.start), max(one.stop, other.stop))
 
 
 def _tell_nobody() -> None:

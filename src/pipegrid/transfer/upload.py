@@ -5,7 +5,7 @@ The way of the data: source -> coding line (workers) -> lanes (one a share) -> p
 server). Allocation and writes leave together, to the servers where the plan's optimistic first
 placement wants them; answers are compared with the plan as they come, and only the difference
 costs another round trip. A share that finds a new home late joins at the current segment, and
-what it missed is coded again from the source, never kept.
+what it missed is coded again from the source, never kept. So is what was lost with a connection.
 
 Nothing waits for the slowest server without need: a lane may cost the others at most the grace
 (``UploadSettings``), and is dropped after it if happiness holds without its share.
@@ -165,31 +165,35 @@ class Upload:
         for index in range(self._geometry.num_segments):
             await self._wait_for_room()
             coded = await line.take()
-            self._send(self._encoder.add(coded))
+            self._send(self._encoder.add(coded), index)
             self._next_segment = index + 1
         await self._check_source()
         trees = 32 * self._geometry.num_segments * self._geometry.total_shares
-        self._send(await self._workers.run_if_large(16 * trees, self._encoder.finish))
+        self._send(await self._workers.run_if_large(16 * trees, self._encoder.finish), None)
         for lane in self._lanes.open:
-            lane.has_trailer = True
-            if not lane.missed:
+            if not lane.missed and lane.has_trailer:
                 lane.finish()
 
     async def _send_missed(self, late: Sequence[Lane]) -> None:
-        """Code again, and send, what lanes that were opened late have missed."""
+        """Code again, and send, what lanes that were opened late have missed, or have lost."""
         geometry = self._geometry
-        for index in range(max((lane.missed for lane in late), default=0)):
+        assert self._next_segment == geometry.num_segments
+        missed = [lane.missed for lane in late if lane.missed]
+        first = min((each.start for each in missed), default=0)
+        for index in range(first, max((each.stop for each in missed), default=0)):
             await self._wait_for_room()
-            shares = {
-                lane.share_number for lane in late if lane.state == "open" and index < lane.missed
-            }
-            if shares:
+            # A lane whose turn is not now may just have lost something that is earlier: next time.
+            joining = [lane for lane in late if lane.misses_next(index)]
+            if joining:
+                shares = {lane.share_number for lane in joining}
                 size = 8 * geometry.segment_length(index)
                 writes = await self._workers.run_if_large(size, self._recode, index, shares)
-                self._send(writes, late)
-        assert self._next_segment == geometry.num_segments
+                # Meanwhile one may have lost more.
+                self._send(writes, index, [lane for lane in joining if lane.misses_next(index)])
         for lane in late:
-            if not lane.has_trailer and lane.state == "open":
+            if lane.missed or lane.state != "open":
+                continue
+            if not lane.has_trailer:
                 lane.send(self._encoder.trailer(lane.share_number))
             lane.finish()
 
@@ -267,6 +271,7 @@ class Upload:
                     self._changed.fire,
                     self._share_stored,
                     self._clock,
+                    lets_go=True,
                 )
                 self._lanes.add(lane)
             self._allocations.ask(peer, frozenset(numbers), secrets)
@@ -297,13 +302,18 @@ class Upload:
                 # No room, or an unfinished upload: perhaps our own, which the writes then resume.
                 lane.granted = lane.share_number in allocation.allocated
 
-    def _send(self, writes: Iterable[ShareWrite], lanes: Iterable[Lane] | None = None) -> None:
+    def _send(
+        self,
+        writes: Iterable[ShareWrite],
+        segment: int | None,
+        lanes: Iterable[Lane] | None = None,
+    ) -> None:
         by_share: dict[int, list[Lane]] = {}
         for lane in self._lanes.open if lanes is None else lanes:
             by_share.setdefault(lane.share_number, []).append(lane)
         for write in writes:
             for lane in by_share.get(write.share_number, ()):
-                lane.send(write)
+                lane.send(write, segment)
 
     async def _wait_for_room(self) -> None:
         """Return when every open lane has room for more, dropping those that take too long."""

@@ -195,6 +195,9 @@ class FoolscapServer:
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):

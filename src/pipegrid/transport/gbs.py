@@ -19,7 +19,8 @@ protocol, ``http11`` knows HTTP. Connections are made when they are first needed
 **Repeated requests.** After a loss, uploads are sent again. Then "no such upload" may mean that the
 first attempt was the one that completed the share, so the server is asked for its list: if the share is in
 it the write has completed it. Servers that are just making a share durable may not list it
-yet, so the question is repeated a few times before the answer is believed.
+yet, so the question is repeated a few times before the answer is believed. The same goes for writes whose
+bytes were let go of: they fail with ``WriteLost``, and it is the caller who repeats them.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class GbsSettings:
     max_read_connections: int = 4
     max_streams: int = 6
     max_waiting: int = 10_000
-    max_upload_bytes_in_flight: int = 64 << 20
+    max_upload_bytes_in_flight: int = 128 << 20
 
     def limits(self, max_connections: int) -> Limits:
         """Return the same for ``http11``."""
@@ -220,6 +221,9 @@ class GbsServer:
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):
@@ -231,7 +235,9 @@ class GbsServer:
                 bundled = self._bundles.write(storage_index, share_number, data, upload_secret)
             if bundled is not None:
                 return bundled
-            return self._write(storage_index, share_number, offset, data, upload_secret)
+            return self._write(
+                storage_index, share_number, offset, data, upload_secret, again, let_go
+            )
 
         return self._track(lambda: self._order.change(storage_index, share_number, start))
 
@@ -243,14 +249,17 @@ class GbsServer:
         data: Sequence[Buffer],
         upload_secret: bytes,
         maybe_done: bool = False,
+        let_go: Callable[[], None] | None = None,
     ) -> Deferred[WriteResult]:
-        request = self._requests.write(storage_index, share_number, offset, data, upload_secret)
+        request = self._requests.write(
+            storage_index, share_number, offset, data, upload_secret, let_go
+        )
+        upto = offset + sum(map(len, data))  # what waits for the answer must not hold the data
 
         def written(answered: Answered) -> WriteResult | Deferred[WriteResult]:
             answer, repeated = answered
             if (repeated or maybe_done) and answer.status == 404:
                 return self._was_completed(storage_index, share_number)
-            upto = offset + sum(map(len, data))
             return self._answers.write_result(answer, share_number, upto)
 
         return self._send(request).addCallback(written)

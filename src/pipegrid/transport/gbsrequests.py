@@ -13,7 +13,7 @@ Source: the format reference, storage protocols, sections 1.4 to 1.7.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
@@ -102,8 +102,9 @@ class GbsRequests:
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        let_go: Callable[[], None] | None = None,
     ) -> RawRequest:
-        """Write pieces, of at least one byte in all, one behind the other."""
+        """Write pieces, of at least one byte in all, one behind the other; ``let_go``: see the contract."""
         length = sum(map(len, data))
         head = b"PATCH %s%s/%d%s%sContent-Range: bytes %d-%d/*\r\nContent-Length: %d\r\n\r\n" % (
             _IMMUTABLE,
@@ -115,7 +116,9 @@ class GbsRequests:
             offset + length - 1,
             length,
         )
-        return RawRequest(head, data, True, ANSWER_BYTES, self._timeout_s, MAX_MESSAGE_BYTES)
+        return RawRequest(
+            head, data, True, ANSWER_BYTES, self._timeout_s, MAX_MESSAGE_BYTES, let_go=let_go
+        )
 
     def bundle(self, uploads: Sequence[BundledUpload]) -> RawRequest:
         """Allocate and write many small shares."""

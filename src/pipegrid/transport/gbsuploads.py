@@ -14,6 +14,9 @@ one answer in between, and be unreachable for ``patience_s`` from the first loss
 from ``FIRST_WAIT_S``. A server that cannot be reached when nothing was sent yet fails at once: others
 are there to take its place. So does one that is silent for too long, or talks nonsense.
 
+**Bytes that were let go of** cannot be sent again from here. Where the others are, these requests fail with
+``WriteLost`` instead.
+
 **Order.** A connection that takes no more requests (it is closing, or broke off a body that was cancelled)
 keeps its unanswered ones until it is lost. Whatever comes meanwhile waits for that, and goes with them.
 """
@@ -32,7 +35,7 @@ from twisted.internet.interfaces import (
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from pipegrid.errors import PipegridError, ServerUnreachable
+from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.errors import RequestNotSent, TooManyRequests, WrongServerKey
 from pipegrid.http11.exchange import Exchange
@@ -142,6 +145,7 @@ class UploadConnection:
 
         Raises (through the Deferred):
             ServerUnreachable, ServerTimeout: ``may_have_happened`` says what is known.
+            WriteLost: the connection was lost, and the request's body was let go of.
             ServerProtocolError: what came is no answer.
         """
         upload = _Upload(request, self._cancelled)
@@ -219,18 +223,23 @@ class UploadConnection:
     def _no_connection(self, error: BaseException) -> None:
         if self._closed or not self._uploads:
             return
-        final = isinstance(error, WrongServerKey)
-        now_s = self._clock.seconds()
-        if self._lost_at_s is not None and not final:
-            wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
-            if now_s + wait_s - self._lost_at_s <= self._patience_s:
-                self._retry = self._clock.callLater(wait_s, self._try_again)
-                return
+        if not isinstance(error, WrongServerKey) and self._retry_later():
+            return
         if isinstance(error, PipegridError):
             self._fail_all(error)
         else:
             why = str(error).rstrip(".") or type(error).__name__
             self._fail_all(self._not_sent(why))
+
+    def _retry_later(self) -> bool:
+        """Try once more after a while, unless nothing was lost or patience is over."""
+        if self._lost_at_s is None:
+            return False
+        wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
+        if self._clock.seconds() + wait_s - self._lost_at_s > self._patience_s:
+            return False
+        self._retry = self._clock.callLater(wait_s, self._try_again)
+        return True
 
     def _try_again(self) -> None:
         self._retry = None
@@ -324,12 +333,27 @@ class UploadConnection:
             self._losses += not loss.announced
             if self._lost_at_s is None:
                 self._lost_at_s = self._clock.seconds()
-            if self._losses > self._max_losses:
+            at_once = self._losses <= 1
+            if self._losses > self._max_losses or not (at_once or self._retry_later()):
                 self._give_up(errors, self._not_sent(loss.reason))
-            elif self._losses <= 1:
+                return
+            gone = [upload for upload in self._uploads if upload.request.is_gone]
+            for upload in gone:
+                del self._uploads[upload]
+                upload.attempt = None
+            if at_once:
                 self._open()
-            else:
-                self._no_connection(ConnectionError(loss.reason))
+            for upload in gone:
+                if not upload.result.called:  # by what the one before has caused
+                    upload.result.errback(self._lost_error(loss.reason))
+
+    def _lost_error(self, why: str) -> WriteLost:
+        return WriteLost(
+            f"The connection to {self._server} was lost under a write ({why}); it may have been carried"
+            " out, and has to be made again.",
+            self._server,
+            True,
+        )
 
     def _give_up(self, errors: dict[_Upload, PipegridError], otherwise: PipegridError) -> None:
         uploads, self._uploads = list(self._uploads), {}

@@ -26,11 +26,16 @@ Buffers of a cancelled ``write`` may be reused at once: what they hold later nev
 **Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not
 change until then. A transport holds no more than what it was given and was not yet acknowledged:
 bounding that is the caller's business (``flow.pipeline``).
+
+A caller that can make its bytes again says so by ``let_go``. A transport may then drop the buffers as soon as
+the network has them, long before the acknowledgement on a long path, and calls it once, when it does. If the
+connection is lost under such a write it cannot be repeated here, and fails with ``WriteLost``; the caller
+writes those bytes ``again``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -81,13 +86,22 @@ class StorageServer(Protocol):
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Deferred[WriteResult]:
         """
         Write the pieces of ``data``, one behind the other, at ``offset`` of an unfinished share.
 
         Any order, overlap with equal content and repetition are fine.
 
+        Args:
+            let_go: called, at most once and not from within ``write``, if the buffers are not needed any
+                more though the write was not answered. None: they are kept, to be sent again if need be.
+            again: a write to this share was lost, and may have been carried out and have completed it.
+
         Raises:
+            WriteLost: the connection was lost after ``let_go`` was called.
             NoSuchShare: there is no such unfinished upload (never allocated, finished, timed out).
             WrongSecret: it is somebody else's.
             ConflictingWrite: other bytes are there already; the upload stays open.

@@ -110,6 +110,9 @@ class LocalServer:
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract."""
 

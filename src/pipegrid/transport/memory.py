@@ -204,6 +204,9 @@ class MemoryServer:
         offset: int,
         data: Sequence[Buffer],
         upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract."""
         key = (storage_index, share_number)
