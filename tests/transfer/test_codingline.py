@@ -29,7 +29,7 @@ class Slow(BytesSource):
 
     broken = -1
 
-    def read_at(self, offset: int, length: int) -> bytes:
+    def read_at(self, offset: int, length: int) -> memoryview:
         index = offset // PARAMS.max_segment_bytes
         time.sleep(0.0005 * (3 - index % 4))
         if index == self.broken:

@@ -76,7 +76,7 @@ def encode_file(
     opened = open_source(source)
     try:
         if is_literal_size(opened.size):
-            data = opened.read_at(0, opened.size)
+            data = bytes(opened.read_at(0, opened.size))
             return EncodeResult(LitCap(data), len(data), 0, [])
         return _encode(opened, directory, params, convergence, force, progress)
     finally:
@@ -125,7 +125,7 @@ def _encode(
     return EncodeResult(encoder.cap, geometry.size, encoder.share_bytes, paths)
 
 
-def _key(convergence: bytes, geometry: Geometry, pieces: Iterable[bytes]) -> bytes:
+def _key(convergence: bytes, geometry: Geometry, pieces: Iterable[Buffer]) -> bytes:
     hasher = hashes.convergent_key_hasher(
         convergence, geometry.required_shares, geometry.total_shares, geometry.segment_bytes
     )
@@ -134,7 +134,7 @@ def _key(convergence: bytes, geometry: Geometry, pieces: Iterable[bytes]) -> byt
     return hasher.digest()[:KEY_BYTES]
 
 
-def _pieces(source: Source) -> Iterator[bytes]:
+def _pieces(source: Source) -> Iterator[Buffer]:
     for offset in range(0, source.size, _READ_BYTES):
         yield source.read_at(offset, min(_READ_BYTES, source.size - offset))
 

@@ -89,7 +89,7 @@ class Putter:
         source = await self._open(given)
         try:
             if is_literal_size(source.size):
-                cap = LitCap(source.read_at(0, source.size))
+                cap = LitCap(bytes(source.read_at(0, source.size)))
                 return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
             geometry = params.geometry(source.size)
             lent = await self._memory.borrow(_held_bytes(geometry))

@@ -16,6 +16,7 @@ import tempfile
 import time
 from typing import BinaryIO, Protocol, Union
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.errors import SourceError
 
 SourceLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, BinaryIO]
@@ -30,7 +31,7 @@ class Source(Protocol):
     name: str
     size: int
 
-    def read_at(self, offset: int, length: int) -> bytes:
+    def read_at(self, offset: int, length: int) -> Buffer:
         """
         Return exactly ``length`` bytes from ``offset``.
 
@@ -56,15 +57,14 @@ class BytesSource:
     """Plaintext that is in memory already."""
 
     def __init__(self, data: bytes | bytearray | memoryview, name: str = "the data") -> None:
-        self._data = bytes(data)  # a bytearray might change under us; bytes are not copied
+        # A bytearray might change under us. Bytes are not copied, neither here nor when they are read.
+        self._view = memoryview(bytes(data))
         self.name = name
-        self.size = len(self._data)
+        self.size = len(self._view)
 
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Return the slice."""
-        if offset == 0 and length == self.size:
-            return self._data
-        return self._data[offset : offset + length]
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """Return the slice, where it is."""
+        return self._view[offset : offset + length]
 
     def check_unchanged(self) -> bool:
         """Bytes never change."""
