@@ -18,12 +18,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from pipegrid.flow import tls
+from pipegrid.flow.sockets import SEND_BYTES, move_much
 from pipegrid.flow.tls import (
     BATCH_BYTES,
     RECORD_BYTES,
-    SEND_BYTES,
     BatchingTLSFactory,
-    move_much,
     write_whole,
 )
 from pipegrid.storage import identity

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -86,6 +87,32 @@ class Sink:
 
     def write(self, data: bytes) -> None:
         self.size_bytes += len(data)
+
+
+class SocketSink(Sink):
+    """One with a socket of its own, which takes so much of each piece at once, as Twisted's have."""
+
+    connected = True
+    _tempDataBuffer: tuple[()] = ()
+
+    def __init__(self, takes_bytes: int) -> None:
+        super().__init__()
+        self.takes_bytes = takes_bytes
+        self.dataBuffer = b""
+        self.sent = b""
+
+    def writeSomeData(self, data: bytes) -> int | Exception:
+        if self.takes_bytes < 0:
+            return ConnectionLost()
+        self.sent += bytes(data[: self.takes_bytes])
+        return min(len(data), self.takes_bytes)
+
+    def write(self, data: bytes) -> None:
+        self.dataBuffer += data
+
+    def drain(self) -> None:
+        """The reactor has found the socket writable."""
+        self.sent, self.dataBuffer = self.sent + self.dataBuffer, b""
 
 
 class Collector(Protocol):
@@ -239,6 +266,21 @@ class RelayTests(SynchronousTestCase):
         self.assertTrue(WINDOW_BYTES < sent_bytes < WINDOW_BYTES + 200_000, sent_bytes)
         stream.resumeProducing()
         self.assertFalse(source.paused)
+
+    def test_what_a_socket_takes_is_sent_at_once(self) -> None:
+        """And the rest behind it, in order, before anything that arrives later; nothing once it is lost."""
+        pieces = [bytes([n]) * 1000 for n in range(4)]
+        for takes_bytes, at_once in ((1000, 4000), (300, 300), (0, 0), (-1, 0)):
+            clock = Clock()
+            stream = Stream(Link(clock, LinkShape()).up, clock, 0.0)
+            sink = SocketSink(takes_bytes)
+            stream.write_to(cast(Any, sink))
+            for piece in pieces:
+                stream.send(piece)
+                clock.advance(0.001)
+            self.assertEqual(len(sink.sent), at_once)
+            sink.drain()
+            self.assertEqual(sink.sent, b"".join(pieces))
 
     def test_who_has_gone_leaves_the_line_to_others(self) -> None:
         """What waits for the line when its receiver hangs up is not sent."""

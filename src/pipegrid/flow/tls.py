@@ -42,16 +42,13 @@ from twisted.protocols.tls import (
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-Buffer = bytes | bytearray | memoryview
+from pipegrid.flow.sockets import SEND_BYTES, Buffer, send_now, socket_of
 
 RECORD_BYTES = 2**14
 """No record holds more."""
 
 BATCH_BYTES = 4 * RECORD_BYTES
 """Given to OpenSSL at a time, in either direction: for each connection it keeps as large a buffer."""
-
-SEND_BYTES = 512 * 1024
-"""Given to the socket at a time, if as much waits; and, if it takes all, before others have their turn."""
 
 DELIVERY_BYTES = 2 * BATCH_BYTES
 """Decrypted before it is copied to a buffer of its own."""
@@ -65,20 +62,6 @@ _lib: Any = SSL._lib  # type: ignore[attr-defined]
 _records = _ffi.new("char[]", DELIVERY_BYTES + RECORD_BYTES)
 _encrypted = _ffi.new("char[]", _ENCRYPTED_BYTES)
 _encrypted_view = memoryview(_ffi.buffer(_encrypted))
-
-
-def move_much(transport: Any, receive_bytes: int) -> None:
-    """
-    Have the socket beneath a transport, TLS or not, move much at a time.
-
-    Args:
-        receive_bytes: asked of it at a time; Twisted's own 64 KiB are little.
-    """
-    beneath = getattr(transport, "transport", None) or transport
-    if hasattr(beneath, "bufferSize"):
-        beneath.bufferSize = receive_bytes
-    if hasattr(beneath, "SEND_LIMIT"):
-        beneath.SEND_LIMIT = SEND_BYTES
 
 
 def write_whole(context: SSL.Context) -> None:
@@ -99,7 +82,7 @@ class BatchingTLS(BufferingTLSTransport):
 
     def find_socket(self, transport: Any) -> None:
         """Send on a socket of Twisted's, without its transport; unless layers between want to see it all."""
-        self._socket = transport if hasattr(type(transport), "writeSomeData") else None
+        self._socket = socket_of(transport)
 
     def dataReceived(self, data: bytes) -> None:
         """Take what the socket has read, however much; OpenSSL has it piece by piece."""
@@ -172,17 +155,12 @@ class BatchingTLS(BufferingTLSTransport):
         socket = self._socket
         if self._sent_bytes >= SEND_BYTES:
             self._sent_bytes = 0  # others have their turn before the reactor comes back to this
-        elif (
-            socket
-            and socket.connected
-            and not (socket.dataBuffer or socket._tempDataBuffer or self._aborted)
-        ):
-            sent = socket.writeSomeData(encrypted)
-            if isinstance(sent, int) and sent > 0:  # else the reactor will find out
+        elif socket and not self._aborted:
+            sent = send_now(socket, encrypted)
+            if sent == len(encrypted):
                 self._sent_bytes += sent
-                encrypted = encrypted[sent:]
-                if not encrypted:
-                    return
+                return
+            encrypted = encrypted[sent:]
             self._sent_bytes = 0
         assert self.transport is not None
         self.transport.write(bytes(encrypted))

@@ -43,7 +43,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.tls import move_much
+from pipegrid.flow.sockets import move_much
 from pipegrid.http11.errors import RequestNotSent, ResponseError, TooManyRequests
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane

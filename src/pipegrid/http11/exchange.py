@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from twisted.web.iweb import IBodyProducer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.tls import Buffer
+from pipegrid.flow.sockets import Buffer
 from pipegrid.http11.parser import ResponseHead
 
 if TYPE_CHECKING:

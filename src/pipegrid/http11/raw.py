@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.tls import Buffer
+from pipegrid.flow.sockets import Buffer
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.exchange import IDEMPOTENT_METHODS, Exchange
 from pipegrid.http11.parser import ResponseHead

@@ -20,7 +20,7 @@ from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTim
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.tls import Buffer
+from pipegrid.flow.sockets import Buffer
 from pipegrid.http11.body import BodySender
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane

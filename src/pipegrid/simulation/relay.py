@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import attrs
 from twisted.internet.interfaces import (
@@ -41,7 +41,7 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.flow.tls import move_much
+from pipegrid.flow.sockets import move_much, send_now, socket_of
 from pipegrid.simulation.link import Flow, Line, Packet, Path, to_ns, to_seconds
 
 QUEUE_S = 0.05
@@ -197,6 +197,7 @@ class Stream:
         self._all_arrived = False
         self._paused = False
         self._sink: TCPTransport | None = None
+        self._socket: Any = None
         self._sink_full = False
         self._unread_bytes = 0
         self._sink_gone = False
@@ -209,7 +210,7 @@ class Stream:
 
     def write_to(self, sink: TCPTransport) -> None:
         """Hand over to this transport what has arrived and what will."""
-        self._sink = sink
+        self._sink, self._socket = sink, socket_of(sink)
         sink.registerProducer(self, True)
         sink.writeSequence(self._arrived)
         self._arrived.clear()
@@ -242,15 +243,20 @@ class Stream:
                 self._chunks.appendleft(view[size_bytes:])
                 chunk = view[:size_bytes]
             size_bytes -= len(chunk)
-            chunk = bytes(chunk)
             if self._sink is not None:
-                self._sink.write(chunk)
-                if self._sink_full:
-                    self._unread_bytes += len(chunk)
+                self._deliver(self._sink, chunk)
             elif not self._sink_gone:
-                self._arrived.append(chunk)
+                self._arrived.append(bytes(chunk))
         self._pace()
         self._check_all_arrived()
+
+    def _deliver(self, sink: TCPTransport, chunk: bytes | memoryview) -> None:
+        # At once if the socket takes it: a link should not cost the processors of what it connects.
+        sent = send_now(self._socket, chunk) if self._socket is not None else 0
+        if sent < len(chunk):
+            sink.write(bytes(chunk[sent:]))
+            if self._sink_full:
+                self._unread_bytes += len(chunk) - sent
 
     def source_ended(self) -> None:
         """The sender has closed; what is under way still arrives, and then the end."""

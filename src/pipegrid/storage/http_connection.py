@@ -31,7 +31,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.flow.tls import move_much
+from pipegrid.flow.sockets import move_much
 from pipegrid.storage.http_answers import Answer
 from pipegrid.storage.http_order import RequestOrder
 from pipegrid.storage.http_parser import RequestParser

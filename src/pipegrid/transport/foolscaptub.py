@@ -10,7 +10,8 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.tls import batch_from_now_on, move_much
+from pipegrid.flow.sockets import move_much
+from pipegrid.flow.tls import batch_from_now_on
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S, make_tub
 

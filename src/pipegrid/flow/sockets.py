@@ -1,0 +1,54 @@
+"""
+Twisted's sockets for bulk data: much moved at a time, and sent at once where nothing waits.
+
+Twisted keeps what is written, joins it, and sends it when the reactor has found the socket writable: a turn
+of the reactor and two copies for each write. A sender of large pieces may send them itself (``send_now``), as
+long as nothing that was written before it waits.
+
+This uses attributes that Twisted does not document (their like has been there since 2011). Where they are
+missing all works as without.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Buffer = bytes | bytearray | memoryview
+
+SEND_BYTES = 512 * 1024
+"""Given to the socket at a time, if as much waits; and, if it takes all, before others have their turn."""
+
+
+def move_much(transport: Any, receive_bytes: int) -> None:
+    """
+    Have the socket beneath a transport, TLS or not, move much at a time.
+
+    Args:
+        receive_bytes: asked of it at a time; Twisted's own 64 KiB are little.
+    """
+    beneath = getattr(transport, "transport", None) or transport
+    if hasattr(beneath, "bufferSize"):
+        beneath.bufferSize = receive_bytes
+    if hasattr(beneath, "SEND_LIMIT"):
+        beneath.SEND_LIMIT = SEND_BYTES
+
+
+def socket_of(transport: Any) -> Any:
+    """Return the transport if ``send_now`` can use it: Twisted's, with a socket of its own; or None."""
+    return transport if hasattr(type(transport), "writeSomeData") else None
+
+
+def send_now(socket: Any, data: Buffer) -> int:
+    """
+    Send what the socket takes at once, if nothing waits to be sent; the caller writes the rest.
+
+    Args:
+        socket: what ``socket_of`` returned.
+
+    Returns:
+        How many bytes it took. A connection that turns out to be lost takes none: the reactor will find out.
+    """
+    if not socket.connected or socket.dataBuffer or socket._tempDataBuffer:
+        return 0
+    sent = socket.writeSomeData(data)
+    return sent if isinstance(sent, int) and sent > 0 else 0
