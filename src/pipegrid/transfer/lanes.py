@@ -77,6 +77,9 @@ class Lane:
         changed: called after every event that may let the upload go on.
         stored: called instead when the server has acknowledged all of the share.
         lets_go: segments can be coded again, so that bytes which the network has need not be kept.
+        turn: what part of a full message the second one is, more than 0 and at most 1. Lanes whose messages
+            filled up together would send them together, hold all of them in memory at the same moment, and
+            leave the servers idle while the next are coded.
 
     Attributes:
         state: ``open``, perhaps ``doubtful`` (the server knows no unfinished share: it may have
@@ -106,6 +109,7 @@ class Lane:
         stored: Callable[[], None],
         clock: IReactorTime,
         lets_go: bool = False,
+        turn: float = 1.0,
     ) -> None:
         self.peer = peer
         self.share_number = share_number
@@ -126,6 +130,8 @@ class Lane:
         self._stored = stored
         self._clock = clock
         self._lets_go = lets_go
+        self._turn = turn
+        self._flushed = 0
         self._batch: _Batch | None = None
         self._lost_writes = False
         self._room: Deferred[None] | None = None
@@ -188,7 +194,9 @@ class Lane:
                 self.missed = self.missed[1:]
         if batch.length < min(BATCH_BYTES, MIN_BATCH_BYTES):
             return  # as a small file's are: asking the window takes longer than all of this
-        message_bytes = self.peer.pipeline.message_bytes
+        message_bytes = min(BATCH_BYTES, self.peer.pipeline.message_bytes)
+        if self._flushed == 1:
+            message_bytes = int(message_bytes * self._turn)
         if batch.length >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes)):
             self.flush()
 
@@ -198,6 +206,7 @@ class Lane:
         if batch is None or self.state != "open":
             return
         self._batch = None
+        self._flushed += 1
         pipeline = self.peer.pipeline
         if self._lets_go and batch.length >= LET_GO_BYTES:
             room = pipeline.add_letting_go(batch.length, self._write, batch)

@@ -272,6 +272,7 @@ class Upload:
                     self._share_stored,
                     self._clock,
                     lets_go=True,
+                    turn=(number + 1) / self._geometry.total_shares,
                 )
                 self._lanes.add(lane)
             self._allocations.ask(peer, frozenset(numbers), secrets)

@@ -1,0 +1,179 @@
+"""How a lane makes messages of an encoder's writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.encoder import ShareWrite
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import WriteLost
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.transfer import lanes
+from pipegrid.transfer.lanes import Lane
+from pipegrid.transfer.peers import Peer
+from pipegrid.transport.memory import MemoryServer
+from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteResult
+from tests.transfer.world import identity
+
+SI = b"i" * 16
+SECRETS = UploadSecrets(LeaseSecrets(b"r" * 32, b"c" * 32), b"u" * 32)
+BLOCK = 1000
+MESSAGE = 10 * BLOCK
+
+
+class Server(MemoryServer):
+    """Notes writes; whoever tests answers them."""
+
+    def __init__(self) -> None:
+        super().__init__(identity(0))
+        self.writes: list[tuple[int, int]] = []
+        self.answers: list[Deferred[WriteResult]] = []
+        self.again: list[bool] = []
+
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
+    ) -> Deferred[WriteResult]:
+        self.writes.append((offset, sum(map(len, data))))
+        self.again.append(again)
+        self.answers.append(Deferred())
+        if let_go is not None:
+            let_go()
+        return self.answers[-1]
+
+
+class LaneTestCase(SynchronousTestCase):
+    """One lane, whose messages are ten blocks."""
+
+    def setUp(self) -> None:
+        self.patch(lanes, "BATCH_BYTES", MESSAGE)
+        self.patch(lanes, "MIN_BATCH_BYTES", BLOCK)
+        self.patch(lanes, "LET_GO_BYTES", BLOCK)
+        self.server = Server()
+
+    def lane(self, **options: Any) -> Lane:
+        peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
+        return Lane(peer, 0, SI, SECRETS, 0, self.changed, self.changed, Clock(), **options)
+
+    def changed(self) -> None:
+        """Nobody waits."""
+
+    def send(self, lane: Lane, first: int, after: int) -> None:
+        for segment in range(first, after):
+            lane.send(ShareWrite(0, segment * BLOCK, (bytes(BLOCK),)), segment)
+
+
+class TurnTests(LaneTestCase):
+    """Lanes that get equally much at the same time do not all send at the same time."""
+
+    def test_only_the_second_message_is_shorter(self) -> None:
+        """From then on each lane's messages are full at another moment."""
+        lane = self.lane(turn=0.3)
+        self.send(lane, 0, 45)
+        lane.finish()
+        self.assertEqual(
+            [length // BLOCK for _, length in self.server.writes], [10, 3, 10, 10, 10, 2]
+        )
+
+    def test_moments_are_spread_evenly(self) -> None:
+        """Ten lanes with ten turns: one is full with each block."""
+        full_at = []
+        for number in range(10):
+            self.server.writes.clear()
+            self.send(self.lane(turn=(number + 1) / 10), 0, 25)
+            offset, length = self.server.writes[1]
+            full_at.append((offset + length) // BLOCK)
+        self.assertEqual(full_at, list(range(11, 21)))
+
+    def test_by_default_all_are_full(self) -> None:
+        """Whoever has one lane needs no turns."""
+        self.send(self.lane(), 0, 30)
+        self.assertEqual([length for _, length in self.server.writes], [MESSAGE] * 3)
+
+
+class LostTests(LaneTestCase):
+    """What a lane knows of messages that were lost."""
+
+    def lose(self, *numbers: int) -> None:
+        for number in numbers:
+            self.server.answers[number].errback(WriteLost("the connection was lost"))
+
+    def test_segments_of_lost_messages_are_missed(self) -> None:
+        """From the first that was lost to the last; those that were acknowledged are not."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 45)
+        self.server.answers[0].callback(WriteResult(False))
+        self.lose(1, 2, 3)
+        self.assertEqual((lane.state, lane.missed), ("open", range(10, 40)))
+        self.assertFalse(lane.misses_next(11))
+        self.send(lane, 45, 46)
+        self.assertEqual(lane.missed, range(10, 40), "what goes by now is something else")
+        for segment in range(10, 40):
+            self.assertTrue(lane.misses_next(segment))
+            self.send(lane, segment, segment + 1)
+        self.assertFalse(lane.missed)
+        lane.flush()
+        self.assertEqual(
+            self.server.writes[-3:], [(10_000, 10_000), (20_000, 10_000), (30_000, 10_000)]
+        )
+        self.assertEqual(self.server.again, [False] * 4 + [True] * (len(self.server.again) - 4))
+
+    def test_lost_while_it_is_sent_again(self) -> None:
+        """Then what was lost first is the next again."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 30)
+        self.lose(1, 2)
+        self.send(lane, 10, 20)
+        self.assertEqual(lane.missed, range(20, 30))
+        self.lose(3)
+        self.assertEqual(lane.missed, range(10, 30))
+        self.lose(0)
+        self.assertEqual(lane.missed, range(30))
+
+    def test_a_lost_trailer(self) -> None:
+        """It has not gone by, then, and not all is sent."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 15)
+        lane.send(ShareWrite(0, 15 * BLOCK, (bytes(BLOCK),)))
+        lane.finish()
+        self.assertEqual((lane.has_trailer, lane.all_sent), (True, True))
+        self.server.answers[0].callback(WriteResult(False))
+        self.lose(1)
+        self.assertEqual((lane.has_trailer, lane.all_sent), (False, False))
+        self.assertEqual((lane.state, lane.missed), ("open", range(10, 15)))
+
+    def test_a_lane_that_has_ended_misses_nothing(self) -> None:
+        """It is over."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 10)
+        lane.close("dropped")
+        self.lose(0)
+        self.assertEqual((lane.state, lane.missed, lane.error), ("dropped", range(0), None))
+
+    def test_a_doubtful_lane_asks(self) -> None:
+        """What the server says of its list is the answer to this as well."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 20)
+        lane.close("doubtful")
+        self.lose(0, 1)
+        self.assertEqual(lane.state, "doubtful")
+        lane.resolve_doubt()
+        self.assertEqual(lane.state, "lost")
+
+    def test_who_cannot_make_them_again_keeps_them(self) -> None:
+        """A repair's lanes let go of nothing."""
+        lane = self.lane()
+        self.send(lane, 0, 10)
+        self.assertEqual(lane.peer.pipeline.bytes_held, MESSAGE)
