@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import io
 import runpy
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.flow.autowindow import AutoWindow
+from pipegrid.flow.pipeline import Pipeline
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -41,3 +47,34 @@ class PipelineExampleTests(SynchronousTestCase):
             self.example["main"]()
         for line in printed.getvalue().splitlines():
             self.assertIn(f"    {line}\n", guide)
+
+
+class LettingGoExampleTests(SynchronousTestCase):
+    """The lines of docs/how-to-pipeline.md about messages that need not be kept."""
+
+    def test_what_is_sent_is_not_held(self) -> None:
+        """They run as they stand, beside a connection that has sent but heard nothing yet."""
+        guide = (DOCS / "how-to-pipeline.md").read_text("utf-8")
+        section = guide.split("## Let go of what was sent\n")[1].split("\n## ")[0]
+        lines = [line for line in section.splitlines() if line.startswith("    ")]
+        sent: list[Callable[[], None]] = []
+
+        class Connection:
+            def send(self, piece: bytes, when_sent: Callable[[], None]) -> Deferred[None]:
+                sent.append(when_sent)
+                return Deferred()
+
+        names: dict[str, Any] = {
+            "AutoWindow": AutoWindow,
+            "Pipeline": Pipeline,
+            "reactor": Clock(),
+            "connection": Connection(),
+            "piece": bytes(1000),
+            "Callable": Callable,
+            "Deferred": Deferred,
+        }
+        exec("async def example():\n" + "\n".join(lines) + "\n    return pipeline\n", names)
+        pipeline = self.successResultOf(Deferred.fromCoroutine(names["example"]()))
+        self.assertEqual((pipeline.bytes_in_flight, pipeline.bytes_held), (1000, 1000))
+        sent[0]()
+        self.assertEqual((pipeline.bytes_in_flight, pipeline.bytes_held), (1000, 0))
