@@ -11,7 +11,7 @@ from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.transfer import lanes
 from pipegrid.transfer.results import PutResult
 from tests.transfer.test_upload import UploadTestCase
-from tests.transfer.world import RTT, World
+from tests.transfer.world import RTT, Told, World
 
 SEGMENT = 30_000
 SIZE = 400_000
@@ -184,6 +184,24 @@ class LossTests(LostWritesTestCase):
             pass
         for peer in self.world.clients_peers:
             self.assertEqual((peer.pipeline.bytes_in_flight, peer.pipeline.bytes_held), (0, 0))
+
+    def test_progress(self) -> None:
+        """It never falls, nor goes beyond the total, whatever is lost and sent twice."""
+        for seed in range(5):
+            random = Random(seed)
+            self.make(servers=11)
+            self.ring[2].storage.capacity_bytes = 0  # so one lane is late, too
+            told = Told()
+            started = self.world.grid.put(self.data, progress=told)
+            at_s = 0.0
+            for _ in range(20):
+                at_s += 0.15
+                self.until(at_s)
+                random.choice(self.ring).lose()
+            self.end(started)
+            total = 10 * len(self.file.shares[0])
+            self.assertEqual(told, sorted(set(told)))
+            self.assertEqual(told[-1], (total, total))
 
     def test_small_files_are_kept(self) -> None:
         """What is sent again from memory faster than it is coded again is not let go of."""

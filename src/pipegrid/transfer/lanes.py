@@ -44,7 +44,7 @@ file one.
 """
 
 
-NONE_MISSED = range(0)
+_NO_SEGMENTS = range(0)
 
 LET_GO_BYTES = 256 << 10
 """Batches from this size on are let go of; what is smaller is sent again from memory, without coding."""
@@ -63,7 +63,7 @@ class _Batch:
     offset: int
     pieces: list[Buffer] = attrs.Factory(list)
     length: int = 0
-    segments: range = NONE_MISSED
+    segments: range = _NO_SEGMENTS
     has_trailer: bool = False
 
 

@@ -417,8 +417,11 @@ class Upload:
 
     def _acknowledged_bytes(self) -> int:
         """Return how much of all shares is stored, or acknowledged and not lost since."""
-        done = dict.fromkeys(self._plan.stored, self._encoder.share_bytes)
-        for lane in self._lanes.open:  # two may have the same share
+        share_bytes = self._encoder.share_bytes
+        done = dict.fromkeys(self._plan.stored, share_bytes)
+        for (
+            lane
+        ) in self._lanes.open:  # two may have the same share, and one may have sent a part twice
             number = lane.share_number
-            done[number] = max(done.get(number, 0), lane.acknowledged_bytes)
+            done[number] = max(done.get(number, 0), min(lane.acknowledged_bytes, share_bytes))
         return sum(done.values())
