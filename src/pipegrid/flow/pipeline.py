@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from twisted.internet import defer
@@ -187,10 +188,9 @@ class Pipeline:
         Raises:
             UsageError: size is negative.
         """
-        if size < 0:
-            raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
-        if not self._stopped:
-            self._start(self._sent(size), call, *args, **kwargs)
+        token = self._begin(size)
+        if token is not None:
+            self._start(token, call, *args, **kwargs)
         return self.when_room()
 
     def add_letting_go(
@@ -206,11 +206,9 @@ class Pipeline:
 
         Its first argument is a function, to be called when the network has the bytes.
         """
-        if size < 0:
-            raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
-        if not self._stopped:
-            token = self._sent(size)
-            self._start(token, call, lambda: self._let_go(token), *args, **kwargs)
+        token = self._begin(size)
+        if token is not None:
+            self._start(token, call, partial(self._let_go, token), *args, **kwargs)
         return self.when_room()
 
     def when_room(self) -> Deferred[None]:
@@ -254,7 +252,12 @@ class Pipeline:
         done.addErrback(lambda _: None)
         return done
 
-    def _sent(self, size: int) -> Sent:
+    def _begin(self, size: int) -> Sent | None:
+        """Count a call that is about to start; None if nothing is started any more."""
+        if size < 0:
+            raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
+        if self._stopped:
+            return None
         size = max(1, size)
         token = self._window.sent(self._now(), size)
         # Counted before it starts: the call may come back to this pipeline while it runs.
