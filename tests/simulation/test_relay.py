@@ -15,6 +15,7 @@ from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
 from pipegrid.simulation.link import to_seconds
 from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.simulation.pages import Copied
 from pipegrid.simulation.relay import (
     EARLY_S,
     LATE_S,
@@ -234,7 +235,7 @@ class RelayTests(SynchronousTestCase):
         stream.write_to(cast(Any, Sink()))
         for at_s, size_bytes in steps:
             clock.advance(at_s - clock.seconds())  # what was due on the way runs late, at the end
-            stream.send(bytes(size_bytes))
+            stream.send(Copied(bytes(size_bytes)))
         for _ in range(10):
             clock.advance(1)
         return to_seconds(link.up.path.line.free_ns)
@@ -260,7 +261,7 @@ class RelayTests(SynchronousTestCase):
         stream.pauseProducing()
         sent_bytes = 0
         while not source.paused and sent_bytes < 2 * WINDOW_BYTES:
-            stream.send(bytes(100_000))
+            stream.send(Copied(bytes(100_000)))
             sent_bytes += 100_000
             clock.advance(0.001)
         self.assertTrue(WINDOW_BYTES < sent_bytes < WINDOW_BYTES + 200_000, sent_bytes)
@@ -276,7 +277,7 @@ class RelayTests(SynchronousTestCase):
             sink = SocketSink(takes_bytes)
             stream.write_to(cast(Any, sink))
             for piece in pieces:
-                stream.send(piece)
+                stream.send(Copied(piece))
                 clock.advance(0.001)
             self.assertEqual(len(sink.sent), at_once)
             sink.drain()
@@ -304,13 +305,13 @@ class RelayTests(SynchronousTestCase):
         stream = Stream(link.up, clock, 0.0)
         stream.write_to(cast(Any, Sink()))
         for size_bytes in (1000, 2000, 300):
-            stream.send(bytes(size_bytes))
+            stream.send(Copied(bytes(size_bytes)))
         stream.sink_gone()
         stream.source_ended()
         for _ in range(1000):
             clock.advance(0.001)
         self.assertEqual((stream._held_bytes, len(stream._chunks)), (0, 0))
-        stream.send(b"nobody hears this")
+        stream.send(Copied(b"nobody hears this"))
         self.assertEqual(stream.flow.queued_bytes, 0)
         self.assertEqual(clock.getDelayedCalls(), [])
 

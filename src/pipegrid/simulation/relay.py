@@ -41,8 +41,9 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.flow.sockets import move_much, send_now, socket_of
+from pipegrid.flow.sockets import move_much, socket_of
 from pipegrid.simulation.link import Flow, Line, Packet, Path, to_ns, to_seconds
+from pipegrid.simulation.pages import Copied, PageReader, Pages, Pipes
 
 QUEUE_S = 0.05
 MIN_QUEUE_BYTES = 256 << 10
@@ -106,6 +107,7 @@ class Link:
     ) -> None:
         self.shape = shape
         self.clock = clock
+        self.pipes = Pipes()
         early_ns = to_ns(early_s)
         up, down = Line(shape.up_bytes_per_s), Line(shape.down_bytes_per_s)
         self.up = Wire(clock, Path(shape.rtt_s / 2, up), early_ns, behind_s)
@@ -188,7 +190,7 @@ class Stream:
         self._wire = wire
         self._clock = clock
         self._opens_at_s = opens_at_s
-        self._chunks: deque[bytes | memoryview] = deque()
+        self._chunks: deque[Copied | Pages] = deque()
         self._more_since_ns: int | None = None
         self._held_bytes = 0
         self._arrived: list[bytes] = []
@@ -216,9 +218,10 @@ class Stream:
         self._arrived.clear()
         self._end_if_done()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: Copied | Pages) -> None:
         """Take bytes from the sender."""
         if self._sender_stopped:
+            data.cut(len(data))
             return
         self._chunks.append(data)
         self._held_bytes += len(data)
@@ -237,26 +240,23 @@ class Stream:
         """The next bytes have come through the link."""
         self._held_bytes -= size_bytes
         while size_bytes:
-            chunk = self._chunks.popleft()
-            if len(chunk) > size_bytes:
-                view = memoryview(chunk)  # the rest is copied once, not at every turn
-                self._chunks.appendleft(view[size_bytes:])
-                chunk = view[:size_bytes]
-            size_bytes -= len(chunk)
-            if self._sink is not None:
-                self._deliver(self._sink, chunk)
-            elif not self._sink_gone:
-                self._arrived.append(bytes(chunk))
+            chunk = self._chunks[0]
+            part_bytes = min(size_bytes, len(chunk))
+            size_bytes -= part_bytes
+            # At once if the socket takes it: a link should not cost the processors of what it connects.
+            rest = chunk.deliver(part_bytes, self._socket)
+            if not chunk:
+                self._chunks.popleft()
+            if not rest or self._sink_gone:
+                continue
+            if self._sink is None:
+                self._arrived.append(bytes(rest))
+                continue
+            self._sink.write(bytes(rest))
+            if self._sink_full:
+                self._unread_bytes += len(rest)
         self._pace()
         self._check_all_arrived()
-
-    def _deliver(self, sink: TCPTransport, chunk: bytes | memoryview) -> None:
-        # At once if the socket takes it: a link should not cost the processors of what it connects.
-        sent = send_now(self._socket, chunk) if self._socket is not None else 0
-        if sent < len(chunk):
-            sink.write(bytes(chunk[sent:]))
-            if self._sink_full:
-                self._unread_bytes += len(chunk) - sent
 
     def source_ended(self) -> None:
         """The sender has closed; what is under way still arrives, and then the end."""
@@ -267,7 +267,7 @@ class Stream:
 
     def sink_gone(self) -> None:
         """There is nobody to hand anything to; the sender hears of it after the way there."""
-        self._sink, self._sink_gone = None, True
+        self._sink, self._socket, self._sink_gone = None, None, True
         self._arrived.clear()
         self.resumeProducing()
         if self._all_arrived:
@@ -281,12 +281,12 @@ class Stream:
         dropped_bytes, self.flow.queued_bytes = self.flow.queued_bytes, 0
         self._held_bytes -= dropped_bytes
         while dropped_bytes:
-            last = self._chunks.pop()
-            if len(last) > dropped_bytes:
-                last = memoryview(last)[: len(last) - dropped_bytes]
-                self._chunks.append(last)
-                break
-            dropped_bytes -= len(last)
+            last = self._chunks[-1]
+            cut_bytes = min(dropped_bytes, len(last))
+            last.cut(cut_bytes)
+            dropped_bytes -= cut_bytes
+            if not last:
+                self._chunks.pop()
         self._pace()
         self._check_all_arrived()
 
@@ -332,9 +332,11 @@ class Stream:
 class Side(Protocol):
     """One end of a relayed connection: the client's at the relay, or the relay's at the target."""
 
-    def __init__(self, outgoing: Stream, incoming: Stream) -> None:
+    def __init__(self, outgoing: Stream, incoming: Stream, pipes: Pipes) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
+        self._pipes = pipes
+        self._reader: PageReader | None = None
 
     def connectionMade(self) -> None:
         """Join both directions to this transport."""
@@ -342,15 +344,21 @@ class Side(Protocol):
         transport = cast(TCPTransport, self.transport)
         transport.setTcpNoDelay(True)
         move_much(transport, READ_BYTES)
+        self._pipes.join()
+        if socket := socket_of(transport):
+            self._reader = PageReader(socket, self._pipes, READ_BYTES, self._outgoing.send)
         self._outgoing.read_from(transport)
         self._incoming.write_to(transport)
 
     def dataReceived(self, data: bytes) -> None:
         """Send on what came."""
-        self._outgoing.send(data)
+        if self._reader is not None:
+            self._reader.note(len(data))
+        self._outgoing.send(Copied(data))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Tell the other end, after the bytes."""
+        self._pipes.leave()
         self._incoming.sink_gone()
         self._outgoing.source_ended()
 
@@ -375,11 +383,11 @@ class RelayFactory(Factory):
         now_s, rtt_s = link.clock.seconds(), link.shape.rtt_s
         up = Stream(link.up, link.clock, now_s + rtt_s)
         down = Stream(link.down, link.clock, now_s + 1.5 * rtt_s)
-        connecting = self._target.connect(Factory.forProtocol(lambda: Side(down, up)))
+        connecting = self._target.connect(Factory.forProtocol(lambda: Side(down, up, link.pipes)))
 
         def refused(_failure: Failure) -> None:
             up.sink_gone()
             down.source_ended()
 
         connecting.addErrback(refused)
-        return Side(up, down)
+        return Side(up, down, link.pipes)
