@@ -21,6 +21,8 @@ from pipegrid.flow import tls
 from pipegrid.flow.sockets import SEND_BYTES, move_much
 from pipegrid.flow.tls import (
     BATCH_BYTES,
+    GATHERED_BYTES,
+    HELD_BACK_BYTES,
     RECORD_BYTES,
     BatchingTLSFactory,
     write_whole,
@@ -58,6 +60,21 @@ class NotingOpenSSL:
     def BIO_write(self, bio: Any, start: Any, size: int) -> int:
         self.given.append(size)
         return int(self._lib.BIO_write(bio, start, size))
+
+
+class FailingOpenSSL:
+    """OpenSSL, which fails after so many writes."""
+
+    def __init__(self, writes: int) -> None:
+        self.writes = writes
+        self._lib = tls._lib
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def SSL_write(self, ssl: Any, start: Any, size: int) -> int:
+        self.writes -= 1
+        return int(self._lib.SSL_write(ssl, start, size)) if self.writes >= 0 else 0
 
 
 class Recorder(Protocol):
@@ -109,8 +126,10 @@ class Socket(Beneath):
         self.room_bytes = 0
         self.error: Exception | None = None
         self.sent = bytearray()
+        self.calls = 0
 
     def writeSomeData(self, data: memoryview) -> int | Exception:
+        self.calls += 1
         if self.error is not None:
             return self.error
         size = min(len(data), self.room_bytes)
@@ -164,16 +183,16 @@ class BatchingTests(SynchronousTestCase):
 
     def test_fewer_pieces(self) -> None:
         """
-        What is written goes down by the batch, and what is read comes up as one piece.
+        What is written goes down in few pieces, and what is read comes up as one.
 
         This fails if Twisted no longer calls what BatchingTLS overrides.
         """
         client, server = self.ends
-        data = random.Random(1).randbytes(3 * BATCH_BYTES + 1000)
+        data = random.Random(1).randbytes(GATHERED_BYTES + BATCH_BYTES + 1000)
         for source, target in ((client, server), (server, client)):
             source.write(data)
             self.clock.advance(0)
-            self.assertEqual(len(source.transport.written), 4)
+            self.assertEqual(len(source.transport.written), 2)
             target.dataReceived(source.transport.take())
             self.assertEqual(target.wrappedProtocol.pieces, [data])
             target.wrappedProtocol.pieces.clear()
@@ -379,11 +398,54 @@ class BatchingTests(SynchronousTestCase):
         data = bytes(2 * SEND_BYTES)
         self.ends[0].write_pieces([data])
         self.assertLess(len(socket.sent), SEND_BYTES + 2 * BATCH_BYTES)
-        self.assertGreaterEqual(len(socket.sent), SEND_BYTES)
+        self.assertGreaterEqual(len(socket.sent), SEND_BYTES - HELD_BACK_BYTES)
         self.assertNotEqual(socket._tempDataBuffer, [])
         self.assertArrives(data, socket)
         self.ends[0].write_pieces([b"again" * RECORD_BYTES])
         self.assertEqual(socket._tempDataBuffer, [])
+
+    def test_little_waits_when_others_have_their_turn(self) -> None:
+        """The transport comes back for a page, and has not been given copies of more."""
+        socket = self.connect_to_socket(100 * SEND_BYTES)
+        socket.producer = Mock()
+        size_bytes = 0
+        while not socket.producerPaused:
+            self.ends[0].write_pieces([bytes(BATCH_BYTES)])
+            size_bytes += BATCH_BYTES
+        self.assertEqual(sum(map(len, socket._tempDataBuffer)), HELD_BACK_BYTES)
+        self.assertGreaterEqual(size_bytes, SEND_BYTES - BATCH_BYTES)
+        self.assertArrives(bytes(size_bytes), socket)
+
+    def test_pieces_are_sent_together(self) -> None:
+        """Those of one call, if they are not too long for that; and nothing of them stays behind."""
+        data = random.Random(7).randbytes(GATHERED_BYTES)
+        cuts = ((0, 100, 20_000, 60_000, 60_001, 100_000), (0, GATHERED_BYTES // 2))
+        for cut in cuts:
+            with self.subTest(cut):
+                self.set_up_unconnected()
+                self.carry()
+                socket = self.connect_to_socket(10 * GATHERED_BYTES)
+                ends = (*cut[1:], GATHERED_BYTES)
+                pieces = [data[a:b] for a, b in zip(cut, ends, strict=True)]
+                calls = socket.calls
+                self.ends[0].write_pieces(pieces)
+                self.clock.advance(0)
+                self.assertEqual(socket.calls - calls, 1)
+                self.assertArrives(data, socket)
+
+    def test_a_failure_after_some_of_the_pieces(self) -> None:
+        """What was encrypted before is sent, then the connection ends; nothing is left for the next call."""
+        for pieces in (1, 2):
+            with self.subTest(pieces):
+                self.set_up_unconnected()
+                self.carry()
+                socket = self.connect_to_socket(10 * GATHERED_BYTES)
+                patch = self.patch(tls, "_lib", FailingOpenSSL(pieces))
+                self.ends[0].write_pieces([bytes(RECORD_BYTES)] * 4)
+                patch.restore()
+                self.assertEqual(self.ends[0]._gathered_bytes, 0)
+                self.assertTrue(socket.disconnecting)
+                self.assertArrives(bytes(RECORD_BYTES * pieces), socket)
 
     def test_a_socket_that_is_broken(self) -> None:
         """It keeps what it was given, and the reactor will find out."""

@@ -53,8 +53,14 @@ BATCH_BYTES = 4 * RECORD_BYTES
 DELIVERY_BYTES = 2 * BATCH_BYTES
 """Decrypted before it is copied to a buffer of its own."""
 
+GATHERED_BYTES = 2 * BATCH_BYTES
+"""Encrypted before it is sent: each call of the kernel costs, and wakes the receiver, which costs there."""
+
+HELD_BACK_BYTES = 4096
+"""Left to the transport when it is the others' turn, so that it comes back to this connection."""
+
 _SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # which pyOpenSSL sets, and does not name
-_ENCRYPTED_BYTES = BATCH_BYTES + RECORD_BYTES // 8  # a batch, and what TLS adds
+_ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with what TLS adds
 _NOTHING = memoryview(b"")
 _ffi: Any = SSL._ffi  # type: ignore[attr-defined]
 _lib: Any = SSL._lib  # type: ignore[attr-defined]
@@ -74,6 +80,8 @@ class BatchingTLS(BufferingTLSTransport):
 
     _socket: Any = None
     _sent_bytes = 0  # since the socket last had to wait
+    _gathered_bytes = 0  # of this connection, in the common buffer, within one call
+    _gathering = False
 
     def makeConnection(self, transport: Any) -> None:
         """Look whether a socket is just beneath, then begin."""
@@ -143,22 +151,33 @@ class BatchingTLS(BufferingTLSTransport):
 
     def _flushSendBIO(self) -> None:
         """Hand down all that was encrypted."""
-        connection: Any = self._tlsConnection
-        bio = connection._from_ssl
-        while (size := _lib.BIO_read(bio, _encrypted, _ENCRYPTED_BYTES)) > 0:
-            self._hand_down(_encrypted_view[:size])
-            if size < _ENCRYPTED_BYTES:
-                break
+        self._gather()
+        if self._gathered_bytes:
+            self._hand_down()
 
-    def _hand_down(self, encrypted: memoryview) -> None:
-        """Send bytes, or have the transport beneath keep and send them; they are not kept here."""
+    def _gather(self) -> None:
+        """Put what was encrypted behind what will be handed down with it."""
+        bio, read = self._tlsConnection._from_ssl, _lib.BIO_read
+        while True:
+            room = _ENCRYPTED_BYTES - self._gathered_bytes
+            size = read(bio, _encrypted + self._gathered_bytes, room)
+            if size <= 0:
+                return
+            self._gathered_bytes += size
+            if size < room:  # then that was all
+                return
+            self._hand_down()
+
+    def _hand_down(self) -> None:
+        """Send what was gathered, or have the transport beneath keep and send it; it is not kept here."""
+        encrypted = _encrypted_view[: self._gathered_bytes]
+        self._gathered_bytes = 0
         socket = self._socket
-        if self._sent_bytes >= SEND_BYTES:
-            self._sent_bytes = 0  # others have their turn before the reactor comes back to this
-        elif socket and not self._aborted:
-            sent = send_now(socket, encrypted)
+        if socket and not self._aborted:
+            self._sent_bytes += len(encrypted)
+            turn_ends = self._sent_bytes >= SEND_BYTES
+            sent = send_now(socket, encrypted[:-HELD_BACK_BYTES] if turn_ends else encrypted)
             if sent == len(encrypted):
-                self._sent_bytes += sent
                 return
             encrypted = encrypted[sent:]
             self._sent_bytes = 0
@@ -172,20 +191,26 @@ class BatchingTLS(BufferingTLSTransport):
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
         """Write buffers one behind the other, as ``writeSequence`` does; they are not kept."""
         small: list[Buffer] = []
-        for piece in pieces:
-            if len(piece) < RECORD_BYTES:
-                small.append(piece)
-                continue
-            if small:
-                self.write(b"".join(small))
-                small = []
-            self._aggregator.flush()
-            TLSMemoryBIOProtocol.write(self, piece)
+        self._gathering = True
+        try:
+            for piece in pieces:
+                if len(piece) < RECORD_BYTES:
+                    small.append(piece)
+                    continue
+                if small:
+                    self.write(b"".join(small))
+                    small = []
+                self._aggregator.flush()
+                TLSMemoryBIOProtocol.write(self, piece)
+        finally:
+            self._gathering = False
+            if self._gathered_bytes:
+                self._hand_down()
         if small:
             self.write(b"".join(small))
 
     def _write(self, data: Buffer) -> None:
-        """Encrypt data, and hand it down in few pieces."""
+        """Encrypt data, and hand it down in few pieces, unless more is gathered first."""
         if self._lostTLSConnection:
             return
         connection: Any = self._tlsConnection
@@ -199,12 +224,17 @@ class BatchingTLS(BufferingTLSTransport):
                         if written <= 0:
                             connection._raise_ssl_error(ssl, written)
                         sent += written
-                    self._flushSendBIO()
+                    self._gather()
         except WantReadError:  # a handshake is under way, and takes what is to be sent now
             self._flushSendBIO()
             self._bufferedWrite(bytes(memoryview(data)[sent:]))
         except Error:
-            self._tlsShutdownFinished(Failure())
+            failure = Failure()
+            self._flushSendBIO()
+            self._tlsShutdownFinished(failure)
+        finally:
+            if self._gathered_bytes and not self._gathering:
+                self._hand_down()
 
 
 def batch_from_now_on(transport: Any) -> None:
