@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import tracemalloc
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import erasure
+from pipegrid.core import encoder as encoder_module
+from pipegrid.core import erasure, isal
 from pipegrid.core.caps import LitCap
 from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.encoder import Encoder, ShareWrite, convergent_key
@@ -208,8 +210,8 @@ class StepTests(SynchronousTestCase):
 
     def test_blocks_of_several_stripes_are_coded_right(self) -> None:
         """Parity pieces stay apart, and one behind the other they are the block."""
-        plaintext = b"".join(bytes([i % 251]) * 1000 for i in range(900))
-        encoder = Encoder(Params(2, 4).geometry(len(plaintext)), KEY)
+        plaintext = b"".join(bytes([i % 251]) * 1000 for i in range(1800))
+        encoder = Encoder(Params(2, 4, 2 << 20).geometry(len(plaintext)), KEY)
         coded = encoder.code(encoder.encrypt(plaintext))
         self.assertGreater(len(coded.blocks[2]), 1)
         encoder.add(coded)
@@ -220,6 +222,17 @@ class StepTests(SynchronousTestCase):
         decrypted = bytearray(len(plaintext))
         StreamCipher(KEY).apply(ciphertext, decrypted)
         self.assertEqual(bytes(decrypted), plaintext)
+
+    def test_whatever_was_in_memory_before(self) -> None:
+        """Buffers are filled whole, padding included; nothing that was in them gets into a share."""
+        plaintext = random.Random(3).randbytes(3 * erasure.QUICK_BYTES + 1)
+        geometry = Params(3, 10).geometry(len(plaintext))
+        found = []
+        for before in (b"\0", b"\xaa"):
+            for module in (encoder_module, isal):
+                self.patch(module, "fresh", lambda size, b=before: bytearray(b * size))
+            found.append(assemble(encode(Encoder(geometry, KEY), plaintext)))
+        self.assertEqual(*found)
 
     def test_the_plaintext_is_left_as_it_was(self) -> None:
         """A buffer given to the encoder may be used again at once."""

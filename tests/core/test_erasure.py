@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.erasure import STRIPE_BYTES, decode, encode_stripe, stripes
+from pipegrid.core import isal
+from pipegrid.core.erasure import (
+    STRIPE_BYTES,
+    WIDE_STRIPE_BYTES,
+    decode,
+    encode_stripe,
+    stripes,
+)
 from pipegrid.core.hashes import Buffer
 
 
@@ -32,15 +39,24 @@ class StripesTests(SynchronousTestCase):
     @given(st.integers(1, 5 * STRIPE_BYTES))
     def test_stripes_cover_the_block(self, block_bytes: int) -> None:
         """They follow each other from start to end, none too long."""
-        cut = list(stripes(block_bytes))
-        self.assertEqual((cut[0][0], cut[-1][1]), (0, block_bytes))
-        for (_, end), (start, _) in pairwise(cut):
-            self.assertEqual(end, start)
-        self.assertTrue(all(0 < end - start <= STRIPE_BYTES for start, end in cut))
+        for limit in (STRIPE_BYTES, WIDE_STRIPE_BYTES):
+            cut = list(stripes(block_bytes, limit))
+            self.assertEqual((cut[0][0], cut[-1][1]), (0, block_bytes))
+            for (_, end), (start, _) in pairwise(cut):
+                self.assertEqual(end, start)
+            self.assertTrue(all(0 < end - start <= limit for start, end in cut))
+
+    def test_stripes_are_as_long_as_suits_the_library(self) -> None:
+        """What is coded quickly is worth fewer turns; a short block needs no library for that."""
+        for library, limit in ((None, STRIPE_BYTES), (object(), WIDE_STRIPE_BYTES)):
+            self.patch(isal, "load", lambda library=library: library)
+            self.assertEqual(list(stripes(2 * limit)), [(0, limit), (limit, 2 * limit)])
+        self.patch(isal, "load", lambda: self.fail("loaded for a short block"))
+        self.assertEqual(list(stripes(STRIPE_BYTES)), [(0, STRIPE_BYTES)])
 
     def test_no_stripe_is_tiny(self) -> None:
         """One byte more than a stripe becomes two halves."""
-        first, second = stripes(STRIPE_BYTES + 1)
+        first, second = stripes(STRIPE_BYTES + 1, STRIPE_BYTES)
         self.assertLess(abs((first[1] - first[0]) - (second[1] - second[0])), 128)
 
 
@@ -75,7 +91,7 @@ class CodingTests(SynchronousTestCase):
         views = [memoryview(blocks[0]), memoryview(blocks[1])]
         pieces = [
             encode_stripe([view[start:end] for view in views], (3, 2), 2, 4)
-            for start, end in stripes(len(blocks[0]))
+            for start, end in stripes(len(blocks[0]), STRIPE_BYTES)
         ]
         self.assertGreater(len(pieces), 2)
         self.assertEqual(b"".join(piece[0] for piece in pieces), blocks[3])

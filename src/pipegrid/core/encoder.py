@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 import attrs
 
 from pipegrid.core import hashes, hashtree, layout, ueb
+from pipegrid.core.buffers import fresh
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.erasure import encode_stripe, stripes
@@ -289,8 +290,8 @@ class Encoder:
                 f"the file changed while it was read: segment {index} has {given} bytes "
                 f"instead of {length}; store the file again"
             )
-        # Zeroed, and so padded.
-        padded = memoryview(bytearray(geometry.required_shares * geometry.block_length(index)))
+        padded = memoryview(fresh(geometry.required_shares * geometry.block_length(index)))
+        padded[length:] = bytes(len(padded) - length)
         position = 0
         for piece in pieces:
             view = memoryview(piece)

@@ -34,6 +34,13 @@ of the speed, and nothing was gained above 128 KiB. That is also where glibc beg
 buffer by itself, hence a little less.
 """
 
+WIDE_STRIPE_BYTES = 512 * 1024
+"""
+The same where ISA-L does it: coding takes so little that the turns count for more.
+
+See docs/explanation-codec.md, "Stripes".
+"""
+
 QUICK_BYTES = 8 * 1024
 """Of longer blocks ISA-L makes others, if it is there. To load it costs a few milliseconds, which one small
 file does not need."""
@@ -48,8 +55,17 @@ _KEPT_BYTES = 16 << 20
 bytes(_KEPT_BYTES)
 
 
-def stripes(block_bytes: int, stripe_bytes: int = STRIPE_BYTES) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each stripe of a block; they are about equal, so none is tiny."""
+def stripes(block_bytes: int, stripe_bytes: int | None = None) -> Iterator[tuple[int, int]]:
+    """
+    Yield start and end of each stripe of a block; they are about equal, so none is tiny.
+
+    Args:
+        stripe_bytes: that long at most; None: as suits what will code them.
+    """
+    if stripe_bytes is None:
+        stripe_bytes = STRIPE_BYTES
+        if block_bytes > STRIPE_BYTES and library() == "ISA-L":
+            stripe_bytes = WIDE_STRIPE_BYTES
     count = -(-block_bytes // stripe_bytes)
     step = -(-block_bytes // count)
     step = min(stripe_bytes, -(-step // _ALIGNMENT) * _ALIGNMENT)

@@ -28,6 +28,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from pipegrid.core.buffers import fresh
 from pipegrid.core.hashes import Buffer
 
 _NAMES = ("libisal.so.2", "libisal.2.dylib")
@@ -58,7 +59,7 @@ class Multiplier:
         """Return the products, each as long as the blocks are, all of which are equally long."""
         assert len(blocks) == self._inputs
         length = len(blocks[0])
-        made = [bytearray(length) for _ in range(self._outputs)]
+        made = [fresh(length) for _ in range(self._outputs)]
         borrowed: list[_Borrowed] = []
         try:
             borrowed.extend(_Borrowed(block, length) for block in (*blocks, *made))

@@ -1,0 +1,23 @@
+"""Buffers that nobody has written to."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core import buffers
+
+
+class FreshTests(SynchronousTestCase):
+    """Their size, and that they are one's own."""
+
+    def test_size(self) -> None:
+        """As asked for; they can be written, and each is another."""
+        for make in (buffers._make, None):  # the latter: not CPython
+            self.patch(buffers, "_make", make)
+            for size_bytes in (0, 1, 1000, 1 << 20):
+                first, second = buffers.fresh(size_bytes), buffers.fresh(size_bytes)
+                self.assertIs(type(first), bytearray)
+                self.assertEqual(len(first), size_bytes)
+                first[:] = b"a" * size_bytes
+                second[:] = b"b" * size_bytes
+                self.assertEqual(first, b"a" * size_bytes)
