@@ -209,6 +209,24 @@ class BatchingTests(SynchronousTestCase):
         self.assertEqual(b"".join(server.wrappedProtocol.pieces), data)
         self.assertLess(len(server.wrappedProtocol.pieces), 10)
 
+    def test_a_large_write(self) -> None:
+        """It is not joined to what waits, and not to what comes behind; the order is kept."""
+        client, server = self.ends
+        joined: list[int] = []
+        write = tls.BatchingTLS._write
+
+        def noting(client: tls.BatchingTLS, data: bytes) -> None:
+            joined.append(len(data))
+            write(client, data)
+
+        self.patch(tls.BatchingTLS, "_write", noting)
+        for data in (b"head", bytes(RECORD_BYTES), b"tail"):
+            client.write(data)
+        self.clock.advance(0)
+        self.assertEqual(joined, [4, RECORD_BYTES, 4])
+        server.dataReceived(client.transport.take())
+        self.assertEqual(server.wrappedProtocol.pieces, [b"head" + bytes(RECORD_BYTES) + b"tail"])
+
     def test_much_at_once(self) -> None:
         """However much the socket has read, OpenSSL gets a little at a time, and all arrives as one piece."""
         client, server = self.ends

@@ -14,7 +14,7 @@ from pipegrid.flow.tls import BatchingTLS
 from pipegrid.storage import serve
 from pipegrid.storage.serve import ServeSettings
 from pipegrid.transport.foolscap import FoolscapServer
-from pipegrid.transport.foolscaptub import TubConnector
+from pipegrid.transport.foolscaptub import LONGEST_WORD_BYTES, ShortWords, TubConnector
 from pipegrid.transport.gbs import GbsServer, endpoints_for
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire import furl, nurl
@@ -87,6 +87,23 @@ class LoopbackTests(TestCase):
         transport = storage.tracker.broker.transport
         self.assertIs(type(transport.protocol), BatchingTLS)
         self.assertGreater(transport.bufferSize, 65536)
+        broker = storage.tracker.broker
+        self.assertIs(type(broker.outgoingVocabulary), ShortWords)
+        answer = await storage.callRemote("get_version")
+        self.assertIn(b"application-version", answer)
+
+    def test_words(self) -> None:
+        """What is abbreviated is short; a long string is not even hashed."""
+
+        class Long(bytes):
+            def __hash__(self) -> int:
+                raise AssertionError("this takes time")
+
+        words = ShortWords({b"call": 1})
+        found = [
+            word in words for word in (b"call", b"cal", b"", Long(bytes(LONGEST_WORD_BYTES + 1)))
+        ]
+        self.assertEqual(found, [True, False, False, False])
 
     def test_wrong_addresses(self) -> Deferred[None]:
         """Another secret, another key, nobody there: each a sentence that says so."""

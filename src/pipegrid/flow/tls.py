@@ -91,6 +91,7 @@ class BatchingTLS(BufferingTLSTransport):
     def find_socket(self, transport: Any) -> None:
         """Send on a socket of Twisted's, without its transport; unless layers between want to see it all."""
         self._socket = socket_of(transport)
+        self.write = self._write_bytes  # type: ignore[method-assign]
 
     def dataReceived(self, data: bytes) -> None:
         """Take what the socket has read, however much; OpenSSL has it piece by piece."""
@@ -188,6 +189,18 @@ class BatchingTLS(BufferingTLSTransport):
             socket.producerPaused = True
             socket.producer.pauseProducing()
 
+    def _write_bytes(self, data: bytes) -> None:
+        """Write bytes, as Twisted does if they are few: they wait for others until the turn ends."""
+        if len(data) < RECORD_BYTES:
+            self._aggregator.write(data)
+        else:
+            self._write_large(data)
+
+    def _write_large(self, data: Buffer) -> None:
+        """Write a buffer behind those that wait, without joining it to them."""
+        self._aggregator.flush()
+        TLSMemoryBIOProtocol.write(self, data)
+
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
         """Write buffers one behind the other, as ``writeSequence`` does; they are not kept."""
         small: list[Buffer] = []
@@ -200,8 +213,7 @@ class BatchingTLS(BufferingTLSTransport):
                 if small:
                     self.write(b"".join(small))
                     small = []
-                self._aggregator.flush()
-                TLSMemoryBIOProtocol.write(self, piece)
+                self._write_large(piece)
         finally:
             self._gathering = False
             if self._gathered_bytes:

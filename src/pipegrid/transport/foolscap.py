@@ -54,8 +54,8 @@ class FoolscapSettings:
         connect_timeout_s: until the server is found, its negotiation included.
         timeout_s: silence of the server, while it owes an answer.
         max_indexes: of how many storage indexes the references to shares are kept.
-        stream_piece_bytes, stream_pieces: a stream reads pieces of this size, so many at a time. At
-            100 ms that carries 20 MB/s a share, and is 2 MiB of memory.
+        stream_piece_bytes, stream_pieces: a stream begins with pieces of this size, so many at a time; later
+            they are larger and fewer. At 100 ms that carries 20 MB/s a share, and is 2 MiB of memory.
     """
 
     connect_timeout_s: float = 15.0

@@ -5,7 +5,7 @@ Connections to Foolscap servers over TCP: a tub for each, which lives as long as
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 
@@ -20,6 +20,9 @@ _TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
 RECEIVE_BYTES = 256 * 1024
 """Asked of the socket at a time."""
+
+LONGEST_WORD_BYTES = 1024
+"""No word that is abbreviated is nearly as long."""
 
 LOST_AFTER_S = 2 * KEEPALIVE_S
 """Silence after which a server is taken to be gone."""
@@ -61,10 +64,25 @@ class TubConnector:
         return closed
 
 
+class ShortWords(dict[bytes, int]):
+    """
+    What Foolscap abbreviates.
+
+    It looks up every string that it sends, and Python hashes all of it for that: a tenth of a put, since
+    share data are strings, too.
+    """
+
+    def __contains__(self, word: object) -> bool:
+        return len(cast(bytes, word)) <= LONGEST_WORD_BYTES and super().__contains__(word)
+
+
 def _hurry(storage: Any) -> Any:
     """Let no message wait for the acknowledgement of the one before, and move much at a time."""
-    transport = storage.tracker.broker.transport
+    broker = storage.tracker.broker
+    transport = broker.transport
     transport.setTcpNoDelay(True)
     move_much(transport, RECEIVE_BYTES)
     batch_from_now_on(transport)
+    if type(getattr(broker, "outgoingVocabulary", None)) is dict:
+        broker.outgoingVocabulary = ShortWords(broker.outgoingVocabulary)
     return storage
