@@ -335,6 +335,23 @@ class SpeedTests(DownloadTestCase):
         self.assertLessEqual(self.slow(narrow, (0, 1)), 1.01 * usual + 2 * RTT)
         self.assertLessEqual(self.slow(narrow, (0, 1, 2)), 1.01 * usual + 1.0 + 4 * RTT + 0.5)
 
+    def test_helpers_that_both_win(self) -> None:
+        """
+        One favourite is very slow, and another not quite quick enough for the first segment.
+
+        So both helpers are in that, and each is one of the k shares for all of the rest: the slow one's
+        work, which they had divided, is not all there is to do.
+        """
+        self.patch(download, "_TASTE_SHARE", 1)
+        rate = float(1 << 20)
+        for slow in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+            self.make(4_000_000, World(bytes_per_s=rate))
+            self.ring[slow[0]].rtt_s = 50 * RTT
+            self.ring[slow[1]].bytes_per_s = 0.52 * rate
+            self.ring[slow[2]].bytes_per_s = 0.76 * rate
+            self.get()
+            self.assertLess(self.took, RTT + len(self.data) / 3 / (0.76 * rate) + 0.01)
+
     def test_helpers_that_fail(self) -> None:
         """Whoever is left of those who divided a slow server's work does all of it, or others do."""
         for limit in (40_000, 300_000, 900_000):

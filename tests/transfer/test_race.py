@@ -113,6 +113,12 @@ class RaceTests(SynchronousTestCase):
         self.assertEqual(self.race.done(5), [4])
         self.assertEqual(self.race.end([0, 1, 2]), {0, 1, 2})
 
+    def test_both_helpers_win(self) -> None:
+        """Then two of the shares that go on are theirs, so each of them gives all of it."""
+        self.call()
+        self.assertEqual(self.race.end([2, 3, 4]), {2, 3, 4})
+        self.assertEqual((self.race.parts, self.race.done(9)), ({}, []))
+
     def test_reopened(self) -> None:
         """Nobody has only a part any more."""
         self.call()

@@ -115,7 +115,10 @@ class Race:
         self.open = False
         self.due = None
         winners = set(numbers)
-        return winners | set(self.parts) if winners & set(self.parts) else winners
+        dividing = winners & self.parts.keys()
+        if len(dividing) > 1:
+            self.parts.clear()  # together they are one share, and these shares have to be k
+        return winners | set(self.parts) if dividing else winners
 
     def reopen(self) -> None:
         """Somebody falters: more shares take part, each for all that is left."""
