@@ -210,8 +210,9 @@ class BatchingTests(SynchronousTestCase):
         self.assertLess(len(server.wrappedProtocol.pieces), 10)
 
     def test_a_large_write(self) -> None:
-        """It is not joined to what waits, and not to what comes behind; the order is kept."""
+        """It is sent with what waits, in one call, but not joined to it; what is behind waits itself."""
         client, server = self.ends
+        socket = self.connect_to_socket(10 * BATCH_BYTES)
         joined: list[int] = []
         write = tls.BatchingTLS._write
 
@@ -222,9 +223,10 @@ class BatchingTests(SynchronousTestCase):
         self.patch(tls.BatchingTLS, "_write", noting)
         for data in (b"head", bytes(RECORD_BYTES), b"tail"):
             client.write(data)
+        self.assertEqual(socket.calls, 1)
         self.clock.advance(0)
-        self.assertEqual(joined, [4, RECORD_BYTES, 4])
-        server.dataReceived(client.transport.take())
+        self.assertEqual((joined, socket.calls), ([4, RECORD_BYTES, 4], 2))
+        server.dataReceived(socket.take())
         self.assertEqual(server.wrappedProtocol.pieces, [b"head" + bytes(RECORD_BYTES) + b"tail"])
 
     def test_much_at_once(self) -> None:

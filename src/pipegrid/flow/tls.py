@@ -194,12 +194,7 @@ class BatchingTLS(BufferingTLSTransport):
         if len(data) < RECORD_BYTES:
             self._aggregator.write(data)
         else:
-            self._write_large(data)
-
-    def _write_large(self, data: Buffer) -> None:
-        """Write a buffer behind those that wait, without joining it to them."""
-        self._aggregator.flush()
-        TLSMemoryBIOProtocol.write(self, data)
+            self.write_pieces((data,))
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
         """Write buffers one behind the other, as ``writeSequence`` does; they are not kept."""
@@ -213,7 +208,8 @@ class BatchingTLS(BufferingTLSTransport):
                 if small:
                     self.write(b"".join(small))
                     small = []
-                self._write_large(piece)
+                self._aggregator.flush()
+                TLSMemoryBIOProtocol.write(self, piece)
         finally:
             self._gathering = False
             if self._gathered_bytes:
