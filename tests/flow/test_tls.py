@@ -439,7 +439,11 @@ class BatchingTests(SynchronousTestCase):
     def test_pieces_are_sent_together(self) -> None:
         """Those of one call, if they are not too long for that; and nothing of them stays behind."""
         data = random.Random(7).randbytes(GATHERED_BYTES)
-        cuts = ((0, 100, 20_000, 60_000, 60_001, 100_000), (0, GATHERED_BYTES // 2))
+        cuts = (
+            (0, 100, 20_000, 60_000, 60_001, 100_000),
+            (0, *range(4000, 40_000, 4000), 60_000),  # small ones that are many
+            (0, GATHERED_BYTES // 2),
+        )
         for cut in cuts:
             with self.subTest(cut):
                 self.set_up_unconnected()

@@ -5,7 +5,7 @@ zfec does the arithmetic, one table look-up a byte, at one speed whatever the si
 with vector instructions, where the system has it (``isal``). What made zfec's speed vary by a fifth was where
 the results go. Parity is fresh memory, and the C library hands back to the kernel
 what was freed, so that the next segment faults in every page again: some 500 faults a megabyte.
-So the allocator is told once, here, to keep more (``_KEPT_BYTES``), and blocks are coded in stripes that
+So the allocator is told once, here, to keep more (``_KEPT_BYTES``), and zfec codes blocks in stripes that
 stay below its threshold for mappings of their own. The pieces are kept as they are, never joined.
 ``docs/explanation-codec.md`` has the figures.
 
@@ -63,9 +63,8 @@ def stripes(block_bytes: int, stripe_bytes: int | None = None) -> Iterator[tuple
         stripe_bytes: that long at most; None: as suits what will code them.
     """
     if stripe_bytes is None:
-        stripe_bytes = STRIPE_BYTES
-        if block_bytes > STRIPE_BYTES and library() == "ISA-L":
-            stripe_bytes = WIDE_STRIPE_BYTES
+        wide = block_bytes > STRIPE_BYTES and _has_isal()
+        stripe_bytes = WIDE_STRIPE_BYTES if wide else STRIPE_BYTES
     count = -(-block_bytes // stripe_bytes)
     step = -(-block_bytes // count)
     step = min(stripe_bytes, -(-step // _ALIGNMENT) * _ALIGNMENT)
@@ -204,6 +203,10 @@ def _decoding(
 
 def library() -> str:
     """Return the name of what codes long blocks here, for whoever compares speeds."""
+    return "ISA-L" if _has_isal() else "zfec"
+
+
+def _has_isal() -> bool:
     from pipegrid.core import isal
 
-    return "zfec" if isal.load() is None else "ISA-L"
+    return isal.load() is not None

@@ -38,6 +38,11 @@ def socket_of(transport: Any) -> Any:
     return transport if hasattr(type(transport), "writeSomeData") else None
 
 
+def is_free(socket: Any) -> bool:
+    """Return whether what is sent on it now would come behind all that was written before."""
+    return socket.connected and not socket.dataBuffer and not socket._tempDataBuffer
+
+
 def send_now(socket: Any, data: Buffer) -> int:
     """
     Send what the socket takes at once, if nothing waits to be sent; the caller writes the rest.
@@ -48,7 +53,7 @@ def send_now(socket: Any, data: Buffer) -> int:
     Returns:
         How many bytes it took. A connection that turns out to be lost takes none: the reactor will find out.
     """
-    if not socket.connected or socket.dataBuffer or socket._tempDataBuffer:
+    if not is_free(socket):
         return 0
     sent = socket.writeSomeData(data)
     return sent if isinstance(sent, int) and sent > 0 else 0

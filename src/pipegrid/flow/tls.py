@@ -89,7 +89,11 @@ class BatchingTLS(BufferingTLSTransport):
         super().makeConnection(transport)
 
     def find_socket(self, transport: Any) -> None:
-        """Send on a socket of Twisted's, without its transport; unless layers between want to see it all."""
+        """
+        Send on a socket of Twisted's, without its transport; unless layers between want to see it all.
+
+        And write what is large without joining it to what waits (Twisted has an attribute for ``write``).
+        """
         self._socket = socket_of(transport)
         self.write = self._write_bytes  # type: ignore[method-assign]
 
@@ -153,8 +157,7 @@ class BatchingTLS(BufferingTLSTransport):
     def _flushSendBIO(self) -> None:
         """Hand down all that was encrypted."""
         self._gather()
-        if self._gathered_bytes:
-            self._hand_down()
+        self._hand_down()
 
     def _gather(self) -> None:
         """Put what was encrypted behind what will be handed down with it."""
@@ -171,6 +174,8 @@ class BatchingTLS(BufferingTLSTransport):
 
     def _hand_down(self) -> None:
         """Send what was gathered, or have the transport beneath keep and send it; it is not kept here."""
+        if not self._gathered_bytes:
+            return
         encrypted = _encrypted_view[: self._gathered_bytes]
         self._gathered_bytes = 0
         socket = self._socket
@@ -206,16 +211,15 @@ class BatchingTLS(BufferingTLSTransport):
                     small.append(piece)
                     continue
                 if small:
-                    self.write(b"".join(small))
+                    self._aggregator.write(b"".join(small))
                     small = []
                 self._aggregator.flush()
                 TLSMemoryBIOProtocol.write(self, piece)
         finally:
             self._gathering = False
-            if self._gathered_bytes:
-                self._hand_down()
+            self._hand_down()
         if small:
-            self.write(b"".join(small))
+            self._aggregator.write(b"".join(small))
 
     def _write(self, data: Buffer) -> None:
         """Encrypt data, and hand it down in few pieces, unless more is gathered first."""
@@ -241,7 +245,7 @@ class BatchingTLS(BufferingTLSTransport):
             self._flushSendBIO()
             self._tlsShutdownFinished(failure)
         finally:
-            if self._gathered_bytes and not self._gathering:
+            if not self._gathering:
                 self._hand_down()
 
 

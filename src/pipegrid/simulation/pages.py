@@ -11,13 +11,12 @@ This sets a method of Twisted's sockets (``doRead``), as reactors call it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from pipegrid.flow.sockets import Buffer, send_now
+from pipegrid.flow.sockets import Buffer, is_free, send_now
 
 BULK_BYTES = 32 << 10
 """After a read of so much, the next one is of pages: for less, copying is cheaper than two more calls."""
@@ -46,7 +45,7 @@ class Copied:
 
     def deliver(self, size_bytes: int, socket: Any) -> Buffer:
         """
-        Send the first so many bytes; they are gone from here.
+        Send the first so many bytes, of those that there are; they are gone from here.
 
         Args:
             socket: as ``flow.sockets.socket_of`` returned it; None: send nothing.
@@ -78,14 +77,8 @@ class Pages:
 
     def deliver(self, size_bytes: int, socket: Any) -> Buffer:
         """Send the first so many bytes, as ``Copied.deliver`` does; only what is returned is copied."""
-        size_bytes = min(size_bytes, self._length)
         sent = 0
-        if (
-            socket is not None
-            and socket.connected
-            and not socket.dataBuffer
-            and not socket._tempDataBuffer
-        ):
+        if socket is not None and is_free(socket):
             with suppress(OSError):  # it takes nothing now, or is lost: the reactor will find out
                 sent = os.splice(
                     self._pipe[0], socket.fileno(), size_bytes, flags=os.SPLICE_F_NONBLOCK
@@ -139,6 +132,8 @@ class Pipes:
             pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # too many files
             return None
+        import fcntl  # wherever there is splice
+
         with suppress(OSError, AttributeError):  # a smaller one does, too
             fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._count += 1
