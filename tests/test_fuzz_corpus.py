@@ -16,7 +16,7 @@ from pipegrid.core.decoder import Decoder
 from pipegrid.core.segmentjob import Block
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.http11.parser import ResponseParser
-from pipegrid.storage.http_connection import GbsConnection
+from pipegrid.server.gbs.connection import GbsConnection
 
 
 def kept(target: str) -> list[Path]:

@@ -26,11 +26,11 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.storage.commit import Committable, Disk
-from pipegrid.storage.durability import Durability
-from pipegrid.storage.http_connection import GbsConnection
-from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.server import GbsServer
+from pipegrid.disk.commit import Committable, Disk
+from pipegrid.disk.durability import Durability
+from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.site import GbsServer
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledUpload

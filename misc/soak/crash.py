@@ -53,8 +53,8 @@ from misc.speedtest.oneserver import one_server
 from misc.speedtest.processes import end_on_sigterm
 from pipegrid import Grid
 from pipegrid.core.caps import Cap
+from pipegrid.disk.commit import load_syncfs
 from pipegrid.errors import CorruptionError, PipegridError
-from pipegrid.storage.commit import load_syncfs
 
 POLICIES = ("none", "batch", "strict")
 PROMISING = ("batch", "strict")

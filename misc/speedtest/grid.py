@@ -46,7 +46,7 @@ from misc.speedtest.processes import Servers
 from misc.speedtest.tlsrate import TlsStreams
 from pipegrid import Grid
 from pipegrid.core import erasure
-from pipegrid.flow.collector import calm_collector
+from pipegrid.reactor.collector import calm_collector
 from pipegrid.speedtest.contents import Comparing
 
 PINGS = 5

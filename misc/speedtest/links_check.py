@@ -30,7 +30,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 
 from misc.speedtest.processes import end_on_sigterm
-from pipegrid.flow.collector import calm_collector
+from pipegrid.reactor.collector import calm_collector
 from pipegrid.speedtest import runner, scenarios
 from pipegrid.speedtest.lines import of_raw_tcp
 from pipegrid.speedtest.links import PROFILES

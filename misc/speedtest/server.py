@@ -39,7 +39,7 @@ RUN = """
 import sys
 from pathlib import Path
 from twisted.internet import reactor
-from pipegrid.storage.serve import ServeSettings, run
+from pipegrid.server.serve import ServeSettings, run
 settings = ServeSettings(
     directory=Path(sys.argv[1]), port="tcp:0:interface=127.0.0.1", durability=sys.argv[2]
 )

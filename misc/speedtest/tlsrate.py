@@ -145,7 +145,7 @@ def connect(port: int) -> ssl.SSLSocket:
 
 def make_certificate(directory: Path) -> str:
     """Make what storage servers make for themselves; returns the file's path."""
-    from pipegrid.storage.identity import load_or_create
+    from pipegrid.server.identity import load_or_create
 
     load_or_create(directory)
     return str(directory / "private" / "node.pem")

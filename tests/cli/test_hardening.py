@@ -23,9 +23,10 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 import pipegrid
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
+from pipegrid.disk import files as disk
 from pipegrid.grid.creation import create_local
-from pipegrid.storage import containers, disk
-from pipegrid.transfer.source import FileSource
+from pipegrid.storage import containers
+from pipegrid.transfer.put.source import FileSource
 from tests.cli.support import Run
 
 SOURCE = Path(pipegrid.__file__).resolve().parent.parent

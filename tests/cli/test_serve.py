@@ -17,8 +17,8 @@ from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.cli.console import Console
 from pipegrid.errors import UsageError
 from pipegrid.grid.serving import ServerDirectory
-from pipegrid.storage import identity
-from pipegrid.storage.running import process_began
+from pipegrid.server import identity
+from pipegrid.server.running import process_began
 from pipegrid.wire import furl, nurl
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"

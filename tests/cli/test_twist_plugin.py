@@ -8,7 +8,7 @@ from twisted.python import usage
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import twist_plugin
-from pipegrid.storage.serve import ServeSettings
+from pipegrid.server.serve import ServeSettings
 from tests.grid.introducer_support import FURL
 
 

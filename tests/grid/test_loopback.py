@@ -18,7 +18,7 @@ from pipegrid.grid import Grid
 from pipegrid.grid.cache import cache_name, write_cache
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
-from pipegrid.storage.serve import ServeSettings, StorageNode
+from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import furl
 from pipegrid.wire.announcements import Announcement
 from pipegrid.wire.furl import Furl

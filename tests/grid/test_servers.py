@@ -27,7 +27,7 @@ from pipegrid.grid.servers import (
     open_static,
     parse_static_servers,
 )
-from pipegrid.storage.serve import ServeSettings, StorageNode
+from pipegrid.server.serve import ServeSettings, StorageNode
 from tests import vectors
 
 reactor: Any = installed_reactor

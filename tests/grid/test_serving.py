@@ -11,8 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.grid import serving
+from pipegrid.server.serve import DEFAULT_PORT, ServeSettings
 from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.serve import DEFAULT_PORT, ServeSettings
 from tests.grid.introducer_support import FURL
 
 DAY_S = 86400

@@ -19,7 +19,7 @@ from pipegrid.grid import Grid
 from pipegrid.grid.cache import cache_name
 from pipegrid.grid.config import is_configured, load
 from pipegrid.grid.creation import create_like_tahoe
-from pipegrid.storage.serve import ServeSettings, StorageNode
+from pipegrid.server.serve import ServeSettings, StorageNode
 from tests.grid.introducer_support import FURL, announced, key, nurl
 
 reactor: Any = installed_reactor

@@ -6,9 +6,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSuchShare
-from pipegrid.flow.trace import Tracer
-from pipegrid.flow.workers import InlineWorkers
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
+from pipegrid.reactor.trace import Tracer
+from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transport.interface import StorageServer
 from pipegrid.transport.memory import MemoryServer, MemoryStorage
 from tests.transport.contract import IDENTITY, SECRETS, SI, StorageServerContract

@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 
-from pipegrid.storage import containers, mutable_containers
+from pipegrid.storage import containers
+from pipegrid.storage.mutable import containers as mutable_containers
 
 STRANGERS = 5
 STRANGER = b"a client that never comes again"  # 31 bytes

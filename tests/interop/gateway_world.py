@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 import attrs
 import yaml
 
-from pipegrid.storage import identity
+from pipegrid.server import identity
 from pipegrid.wire import furl
 from tests.interop.processes import (
     PATIENCE_S,

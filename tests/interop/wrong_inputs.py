@@ -24,7 +24,7 @@ from twisted.web.server import Site
 from pipegrid.grid.cache import cache_name, read_cache
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.servers import SERVERS_NAME
-from pipegrid.storage import identity
+from pipegrid.server import identity
 from pipegrid.wire import cbor
 from pipegrid.wire.announcements import FURL, NURLS, make_signing_key, sign
 from pipegrid.wire.introducing import LOST_AFTER_S

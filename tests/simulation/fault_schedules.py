@@ -42,11 +42,13 @@ from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 from pipegrid.http11 import writer
+from pipegrid.server.gbs import bodies as http_bodies
+from pipegrid.server.gbs import service as http_service
 from pipegrid.simulation.driver import Hung
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.simulation.log import timeline
-from pipegrid.storage import http_bodies, http_service
-from pipegrid.transfer import download, lanes, readers
+from pipegrid.transfer.get import download, readers
+from pipegrid.transfer.put import shareway as lanes
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.core.simple_encoder import Encoded, encode

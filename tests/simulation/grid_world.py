@@ -29,6 +29,8 @@ from zope.interface import implementer
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
+from pipegrid.disk.commit import Committable, Disk, Policy
+from pipegrid.disk.durability import Durability
 from pipegrid.errors import NoSpace
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import Window
@@ -36,23 +38,21 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.grid.servers import Windows
 from pipegrid.http11.endpoints import _PinnedConnectionCreator
+from pipegrid.links.link import Line
+from pipegrid.server import identity as identities
+from pipegrid.server.front import FrontFactory
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.site import GbsServer as GbsFactory
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.link import Line
 from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.simulation.tcp import TcpOptions
-from pipegrid.storage import identity as identities
-from pipegrid.storage.commit import Committable, Disk, Policy
-from pipegrid.storage.durability import Durability
-from pipegrid.storage.front import FrontFactory
-from pipegrid.storage.http_service import GbsService
 from pipegrid.storage.reader import ShareReader, open_reader
-from pipegrid.storage.server import GbsServer as GbsFactory
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads import Upload
+from pipegrid.storage.uploads.upload import Upload
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
-from pipegrid.transport.gbs import GbsServer, GbsSettings
+from pipegrid.transport.gbs.client import GbsServer, GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 from tests.storage.support import NOW, InlineWorkers, kill

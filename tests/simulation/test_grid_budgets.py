@@ -23,7 +23,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.uploads import Uploads
 from pipegrid.core.caps import ChkCap
 from pipegrid.grid.servers import Windows
-from pipegrid.simulation.link import Line
+from pipegrid.links.link import Line
 from pipegrid.transfer.peers import ring
 from pipegrid.transfer.results import PutResult
 from tests.core.simple_encoder import encode

@@ -15,11 +15,11 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.disk.durability import Durability
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan
-from pipegrid.storage.durability import Durability
-from pipegrid.storage.uploads import Upload
-from pipegrid.transfer.lanes import Lane
-from pipegrid.transport.gbs import GbsServer
+from pipegrid.storage.uploads.upload import Upload
+from pipegrid.transfer.put.shareway import Lane
+from pipegrid.transport.gbs.client import GbsServer
 from tests.simulation import fault_schedules
 from tests.simulation.fault_schedules import (
     Broken,

@@ -15,9 +15,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
+from pipegrid.links.link import Line
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.link import Line
 from pipegrid.simulation.log import bursts, timeline
 from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.simulation.tcp import TcpOptions

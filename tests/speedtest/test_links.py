@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.simulation.relay import LinkShape
+from pipegrid.links.relay import LinkShape
 from pipegrid.speedtest.links import (
     PROFILES,
     describe,

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.simulation.relay import LinkShape
+from pipegrid.links.relay import LinkShape
 from pipegrid.speedtest.baseline import ping_responders
 from pipegrid.speedtest.children import ChildError, start_child
 from pipegrid.speedtest.probe import ResponderError

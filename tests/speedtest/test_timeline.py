@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.trace import Tracer
+from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest import timeline
 from pipegrid.speedtest.results import DOWN, UP, Burst
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage import mutable_containers
 from pipegrid.storage.containers import LEASE_DURATION_S
 from pipegrid.storage.expiry import Expiry
+from pipegrid.storage.mutable import containers as mutable_containers
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 
 DAY_S = 86400

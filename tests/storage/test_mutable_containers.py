@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage import mutable_containers as containers
 from pipegrid.storage.containers import stored_secret
+from pipegrid.storage.mutable import containers
 from pipegrid.wire.messages import LeaseSecrets
 from tests import vectors
 

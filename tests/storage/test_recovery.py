@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from pipegrid.disk import files as disk
 from pipegrid.errors import NoSuchShare, WrongSecret
-from pipegrid.storage import disk
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire.messages import Allocation
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage import sidecar
+from pipegrid.storage.uploads import note as sidecar
 
 NOTE = sidecar.Note(b"b" * 16, b"s" * 32, 77, 1 << 40, ((0, 5), (9, 1 << 39)))
 

@@ -13,10 +13,11 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
-from pipegrid.storage import disk, slotchange, slots
-from pipegrid.storage import mutable_containers as containers
 from pipegrid.storage.containers import stored_secret
+from pipegrid.storage.mutable import change as slotchange
+from pipegrid.storage.mutable import containers, slots
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 from tests import vectors

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegrid.core import base32
+from pipegrid.disk import files as disk
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
@@ -17,10 +18,10 @@ from pipegrid.errors import (
     UsageError,
     WrongSecret,
 )
-from pipegrid.storage import containers, disk, leases
+from pipegrid.storage import containers, leases
 from pipegrid.storage.advisories import MAX_ADVISORIES, MAX_REASON_BYTES
-from pipegrid.storage.unfinished import ONE_CALL_BYTES
-from pipegrid.storage.writer import MAX_RANGES
+from pipegrid.storage.uploads.table import ONE_CALL_BYTES
+from pipegrid.storage.uploads.writer import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase

@@ -13,10 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.flow import workers
-from pipegrid.flow.workers import InlineWorkers, Workers
-from pipegrid.transfer.codingline import CodingLine, _Turns
-from pipegrid.transfer.source import BytesSource
+from pipegrid.reactor import workers
+from pipegrid.reactor.workers import InlineWorkers, Workers
+from pipegrid.transfer.put.codingline import CodingLine, _Turns
+from pipegrid.transfer.put.source import BytesSource
 from tests.transfer.world import content
 
 PARAMS = Params(3, 10, 3000)

@@ -17,7 +17,7 @@ from pipegrid.core import decoder
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
-from pipegrid.transfer import download, readers
+from pipegrid.transfer.get import download, readers
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import CHUNK_BYTES, RTT, Line, Told, World, content

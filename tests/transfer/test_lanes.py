@@ -13,9 +13,9 @@ from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import WriteLost
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.transfer import lanes
-from pipegrid.transfer.lanes import Lane
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put import shareway as lanes
+from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteResult
 from tests.transfer.world import identity

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError, UnhappyError
-from pipegrid.transfer import lanes
+from pipegrid.transfer.put import shareway as lanes
 from pipegrid.transfer.results import PutResult
 from tests.transfer.test_upload import UploadTestCase
 from tests.transfer.world import RTT, Told, World

@@ -11,8 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.transfer.many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.put.many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from tests.transfer.world import RTT, World, content
 
 

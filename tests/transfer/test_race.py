@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.race import Race
+from pipegrid.transfer.get.tactics import Race
 
 
 @attrs.define

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
-from pipegrid.transfer import lanes
+from pipegrid.transfer.put import shareway as lanes
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.transfer.test_download import Consumer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.search import MAX_QUESTIONS, ShareSearch
+from pipegrid.transfer.get.search import MAX_QUESTIONS, ShareSearch
 
 
 class SearchTests(SynchronousTestCase):

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.transfer.sink import open_sink
+from pipegrid.transfer.get.sink import open_sink
 from tests.transfer.test_download import Consumer
 
 

@@ -13,8 +13,8 @@ from unittest import mock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SourceError
-from pipegrid.transfer import source as module
-from pipegrid.transfer.source import Source, open_source
+from pipegrid.transfer.put import source as module
+from pipegrid.transfer.put.source import Source, open_source
 from tests.transfer.world import content
 
 DATA = content(3_000_000)

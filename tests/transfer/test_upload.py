@@ -14,13 +14,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError, UnhappyError
-from pipegrid.flow.workers import InlineWorkers
-from pipegrid.transfer import lanes
-from pipegrid.transfer.lanes import Lane
-from pipegrid.transfer.openlanes import FORGET_S
+from pipegrid.reactor.workers import InlineWorkers
+from pipegrid.transfer.put import shareway as lanes
+from pipegrid.transfer.put.openlanes import FORGET_S
+from pipegrid.transfer.put.shareway import Lane
+from pipegrid.transfer.put.source import FileSource
+from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
-from pipegrid.transfer.source import FileSource
-from pipegrid.transfer.upload import Upload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, Line, Told, World, content

@@ -29,9 +29,9 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.ring import permutation_seed
 from pipegrid.errors import NoSuchShare, ServerUnreachable, WriteLost
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.flow.workers import InlineWorkers
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
+from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.memory import MemoryServer

@@ -19,12 +19,12 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage.durability import Durability
-from pipegrid.storage.foolscap import FoolscapStorage
-from pipegrid.storage.http_service import GbsService
+from pipegrid.disk.durability import Durability
+from pipegrid.server.foolscap.service import FoolscapStorage
+from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.store import ShareStore
-from pipegrid.transport.foolscap import FoolscapServer, FoolscapSettings
-from pipegrid.transport.foolscaptub import LOST_AFTER_S
+from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
+from pipegrid.transport.foolscap.tub import LOST_AFTER_S
 from pipegrid.wire.tub import make_tub
 from tests.storage.support import NOW, InlineWorkers
 from tests.transport.contract import IDENTITY

@@ -13,20 +13,20 @@ from twisted.internet.protocol import Factory
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
+from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Durability
 from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.site import GbsServer as GbsFactory
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import run
 from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.storage.commit import Policy
-from pipegrid.storage.durability import Durability
-from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.server import GbsServer as GbsFactory
 from pipegrid.storage.store import ShareStore
 from pipegrid.transfer.peers import Peer
-from pipegrid.transport.gbs import GbsServer, GbsSettings
+from pipegrid.transport.gbs.client import GbsServer, GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 from tests.storage.support import NOW, InlineWorkers

@@ -19,8 +19,8 @@ from pipegrid.errors import (
     ServerUnreachable,
     UsageError,
 )
-from pipegrid.storage import foolscap as storage_foolscap
-from pipegrid.storage.foolscap import BucketReader
+from pipegrid.server.foolscap import service as storage_foolscap
+from pipegrid.server.foolscap.service import BucketReader
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import WriteResult
 from tests.transport.contract import (

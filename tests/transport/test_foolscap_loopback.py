@@ -10,12 +10,12 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import NoSuchShare, ServerRefused, ServerUnreachable, UsageError
-from pipegrid.flow.tls import BatchingTLS
-from pipegrid.storage import serve
-from pipegrid.storage.serve import ServeSettings
-from pipegrid.transport.foolscap import FoolscapServer
-from pipegrid.transport.foolscaptub import LONGEST_WORD_BYTES, ShortWords, TubConnector
-from pipegrid.transport.gbs import GbsServer, endpoints_for
+from pipegrid.reactor.tls import BatchingTLS
+from pipegrid.server import serve
+from pipegrid.server.serve import ServeSettings
+from pipegrid.transport.foolscap.client import FoolscapServer
+from pipegrid.transport.foolscap.tub import LONGEST_WORD_BYTES, ShortWords, TubConnector
+from pipegrid.transport.gbs.client import GbsServer, endpoints_for
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire import furl, nurl
 from tests.interop.processes import free_port

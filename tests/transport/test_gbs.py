@@ -14,12 +14,12 @@ from zope.interface import implementer
 
 from pipegrid.errors import ServerUnreachable
 from pipegrid.http11.endpoints import _PinnedConnectionCreator
+from pipegrid.server import identity
+from pipegrid.server.front import FrontFactory
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.site import GbsServer as GbsFactory
 from pipegrid.simulation.driver import leaks
-from pipegrid.storage import identity
-from pipegrid.storage.front import FrontFactory
-from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.server import GbsServer as GbsFactory
-from pipegrid.transport.gbs import GbsServer
+from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, WriteResult
 from tests.transport.contract import SECRETS, SI, Consumer, StorageServerContract

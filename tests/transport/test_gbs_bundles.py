@@ -26,16 +26,16 @@ from pipegrid.errors import (
 )
 from pipegrid.http11.parser import ResponseHead
 from pipegrid.http11.raw import RawRequest, RawResponse
-from pipegrid.transport.gbs import GbsServer
-from pipegrid.transport.gbsanswers import GbsAnswers
-from pipegrid.transport.gbsbundles import (
+from pipegrid.http11.replaying import Answered
+from pipegrid.transport.gbs.answers import GbsAnswers
+from pipegrid.transport.gbs.bundles import (
     MAX_SHARE_BYTES,
     SEND_BYTES,
     GbsBundles,
     OrdinaryRequests,
 )
-from pipegrid.transport.gbsrequests import GbsRequests
-from pipegrid.transport.gbsuploads import Answered
+from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire import cbor, gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import (
     MAX_BUNDLE_BYTES,

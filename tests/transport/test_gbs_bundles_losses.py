@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
+from pipegrid.disk.commit import Policy
 from pipegrid.errors import (
     GridError,
     PipegridError,
@@ -23,15 +24,14 @@ from pipegrid.errors import (
     ServerUnreachable,
 )
 from pipegrid.http11.raw import RawRequest
+from pipegrid.server.gbs.answers import Answer
+from pipegrid.server.gbs.bodies import Receiver
+from pipegrid.server.gbs.requests import Admitted, Request
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.site import GbsServer as GbsFactory
 from pipegrid.simulation.driver import leaks
 from pipegrid.simulation.faults import FaultPlan
-from pipegrid.storage.commit import Policy
-from pipegrid.storage.http_answers import Answer
-from pipegrid.storage.http_bodies import Receiver
-from pipegrid.storage.http_requests import Admitted, Request
-from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.server import GbsServer as GbsFactory
-from pipegrid.transport.gbs import GbsServer
+from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )

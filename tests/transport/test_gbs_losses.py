@@ -19,7 +19,7 @@ from pipegrid.errors import (
     WriteLost,
 )
 from pipegrid.simulation.driver import leaks
-from pipegrid.transport.gbs import GbsServer, GbsSettings
+from pipegrid.transport.gbs.client import GbsServer, GbsSettings
 from pipegrid.wire.messages import Allocation, WriteResult
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, GbsWorld

@@ -16,13 +16,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import NoSuchShare
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.limits import Limits
+from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.server.gbs.requests import Request
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.site import GbsServer as GbsFactory
 from pipegrid.simulation.driver import leaks
-from pipegrid.storage.http_connection import GbsConnection
-from pipegrid.storage.http_requests import Request
-from pipegrid.storage.http_service import GbsService
-from pipegrid.storage.server import GbsServer as GbsFactory
-from pipegrid.transport.gbs import GbsSettings
-from pipegrid.transport.gbsrequests import GbsRequests
+from pipegrid.transport.gbs.client import GbsSettings
+from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire.messages import WriteResult
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld

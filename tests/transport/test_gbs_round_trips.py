@@ -16,9 +16,9 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.grid import Grid
+from pipegrid.links.link import Line
 from pipegrid.simulation.driver import leaks
-from pipegrid.simulation.link import Line
-from pipegrid.transfer.download import Download
+from pipegrid.transfer.get.download import Download
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from pipegrid.errors import (
     ServerRefused,
     WrongSecret,
 )
-from pipegrid.transport.gbs import GbsServer
+from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.wire.messages import Allocation, WriteResult
 from tests import vectors
 from tests.transport.contract import SECRETS, SI, Consumer

@@ -12,9 +12,9 @@ from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.disk.commit import Disk, Policy
+from pipegrid.disk.durability import Durability, Workers
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, ServerUnreachable
-from pipegrid.storage.commit import Disk, Policy
-from pipegrid.storage.durability import Durability, Workers
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.interface import StorageServer
 from pipegrid.transport.local import STREAM_CHUNK_BYTES, LocalServer

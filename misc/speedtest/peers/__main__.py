@@ -65,9 +65,9 @@ from misc.speedtest.peers.nodes import (
 from pipegrid import Grid
 from pipegrid.core import erasure
 from pipegrid.core.params import Params
-from pipegrid.flow.collector import calm_collector
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.reactor.collector import calm_collector
 from pipegrid.speedtest.contents import Comparing
 
 SERVERS = 10

@@ -14,7 +14,7 @@ import sys
 def main() -> None:
     """Run the command line that this process was started with, and exit with its status."""
     if sys.argv[1:] == ["--version"]:
-        from pipegrid import __version__
+        from pipegrid.version import __version__
 
         try:
             print(f"pipegrid {__version__}", flush=True)

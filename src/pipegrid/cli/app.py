@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid import __version__
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, failure
 from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.version import __version__
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred

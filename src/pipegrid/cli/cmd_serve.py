@@ -14,7 +14,7 @@ from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from pipegrid.grid.serving import ServerDirectory
-    from pipegrid.storage.serve import ServeSettings, StorageNode
+    from pipegrid.server.serve import ServeSettings, StorageNode
     from pipegrid.wire.furl import Furl
 
 
@@ -33,7 +33,7 @@ class ServeJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; being cancelled stops in good order, and gives 0."""
-        from pipegrid.storage.serve import serve
+        from pipegrid.server.serve import serve
 
         console = invocation.console
         try:
@@ -48,7 +48,7 @@ class ServeJob(GridJob):
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
         from pipegrid.grid import serving
         from pipegrid.grid.config import default_directory
-        from pipegrid.storage.running import refuse_if_running
+        from pipegrid.server.running import refuse_if_running
 
         directory = Path(invocation.directory or default_directory())
         refuse_if_running(directory)

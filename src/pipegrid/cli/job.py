@@ -18,8 +18,8 @@ from pipegrid.errors import SinkError
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
-    from pipegrid.flow.trace import Tracer
     from pipegrid.grid import Grid
+    from pipegrid.reactor.trace import Tracer
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
 
@@ -131,7 +131,7 @@ def tracing(path: str | None, reactor: Any) -> Iterator[Tracer | None]:
     if path is None:
         yield None
         return
-    from pipegrid.flow.trace import Tracer
+    from pipegrid.reactor.trace import Tracer
 
     with ExitStack() as stack:
         try:

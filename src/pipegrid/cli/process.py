@@ -17,7 +17,7 @@ from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob, failure
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.flow.collector import calm_collector
+from pipegrid.reactor.collector import calm_collector
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred

@@ -20,9 +20,9 @@ from twisted.python import usage
 from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.errors import UsageError
 from pipegrid.grid import serving
+from pipegrid.server.running import refuse_if_running
+from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
 from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.running import refuse_if_running
-from pipegrid.storage.serve import DURABILITIES, ServeSettings, StorageNode
 
 log = Logger()
 

@@ -17,8 +17,8 @@ from pipegrid.cli.outcome import ExitStatus, printable, sentence
 from pipegrid.cli.progress import Progress
 from pipegrid.cli.stdin import InterruptibleInput, interruptible
 from pipegrid.errors import SinkError, SourceError
-from pipegrid.transfer.many import ManyPuts
-from pipegrid.transfer.source import size_of
+from pipegrid.transfer.put.many import ManyPuts
+from pipegrid.transfer.put.source import size_of
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid

@@ -1,1 +1,1 @@
-"""Flow control and its companions, useful to any Twisted program."""
+"""Flow control: pipelines, their windows, budgets and turns; useful to any Twisted program."""

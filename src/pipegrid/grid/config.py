@@ -29,10 +29,10 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.disk.commit import Policy
 from pipegrid.errors import UsageError
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
-from pipegrid.storage.commit import Policy
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.timeouts import timeout_or
 from pipegrid.grid.cache import cache_name, read_cache, write_cache
 from pipegrid.grid.introducer import IntroducerClient, IntroducerStatus
 from pipegrid.grid.introducers import IntroducerAddress
+from pipegrid.reactor.timeouts import timeout_or
 from pipegrid.wire.announcements import Announcement, AnnouncementBook, KnownServer, describe
 from pipegrid.wire.introducing import Connect
 

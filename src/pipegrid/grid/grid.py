@@ -23,22 +23,24 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, UsageError
 from pipegrid.flow.budget import Budget
-from pipegrid.flow.together import together
-from pipegrid.flow.trace import Tracing
-from pipegrid.flow.workers import CpuWorkers
 from pipegrid.grid.config import GridConfig, check_happy
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
 from pipegrid.grid.status import status_of
+from pipegrid.reactor.together import together
+from pipegrid.reactor.trace import Tracing
+from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
-from pipegrid.transfer.download import Download
-from pipegrid.transfer.guesses import Guesses
-from pipegrid.transfer.line import ClientLine
-from pipegrid.transfer.many import ManyPuts
+from pipegrid.transfer.get.download import Download
+from pipegrid.transfer.get.guesses import Guesses
+from pipegrid.transfer.get.line import ClientLine
+from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
-from pipegrid.transfer.put import Putter
+from pipegrid.transfer.put.many import ManyPuts
+from pipegrid.transfer.put.putter import Putter
+from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import (
     CheckResult,
@@ -48,8 +50,6 @@ from pipegrid.transfer.results import (
     ServerStatus,
 )
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
-from pipegrid.transfer.sink import SinkLike, open_sink
-from pipegrid.transfer.source import SourceLike, size_of
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery

@@ -17,9 +17,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from pipegrid import __version__
-from pipegrid.flow.reconnecting import Reconnecting
 from pipegrid.grid.introducers import IntroducerAddress
+from pipegrid.reactor.reconnecting import Reconnecting
+from pipegrid.version import __version__
 from pipegrid.wire.announcements import Announcement, AnnouncementBook, signer, verify
 from pipegrid.wire.introducing import (
     SERVICE,

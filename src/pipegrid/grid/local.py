@@ -10,10 +10,10 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.ring import permutation_seed
+from pipegrid.disk.durability import Durability
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.flow.workers import Workers
 from pipegrid.grid.config import LocalGrid
-from pipegrid.storage.durability import Durability
+from pipegrid.reactor.workers import Workers
 from pipegrid.storage.store import ShareStore
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.local import LocalServer

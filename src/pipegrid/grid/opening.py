@@ -15,9 +15,7 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.flow.trace import Tracing
 from pipegrid.flow.window import FixedWindow
-from pipegrid.flow.workers import CpuWorkers, Workers
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.creation import create_local
@@ -26,6 +24,8 @@ from pipegrid.grid.local import open_local
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.servers import SERVERS_NAME, Windows, open_server
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
+from pipegrid.reactor.trace import Tracing
+from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
 from pipegrid.wire.announcements import KnownServer
 

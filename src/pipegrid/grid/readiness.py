@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from pipegrid.errors import ServerError, UnhappyError
-from pipegrid.flow.timeouts import timeout_or
+from pipegrid.reactor.timeouts import timeout_or
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.watch import Watch
 

@@ -35,7 +35,7 @@ from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
-    from pipegrid.transport.gbs import GbsServer
+    from pipegrid.transport.gbs.client import GbsServer
 
 SERVERS_NAME = "private/servers.yaml"
 
@@ -160,15 +160,15 @@ def open_server(
 def _open_gbs(
     reactor: IReactorTime, identity: ServerIdentity, address: Nurl, bundle_bytes: int
 ) -> GbsServer:
-    from pipegrid.transport.gbs import GbsServer, endpoints_for
+    from pipegrid.transport.gbs.client import GbsServer, endpoints_for
 
     endpoints = endpoints_for(reactor, address, identity.nickname)
     return GbsServer(identity, address, endpoints, reactor, bundle_bytes=bundle_bytes)
 
 
 def _open_foolscap(reactor: IReactorTime, identity: ServerIdentity, address: Furl) -> StorageServer:
-    from pipegrid.transport.foolscap import FoolscapServer
-    from pipegrid.transport.foolscaptub import TubConnector
+    from pipegrid.transport.foolscap.client import FoolscapServer
+    from pipegrid.transport.foolscap.tub import TubConnector
 
     try:
         return FoolscapServer(identity, TubConnector(address), reactor)

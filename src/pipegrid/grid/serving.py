@@ -31,9 +31,9 @@ from pipegrid.grid.config import TAHOE_CONFIG_NAME, is_configured, nickname_of, 
 from pipegrid.grid.config import read_config as read_config_file
 from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import read_bounded
+from pipegrid.server.identity import load_furl
+from pipegrid.server.serve import ServeSettings
 from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.identity import load_furl
-from pipegrid.storage.serve import ServeSettings
 from pipegrid.wire.furl import Furl
 
 T = TypeVar("T")

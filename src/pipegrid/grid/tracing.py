@@ -14,8 +14,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.flow.trace import Tracing
-from pipegrid.flow.workers import CpuWorkers
+from pipegrid.reactor.trace import Tracing
+from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import (
     Allocation,

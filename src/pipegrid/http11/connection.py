@@ -43,7 +43,6 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.sockets import move_much
 from pipegrid.http11.errors import RequestNotSent, ResponseError, TooManyRequests
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
@@ -53,6 +52,7 @@ from pipegrid.http11.parser import END, Event, ResponseHead, ResponseParser
 from pipegrid.http11.patience import FOREVER, Patience
 from pipegrid.http11.raw import RawCall, RawRequest, RawResponse
 from pipegrid.http11.writer import RequestWriter
+from pipegrid.reactor.sockets import move_much
 
 _log = Logger()
 

@@ -32,8 +32,8 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.tls import BatchingTLSEndpoint, write_whole
 from pipegrid.http11.errors import WrongServerKey
+from pipegrid.reactor.tls import BatchingTLSEndpoint, write_whole
 
 ALPN = [b"http/1.1"]  # a server that knows HTTP/2 might choose it if we let it
 PIN_BYTES = 32

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from twisted.web.iweb import IBodyProducer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.sockets import Buffer
 from pipegrid.http11.parser import ResponseHead
+from pipegrid.reactor.sockets import Buffer
 
 if TYPE_CHECKING:
     from pipegrid.http11.connection import PipelinedConnection

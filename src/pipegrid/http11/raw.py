@@ -12,10 +12,10 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.sockets import Buffer
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.exchange import IDEMPOTENT_METHODS, Exchange
 from pipegrid.http11.parser import ResponseHead
+from pipegrid.reactor.sockets import Buffer
 
 
 class RawResponse:

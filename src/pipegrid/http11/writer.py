@@ -20,11 +20,11 @@ from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTim
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.flow.sockets import Buffer
 from pipegrid.http11.body import BodySender
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
 from pipegrid.http11.parser import ResponseParser
+from pipegrid.reactor.sockets import Buffer
 
 PIECE_BYTES = 112 * 1024
 """Handed to the transport at a time: whole TLS records, and with a request's head not above 128 KiB."""

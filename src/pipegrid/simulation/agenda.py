@@ -16,7 +16,7 @@ from typing import Any
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
-from pipegrid.simulation.link import to_ns, to_seconds
+from pipegrid.links.link import to_ns, to_seconds
 
 
 class Agenda:

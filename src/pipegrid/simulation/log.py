@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pipegrid.simulation.link import to_seconds
+from pipegrid.links.link import to_seconds
 
 
 class Sent(NamedTuple):

@@ -25,9 +25,9 @@ from random import Random
 
 from twisted.internet.task import Clock
 
+from pipegrid.links.link import Flow, Line, Packet, Path, to_ns, to_seconds
 from pipegrid.simulation.agenda import Agenda
 from pipegrid.simulation.hosts import Connecting, Host, SimulatedEndpoint
-from pipegrid.simulation.link import Flow, Line, Packet, Path, to_ns, to_seconds
 from pipegrid.simulation.log import Sent
 from pipegrid.simulation.tcp import Socket, TcpOptions
 from pipegrid.simulation.transport import SimulatedTransport

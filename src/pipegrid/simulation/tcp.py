@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from pipegrid.simulation.link import Flow, Packet, Path
+from pipegrid.links.link import Flow, Packet, Path
 
 
 @attrs.frozen

@@ -25,7 +25,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.together import together
+from pipegrid.reactor.together import together
 from pipegrid.speedtest.probe import Probe
 from pipegrid.speedtest.probe import Responder as Responder
 from pipegrid.speedtest.rawstream import Buffers

@@ -23,7 +23,7 @@ from twisted.internet.threads import deferToThreadPool
 
 import pipegrid
 from pipegrid.errors import PipegridError
-from pipegrid.flow.collector import calm_collector
+from pipegrid.reactor.collector import calm_collector
 
 _JOB = "PIPEGRID_SPEEDTEST_JOB"
 

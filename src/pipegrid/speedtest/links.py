@@ -13,7 +13,7 @@ import re
 import attrs
 
 from pipegrid.errors import UsageError
-from pipegrid.simulation.relay import LinkShape
+from pipegrid.links.relay import LinkShape
 from pipegrid.speedtest.results import Link
 
 CUSTOM = "custom"

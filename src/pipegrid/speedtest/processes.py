@@ -5,7 +5,7 @@ that names them, if wanted behind a relay that adds a round trip.
     with Servers(10, rtt_s=0.1) as servers:
         grid = await Grid.open(reactor, servers.client)
 
-All of it blocks while servers start and end. The relay (``pipegrid.simulation.relay``) runs in a process of
+All of it blocks while servers start and end. The relay (``pipegrid.links.relay``) runs in a process of
 its own, so that delaying what passes costs neither side anything:
 
     python -m pipegrid.speedtest.processes --relay RTT_S HOST:PORT...
@@ -297,7 +297,7 @@ def relay(rtt_s: float, targets: Sequence[str]) -> None:
     from twisted.internet.protocol import Factory
     from twisted.protocols.wire import Echo
 
-    from pipegrid.simulation.relay import Link, LinkShape, RelayFactory
+    from pipegrid.links.relay import Link, LinkShape, RelayFactory
 
     reactor: Any = installed_reactor
     link = Link(reactor, LinkShape(rtt_s))

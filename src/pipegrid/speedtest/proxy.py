@@ -24,9 +24,9 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.tcp import Port
 
 from pipegrid.errors import UsageError
-from pipegrid.simulation.relay import Link, LinkShape, RelayFactory
+from pipegrid.links.precise import PreciseClock
+from pipegrid.links.relay import Link, LinkShape, RelayFactory
 from pipegrid.speedtest.children import Child, be_child, start_child
-from pipegrid.speedtest.precise import PreciseClock
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024

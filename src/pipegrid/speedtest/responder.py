@@ -282,7 +282,7 @@ class Visitor:
 
 def make_key() -> Key:
     """Return a key as storage servers have it."""
-    from pipegrid.storage.identity import from_pem, make_pem
+    from pipegrid.server.identity import from_pem, make_pem
 
     pem = make_pem()
     return Key(pem, from_pem(pem, "", "the certificate").spki_hash)

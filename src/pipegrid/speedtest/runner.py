@@ -33,8 +33,8 @@ import pipegrid
 from pipegrid.core import erasure
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError
-from pipegrid.flow.together import together
-from pipegrid.flow.trace import Tracer
+from pipegrid.reactor.together import together
+from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest.baseline import Effort, join, measure_baselines
 from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.contents import Comparing, Contents

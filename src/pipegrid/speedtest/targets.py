@@ -24,9 +24,9 @@ from twisted.internet.threads import deferToThreadPool
 
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError, ServerUnreachable, UsageError
-from pipegrid.flow.trace import Tracing
 from pipegrid.grid import config
 from pipegrid.grid.grid import Grid
+from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.baseline import Responder, ping_responders
 from pipegrid.speedtest.clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.links import describe, shape_of

@@ -1,1 +1,1 @@
-"""The storage server: shares and leases on disk, and the protocols in front of them."""
+"""Shares and leases on a disk."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from pipegrid.core import base32
-from pipegrid.storage import disk
+from pipegrid.disk import files as disk
 
 MAX_ADVISORIES = 1000
 MAX_REASON_BYTES = 32768

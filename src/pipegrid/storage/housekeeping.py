@@ -11,8 +11,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pipegrid.storage import disk, leases, sidecar, slotfiles
+from pipegrid.disk import files as disk
+from pipegrid.storage import leases
 from pipegrid.storage.expiry import Expiry
+from pipegrid.storage.mutable import files as slotfiles
+from pipegrid.storage.uploads import note as sidecar
 
 _NUMBER = re.compile(r"[0-9]+\Z")
 _SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")

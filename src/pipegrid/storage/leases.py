@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 
-from pipegrid.storage import containers, disk
+from pipegrid.disk import files as disk
+from pipegrid.storage import containers
 from pipegrid.wire.messages import LeaseSecrets
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 
+from pipegrid.disk import files as disk
 from pipegrid.errors import ServerRefused
-from pipegrid.storage import containers, disk, mutable_containers
+from pipegrid.storage import containers
+from pipegrid.storage.mutable import containers as mutable_containers
 
 
 class ShareReader:

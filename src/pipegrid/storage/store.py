@@ -28,17 +28,19 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
-from pipegrid import __version__
 from pipegrid.core import base32
+from pipegrid.disk import files as disk
 from pipegrid.errors import NoSuchShare, ServerRefused, UsageError
-from pipegrid.storage import advisories, containers, disk, housekeeping, leases, slotfiles
+from pipegrid.storage import advisories, containers, housekeeping, leases
 from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.mutable_containers import NODE_ID_BYTES
+from pipegrid.storage.mutable import files as slotfiles
+from pipegrid.storage.mutable.containers import NODE_ID_BYTES
+from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.paths import SHARE_NUMBERS, Paths, check_key, check_number
 from pipegrid.storage.reader import ShareReader, open_reader
-from pipegrid.storage.slots import Slots
-from pipegrid.storage.unfinished import UnfinishedUploads
-from pipegrid.storage.uploads import Upload
+from pipegrid.storage.uploads.table import UnfinishedUploads
+from pipegrid.storage.uploads.upload import Upload
+from pipegrid.version import __version__
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
 ABANDONED_AFTER_S = 30 * 60

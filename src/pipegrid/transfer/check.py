@@ -20,12 +20,12 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRefused
-from pipegrid.flow.together import few_at_a_time
-from pipegrid.flow.workers import CpuWorkers
+from pipegrid.reactor.together import few_at_a_time
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.get.search import MAX_QUESTIONS
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
-from pipegrid.transfer.search import MAX_QUESTIONS
 from pipegrid.transfer.watch import Watch
 
 _SHARES_AT_ONCE = 3

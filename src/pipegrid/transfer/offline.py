@@ -20,10 +20,10 @@ from pipegrid.core.encoder import Encoder
 from pipegrid.core.hashes import KEY_BYTES, Buffer
 from pipegrid.core.params import Geometry, Params
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
+from pipegrid.transfer.get.sink import FileSink
+from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.sharedirectory import ShareDirectory
 from pipegrid.transfer.sharefiles import ShareFile, open_share
-from pipegrid.transfer.sink import FileSink
-from pipegrid.transfer.source import Source, SourceLike, open_source
 
 _READ_BYTES = 1 << 18
 _AHEAD_BYTES = 1 << 20  # of each share that is read, and at least one block

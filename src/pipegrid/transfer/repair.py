@@ -26,20 +26,20 @@ from pipegrid.core.encoder import CodedSegment, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.reencoder import Reencoder
 from pipegrid.errors import NotEnoughSharesError, ServerError
-from pipegrid.flow.together import few_at_a_time
-from pipegrid.flow.wakeup import Wakeup
-from pipegrid.flow.workers import CpuWorkers
-from pipegrid.transfer.allocations import Allocations, Answer
+from pipegrid.reactor.together import few_at_a_time
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
-from pipegrid.transfer.download import Download
-from pipegrid.transfer.lanes import Lane
-from pipegrid.transfer.openlanes import OpenLanes
+from pipegrid.transfer.get.download import Download
+from pipegrid.transfer.get.search import MAX_QUESTIONS
+from pipegrid.transfer.get.segmentfeed import SegmentFeed
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.plan import UploadPlan
 from pipegrid.transfer.progress import Progress, ProgressReport
+from pipegrid.transfer.put.allocations import Allocations, Answer
+from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.results import RepairResult
-from pipegrid.transfer.search import MAX_QUESTIONS
-from pipegrid.transfer.segmentfeed import SegmentFeed
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.watch import Watch
 

@@ -25,12 +25,12 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.disk import files as disk
+from pipegrid.disk.durability import Durability, Workers
 from pipegrid.errors import ServerError
-from pipegrid.storage import disk
-from pipegrid.storage.durability import Durability, Workers
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads import Upload
+from pipegrid.storage.uploads.upload import Upload
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import Operation, Ordering
 from pipegrid.wire.messages import (

@@ -1,0 +1,1 @@
+"""Emulated links for real connections: latency, bandwidth, loss."""

@@ -1,0 +1,1 @@
+"""The storage protocol over Foolscap, at the server."""

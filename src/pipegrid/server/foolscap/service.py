@@ -1,0 +1,402 @@
+"""
+What the Foolscap server does with its share store: every remote call becomes a call of the store.
+
+**Uploads.** An upload belongs to the connection that began it: its secret is made here and told to nobody,
+and when the connection is lost whatever was not closed is forgotten. ``close`` makes a share visible, and
+is answered when it is durable; bytes never written are zeros then. A share of which a write failed
+cannot be closed: clients send ``close`` right behind their writes, without waiting to hear how those went.
+
+**Errors.** What a client may know is in the text; paths and causes are in the log.
+
+**Mutable slots** are read and changed through the queue that HTTPS's face uses, too.
+
+Source: the format reference, storage protocols, sections 2.3 and 8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from foolscap.api import Referenceable
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSpace,
+    NoSuchShare,
+    PipegridError,
+    ServerRefused,
+    UsageError,
+    WrongSecret,
+)
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
+from pipegrid.storage.store import ShareStore
+from pipegrid.storage.uploads.upload import Upload
+from pipegrid.wire.foolscap import (
+    RIBucketReader,
+    RIBucketWriter,
+    RIStorageServer,
+    pack_version,
+)
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
+
+T = TypeVar("T")
+
+Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], int | None]
+"""Tests (offset, length, operator, specimen), writes (offset, data) and the new length of one share."""
+
+UPLOAD_SECRET_BYTES = 32
+MAX_READ_BYTES = 256 << 20
+"""Of one answer, which is in memory as a whole; clients ask for a block at a time."""
+
+log = Logger()
+
+
+@implementer(RIStorageServer)  # type: ignore[misc]
+class FoolscapStorage(Referenceable):  # type: ignore[misc]
+    """
+    What a server's fURL leads to.
+
+    Args:
+        service: whose store and durability these are, and the bound on what waits for the disk.
+    """
+
+    def __init__(self, service: GbsService) -> None:
+        self._service = service
+        self._store = service.store
+        self._batches: set[_Batch] = set()
+
+    def stop(self) -> None:
+        """Forget all unfinished uploads, as their clients will when the connections are gone."""
+        for batch in list(self._batches):
+            batch.lost()
+
+    # Remote calls.
+
+    def remote_get_version(self) -> dict[bytes, Any]:
+        """Say what the server can do."""
+        return _answer("version", lambda: pack_version(self._store.version()))
+
+    def remote_allocate_buckets(
+        self,
+        storage_index: bytes,
+        renew_secret: bytes,
+        cancel_secret: bytes,
+        sharenums: set[int],
+        allocated_size: int,
+        canary: Any,
+    ) -> tuple[set[int], dict[int, BucketWriter]]:
+        """Make room for shares, for as long as the client's ``canary`` can be reached."""
+
+        def allocate() -> tuple[set[int], dict[int, BucketWriter]]:
+            secret = os.urandom(UPLOAD_SECRET_BYTES)
+            numbers = possible_numbers(sharenums)
+            secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
+            answer = self._store.allocate(storage_index, numbers, allocated_size, secrets)
+            uploads = {
+                number: self._store.upload(storage_index, number, secret)
+                for number in answer.allocated
+            }
+            return set(answer.already_have), _Batch(self._service, self._batches, uploads).begin(
+                canary
+            )
+
+        return _answer("allocate", allocate)
+
+    def remote_add_lease(
+        self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
+    ) -> Deferred[None]:
+        """Add or renew a lease on every share of the index, of which there may be none."""
+
+        def add() -> None:
+            with suppress(NoSuchShare):
+                self._store.add_lease(storage_index, LeaseSecrets(renew_secret, cancel_secret))
+
+        return _answer_later("lease", lambda: self._service.slots.read(storage_index, add))
+
+    def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
+        """Give a reader for each complete share."""
+        return _answer(
+            "list",
+            lambda: {
+                number: BucketReader(self._service, storage_index, number)
+                for number in self._store.list_shares(storage_index)
+            },
+        )
+
+    def remote_slot_readv(
+        self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
+    ) -> Deferred[dict[int, list[bytes]]]:
+        """Read from mutable shares, of which there may be none."""
+        slots = self._service.slots
+        return _answer_later(
+            "readv",
+            lambda: slots.read(
+                storage_index, self._store.slots.readv, storage_index, shares, readv
+            ).addCallback(_as_lists),
+        )
+
+    def remote_slot_testv_and_readv_and_writev(
+        self,
+        storage_index: bytes,
+        secrets: tuple[bytes, bytes, bytes],
+        tw_vectors: dict[int, Vectors],
+        r_vector: list[tuple[int, int]],
+    ) -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
+        """Read, test and write mutable shares in one step."""
+
+        def call() -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
+            write_enabler, renew, cancel = secrets
+            slots = self._service.slots
+            run = slots.write if tw_vectors else slots.read
+            return run(
+                storage_index,
+                self._store.slots.testv_and_readv_and_writev,
+                storage_index,
+                SlotSecrets(LeaseSecrets(renew, cancel), write_enabler),
+                {number: _change(vectors) for number, vectors in tw_vectors.items()},
+                r_vector,
+                slots.durable,
+            ).addCallback(lambda result: (result.success, _as_lists(result.data)))
+
+        return _answer_later("read-test-write", call)
+
+    def remote_advise_corrupt_share(
+        self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
+    ) -> None:
+        """Keep a complaint for the operator, if there is such a share."""
+        _advise(self._store, storage_index, shnum, reason, share_type == b"mutable")
+
+
+class _Batch:
+    """The uploads of one allocation, and their common end if the connection is lost."""
+
+    def __init__(
+        self, service: GbsService, batches: set[_Batch], uploads: dict[int, Upload]
+    ) -> None:
+        self.service = service
+        self._batches = batches
+        self._uploads = uploads
+        self._open: set[BucketWriter] = set()
+        self._canary: Any = None
+        self._marker: Any = None
+
+    def begin(self, canary: Any) -> dict[int, BucketWriter]:
+        """Return the writers, which live as long as the canary can be reached."""
+        writers = {number: BucketWriter(self, upload) for number, upload in self._uploads.items()}
+        self._open.update(writers.values())
+        if writers:
+            self._batches.add(self)
+            self._canary = canary
+            self._marker = canary.notifyOnDisconnect(self.lost)
+        return writers
+
+    def ended(self, writer: BucketWriter) -> None:
+        """One writer has come to its end; with the last one nothing is left to watch."""
+        self._open.discard(writer)
+        if not self._open and self in self._batches:
+            self._batches.discard(self)
+            self._canary.dontNotifyOnDisconnect(self._marker)
+
+    def lost(self) -> None:
+        """Forget what was not closed."""
+        for writer in list(self._open):
+            writer.forget()
+
+
+@implementer(RIBucketWriter)  # type: ignore[misc]
+class BucketWriter(Referenceable):  # type: ignore[misc]
+    """One share that is being written."""
+
+    def __init__(self, batch: _Batch, upload: Upload) -> None:
+        self._batch = batch
+        self._service = batch.service
+        self._upload = upload
+        self._ended = False
+        self._broken = False
+        self._conflicted = False
+
+    def __repr__(self) -> str:
+        return f"<BucketWriter of {self._upload!r}>"
+
+    def remote_write(self, offset: int, data: bytes) -> None:
+        """Write bytes; other bytes than those that are there are refused, and the upload goes on."""
+
+        def write() -> None:
+            self._require_open()
+            if offset + len(data) > self._upload.share_bytes:
+                raise UsageError("these bytes lie outside of the share; write within it")
+            try:
+                self._upload.write(offset, [data])
+            except ConflictingWrite:
+                self._conflicted = True
+                raise
+            except PipegridError:
+                self._broken = True
+                raise
+            self._service.received(self._upload, len(data))
+
+        _answer("write", write)
+
+    def remote_close(self) -> Any:
+        """Make the share visible; answered when it is durable."""
+
+        def close() -> Any:
+            self._require_open()
+            upload = self._upload
+            if self._broken or (self._conflicted and not upload.complete):
+                self.forget()
+                raise UsageError("a write to this share failed; begin its upload anew")
+            if not upload.share_bytes:
+                raise UsageError("a share without bytes cannot be kept; abort it")
+            upload.fill_rest()
+            self._end()
+            return Deferred.fromCoroutine(_commit(self._service, upload))
+
+        return _answer_later("close", close)
+
+    def remote_abort(self) -> None:
+        """Forget the upload."""
+
+        def abort() -> None:
+            self._require_open()
+            self.forget()
+
+        _answer("abort", abort)
+
+    def forget(self) -> None:
+        """Remove what was written."""
+        self._end()
+        self._upload.discard()
+
+    def _require_open(self) -> None:
+        if self._ended or self._upload.gone:
+            raise NoSuchShare("this upload was closed, aborted or given up; list the shares")
+
+    def _end(self) -> None:
+        self._ended = True
+        self._batch.ended(self)
+
+
+@implementer(RIBucketReader)  # type: ignore[misc]
+class BucketReader(Referenceable):  # type: ignore[misc]
+    """
+    One complete share. No file is kept open for it: clients hold on to many readers, and to open a
+    file costs little beside a remote call.
+    """
+
+    def __init__(self, service: GbsService, storage_index: bytes, share_number: int) -> None:
+        self._service = service
+        self._storage_index = storage_index
+        self._share_number = share_number
+
+    def remote_read(self, offset: int, length: int) -> bytes:
+        """Read; fewer bytes, or none, past the end."""
+
+        def read() -> bytes:
+            if length > MAX_READ_BYTES:
+                raise UsageError(f"{length} bytes are too many for one answer; read in parts")
+            store = self._service.store
+            with store.open_share(self._storage_index, self._share_number) as reader:
+                data = reader.read(offset, length)
+            self._service.sent_bytes += len(data)
+            return data
+
+        return _answer("read", read)
+
+    def remote_advise_corrupt_share(self, reason: bytes) -> None:
+        """Keep a complaint for the operator."""
+        _advise(self._service.store, self._storage_index, self._share_number, reason)
+
+
+async def _commit(service: GbsService, upload: Upload) -> None:
+    while not service.has_room:
+        room: Deferred[None] = Deferred()
+        service.call_when_room(partial(room.callback, None))
+        await room
+    await service.commit(upload)
+
+
+def _change(vectors: Vectors) -> ShareChange:
+    tests, writes, new_length = vectors
+    if any(operator != b"eq" for _, _, operator, _ in tests):
+        raise UsageError("the only test of a share's bytes is 'eq'; send no other")
+    return ShareChange(
+        tuple((offset, size, specimen) for offset, size, _, specimen in tests),
+        tuple(writes),
+        new_length,
+    )
+
+
+def _as_lists(data: Mapping[int, tuple[bytes, ...]]) -> dict[int, list[bytes]]:
+    return {number: list(pieces) for number, pieces in data.items()}
+
+
+def _advise(
+    store: ShareStore, storage_index: bytes, number: int, reason: bytes, mutable: bool = False
+) -> None:
+    def advise() -> None:
+        if not 0 <= number <= MAX_SHARE_NUMBER:
+            return
+        try:
+            text = reason.decode("utf-8", "replace")
+            store.advise_corrupt_share(storage_index, number, text, mutable)
+        except NoSuchShare:
+            return
+        log.warn(
+            "a client found share {number} of {index} corrupt: {reason}",
+            number=number,
+            index=storage_index.hex(),
+            reason=reason[:200].decode("utf-8", "replace"),
+        )
+
+    _answer("complaint", advise)
+
+
+_TELLABLE: dict[type[PipegridError], str] = {
+    NoSuchShare: "there is no such share, or no such unfinished upload",
+    ConflictingWrite: "other bytes were written there before",
+    NoSpace: "there is no more room",
+}
+
+
+def _answer(operation: str, call: Callable[[], T]) -> T:
+    """Return what a call returns; what it raises becomes an error fit for a client."""
+    try:
+        return call()
+    except Exception as error:
+        raise _fit_for_clients(operation, error) from None
+
+
+def _answer_later(operation: str, call: Callable[[], Any]) -> Deferred[Any]:
+    def failed(failure: Failure) -> Failure:
+        error = failure.value
+        assert isinstance(error, Exception)
+        return Failure(_fit_for_clients(operation, error))
+
+    return maybeDeferred(call).addErrback(failed)
+
+
+def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
+    text = _TELLABLE.get(type(error)) if isinstance(error, PipegridError) else None
+    if text is not None:
+        if isinstance(error, NoSpace):
+            log.warn("{operation}: {error}", operation=operation, error=str(error))
+        kind: Any = type(error)
+        told: PipegridError = kind(text)
+        return told
+    if isinstance(error, (UsageError, WrongSecret)):
+        return error  # what they say is about the request
+    if isinstance(error, PipegridError):
+        log.error("{operation}: {error}", operation=operation, error=str(error))
+    else:
+        log.failure("{operation} failed", Failure(error), operation=operation)
+    return ServerRefused(f"{operation} failed; the server's operator can see why")

@@ -1,0 +1,1 @@
+"""The storage protocol over HTTPS (GBS), at the server."""

@@ -1,0 +1,247 @@
+"""
+Bodies, piece by piece: each request has a receiver of its body, and a long answer a stream.
+
+A receiver is fed the body as it comes and asked for the answer at its end. Share data goes from the parser
+into the incoming file at once, gathered only until a write is worth its system call; other bodies
+are gathered whole, and bounded. What they all do together is counted, and bounded, by the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from pipegrid.errors import PipegridError
+from pipegrid.server.gbs import answers
+from pipegrid.server.gbs.answers import Answer
+from pipegrid.server.gbs.requests import Operation, Rule
+from pipegrid.storage.paths import Key
+from pipegrid.storage.reader import ShareReader
+from pipegrid.storage.uploads.upload import Upload
+from pipegrid.wire import gbs
+
+if TYPE_CHECKING:
+    from pipegrid.server.gbs.service import GbsService
+
+GATHER_BYTES = 128 * 1024
+"""Share data is held until this much has come, or the request ends: one write instead of eight."""
+STREAM_PIECE_BYTES = 128 * 1024
+
+log = Logger()
+
+
+class Receiver(Protocol):
+    """
+    Takes the body of one request, and answers it.
+
+    Attributes:
+        shares: those that its answer waits for, if it is not ready at once.
+    """
+
+    shares: Sequence[Key]
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes of the body."""
+
+    def finish(self) -> Answer | Deferred[Answer]:
+        """Return the answer; the body is complete."""
+
+    def abandon(self) -> None:
+        """The rest of the body will not come."""
+
+
+class Refusal:
+    """Lets the body pass, and gives the answer that was decided before it came."""
+
+    shares: Sequence[Key] = ()
+
+    def __init__(self, answer: Answer, count: Callable[[Answer], Answer]) -> None:
+        self._answer = answer
+        self._count = count
+
+    def write(self, data: bytes) -> None:
+        """The body does not matter."""
+
+    def finish(self) -> Answer:
+        """Return the answer."""
+        return self._count(self._answer)
+
+    def abandon(self) -> None:
+        """Nothing was begun."""
+
+
+class Call:
+    """
+    Gathers a small body, and calls.
+
+    Attributes:
+        body: what has come of it.
+        refusal: the answer, if it is refused already.
+    """
+
+    def __init__(
+        self,
+        service: GbsService,
+        rule: Rule,
+        shares: Sequence[Key],
+        handler: Callable[[bytes], Answer | Deferred[Answer]],
+    ) -> None:
+        self.service = service
+        self.shares = shares
+        self.body = bytearray()
+        self.refusal: Answer | None = None
+        self._operation = rule.operation
+        self._limit_bytes = rule.body_limit_bytes or 0
+        self._handler = handler
+        self._held_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Hold it, up to the limit; bodies that nobody wants are not held."""
+        if not self._limit_bytes or self.refusal is not None:
+            return
+        if len(self.body) + len(data) > self._limit_bytes:
+            self.refuse(answers.TOO_LARGE)
+        elif not self.service.hold(len(data)):
+            self.refuse(answers.BUSY)
+        else:
+            self.body += data
+            self._held_bytes += len(data)
+
+    def refuse(self, answer: Answer) -> None:
+        """Answer this, whatever else comes."""
+        self.refusal = answer
+        self._let_go()
+
+    def finish(self) -> Answer | Deferred[Answer]:
+        """Carry it out."""
+        if self.refusal is not None:
+            return self._count(self.refusal)
+        try:
+            answer = self._handler(bytes(self.body))
+        except Exception as error:
+            answer = self.service.answer_error(self._operation, error)
+        finally:
+            self.body.clear()
+        if isinstance(answer, Deferred):
+            # Until then the request is in memory, in another form.
+            answer.addErrback(self._failed).addCallback(self._ended)
+            return answer.result if answer.called and isinstance(answer.result, Answer) else answer
+        return self._ended(answer)
+
+    def abandon(self) -> None:
+        """Nothing was begun."""
+        self._let_go()
+
+    def _ended(self, answer: Answer) -> Answer:
+        self._let_go()
+        return self._count(answer)
+
+    def _failed(self, failure: Failure) -> Answer:
+        error = failure.value
+        assert isinstance(error, Exception)
+        return self.service.answer_error(self._operation, error)
+
+    def _count(self, answer: Answer) -> Answer:
+        return self.service.count(self._operation.value, answer)
+
+    def _let_go(self) -> None:
+        self.service.hold(-self._held_bytes)
+        self._held_bytes = 0
+        self.body.clear()
+
+
+class Write:
+    """Writes share data where it belongs, while it comes."""
+
+    def __init__(self, service: GbsService, upload: Upload, begin: int, end: int) -> None:
+        self.shares: Sequence[Key] = ((upload.storage_index, upload.share_number),)
+        self._service = service
+        self._upload = upload
+        self._at = begin
+        self._end = end
+        self._left = end - begin
+        self._pieces: list[bytes] = []
+        self._gathered = 0
+        self._answer: Answer | None = None
+
+    def write(self, data: bytes) -> None:
+        """Hold a little, write the rest."""
+        if len(data) > self._left:  # the body may be longer than its range
+            data = data[: self._left]
+        if not data or self._answer is not None:
+            return
+        self._pieces.append(data)
+        self._left -= len(data)
+        self._gathered += len(data)
+        if self._gathered >= GATHER_BYTES:
+            self._write_out()
+
+    def finish(self) -> Answer | Deferred[Answer]:
+        """Acknowledge it, when the share is durable if it is complete."""
+        service = self._service
+        if self._pieces:
+            self._write_out()
+        if self._answer is None and self._left:
+            self._answer = answers.text(400, "the body is shorter than its Content-Range")
+        if self._answer is not None:
+            return service.count("write", self._answer)
+        upload = self._upload
+        if upload.complete:
+            return service.commit(upload).addCallbacks(self._stored, self._failed)
+        try:
+            upload.checkpoint()
+            answer = answers.cbor(gbs.pack_required(upload.required()))
+        except Exception as error:
+            answer = service.answer_error(Operation.WRITE, error)
+        return service.count("write", answer)
+
+    def abandon(self) -> None:
+        """Keep what has come: the client may resume behind it."""
+        if self._pieces:
+            self._write_out()
+        try:
+            self._upload.checkpoint()
+        except PipegridError as error:
+            log.warn("{error}", error=str(error))
+
+    def _write_out(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        try:
+            self._upload.write(self._at, pieces)
+        except Exception as error:
+            self._answer = self._service.answer_error(Operation.WRITE, error)
+        self._service.received(self._upload, self._gathered)
+        self._at += self._gathered
+        self._gathered = 0
+
+    def _stored(self, _: None) -> Answer:
+        return self._service.count("write", answers.SHARE_COMPLETE)
+
+    def _failed(self, failure: Failure) -> Answer:
+        error = failure.value
+        assert isinstance(error, Exception)
+        return self._service.count("write", self._service.answer_error(Operation.WRITE, error))
+
+
+class ShareStream:
+    """Part of a share, read while it is sent."""
+
+    def __init__(self, reader: ShareReader, begin: int, end: int) -> None:
+        self.length = end - begin
+        self._reader = reader
+        self._at = begin
+        self._end = end
+
+    def read(self) -> bytes:
+        """Return the next piece."""
+        data = self._reader.read(self._at, min(STREAM_PIECE_BYTES, self._end - self._at))
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the share."""
+        self._reader.close()

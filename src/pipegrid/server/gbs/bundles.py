@@ -1,0 +1,137 @@
+"""
+Bundles: many small uploads in one request, each carried out as its own requests would be (see
+``wire.gbs_bundles``).
+
+One upload's refusal is its own: the others go on. The answer waits until every share that came is durable,
+so that a bundle is one group for the disk, as many requests in a row are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.disk.durability import Ending
+from pipegrid.server.gbs import answers
+from pipegrid.server.gbs.answers import Answer
+from pipegrid.server.gbs.bodies import Call
+from pipegrid.server.gbs.requests import Operation, Rule
+from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
+from pipegrid.storage.uploads.upload import Upload
+from pipegrid.wire import gbs_bundles
+from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
+from pipegrid.wire.messages import Allocation
+
+if TYPE_CHECKING:
+    from pipegrid.server.gbs.service import GbsService
+
+_STORED = answers.SHARE_COMPLETE.status
+
+
+class Bundle(Call):
+    """Receives a bundle, and carries it out."""
+
+    def __init__(self, service: GbsService, rule: Rule) -> None:
+        super().__init__(service, rule, (), self._carry_out)
+        self._uploads: list[BundledUpload] | None = None
+        self._answers: list[BundledAnswer] = []
+        self._done: Deferred[Answer] = Deferred()
+        self._committing: dict[Upload, dict[int, int]] = {}  # with where its status belongs
+
+    def may_finish(self, committing: Container[bytes]) -> bool:
+        """
+        Return whether it may be carried out now; its body is complete.
+
+        Args:
+            committing: storage indexes of which a share is becoming durable on this connection. A bundle that
+                names one of them waits, as an allocation does, or it would not see that share.
+        """
+        uploads = self._unpacked()
+        shares = sum(len(each.shares) for each in uploads)
+        return self.service.has_room_for(shares) and not any(
+            each.storage_index in committing for each in uploads
+        )
+
+    def _unpacked(self) -> list[BundledUpload]:
+        if self._uploads is None:
+            self._uploads = []
+            if self.refusal is None:
+                try:
+                    self._uploads = gbs_bundles.unpack_bundle(self.body)
+                    self.body.clear()  # it is in memory once
+                except ValueError as error:
+                    self.refuse(answers.text(400, str(error)))
+        return self._uploads
+
+    def _carry_out(self, _: bytes) -> Deferred[Answer]:
+        complete: list[Upload] = []
+        for wanted in self._unpacked():
+            allocation = self._allocate(wanted)
+            statuses: dict[int, int] = {}
+            self._answers.append(BundledAnswer(allocation, statuses))
+            if isinstance(allocation, Allocation):
+                for number, data in wanted.shares.items():
+                    upload = self._write(wanted, number, data, statuses)
+                    if upload is not None:
+                        complete.append(upload)
+                        self._committing[upload] = statuses
+        self._uploads = []
+        self.shares = [(upload.storage_index, upload.share_number) for upload in complete]
+        self.service.commit_each(complete, self._ended_one)
+        if not complete:
+            self._answer()
+        return self._done
+
+    def _allocate(self, wanted: BundledUpload) -> Allocation | int:
+        try:
+            return self.service.store.allocate(
+                wanted.storage_index,
+                possible_numbers(wanted.share_numbers),
+                wanted.share_bytes,
+                wanted.secrets,
+            )
+        except Exception as error:
+            return self.service.answer_error(Operation.ALLOCATE, error).status
+
+    def _write(
+        self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]
+    ) -> Upload | None:
+        """Write one whole share; returns it if it has to become durable now."""
+        service = self.service
+        try:
+            if number > MAX_SHARE_NUMBER:
+                statuses[number] = answers.NOT_FOUND.status
+                return None
+            upload = service.store.upload(wanted.storage_index, number, wanted.secrets.upload)
+            if len(data) > upload.share_bytes:
+                statuses[number] = answers.BAD_CONTENT_RANGE.status
+                return None
+            try:
+                upload.write(0, [data])
+            finally:
+                service.received(upload, len(data))
+            if upload.complete:
+                return upload
+            upload.checkpoint()  # more was allocated before, under the same secret
+            statuses[number] = answers.OK.status
+        except Exception as error:
+            statuses[number] = service.answer_error(Operation.WRITE, error).status
+        return None
+
+    def _ended_one(self, upload: Upload, outcome: Ending) -> None:
+        statuses = self._committing.pop(upload)
+        if outcome is None:
+            status = _STORED
+        else:
+            error = outcome.value if isinstance(outcome, Failure) else outcome
+            assert isinstance(error, Exception)
+            status = self.service.answer_error(Operation.WRITE, error).status
+        statuses[upload.share_number] = status
+        if not self._committing:
+            self._answer()
+
+    def _answer(self) -> None:
+        self._done.callback(answers.cbor(gbs_bundles.pack_answers(self._answers)))

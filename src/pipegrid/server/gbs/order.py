@@ -1,0 +1,304 @@
+"""
+The requests of one connection, carried out in order and answered in order, all of it bounded.
+
+**Order.** Requests are begun in the order in which they came, each after the one before has been *carried
+out*, and answered in that order. There is one thing that is not waited for: a share's becoming durable. While
+that is pending, later requests are begun, so that many shares of one connection become durable together;
+but not a request for the same storage index, which might see that the share is not there yet. Only writing
+(or aborting) *another* share of that index goes on: nothing about it depends on the first.
+
+**Back-pressure.** A request is not begun while
+
+* the transport is full, that is, the client does not read its answers;
+* a long answer is being streamed, or waits for its turn: one open share per connection;
+* 128 requests are unanswered, or 256 KiB of answers wait behind one that is not ready;
+* the server has too many shares waiting to become durable.
+
+What is done with requests that must wait, and when to send, is the business of ``http_connection``; there is
+no clock here, and of the transport only what is written to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from pipegrid.server.gbs import answers
+from pipegrid.server.gbs.answers import Answer, Stream
+from pipegrid.server.gbs.bundles import Bundle
+from pipegrid.server.gbs.requests import Request
+from pipegrid.storage.paths import Key
+from pipegrid.wire.gbs_bundles import MAX_SHARES
+from pipegrid.wire.gbs_http import Resource
+
+if TYPE_CHECKING:
+    from pipegrid.server.gbs.bodies import Receiver
+    from pipegrid.server.gbs.service import GbsService
+
+MAX_UNANSWERED = 128
+MAX_WAITING_ANSWER_BYTES = 256 * 1024
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class Place:
+    """
+    The place of one answer in the order of answers.
+
+    Attributes:
+        with_body: not after HEAD.
+        connection: a whole header line to add, or nothing.
+        last: the connection ends behind this answer.
+        shares: those that become durable before there is an answer.
+        data: the answer, or the head of a long one; None as long as there is none.
+        stream: the body of a long answer.
+    """
+
+    with_body: bool = True
+    connection: bytes = b""
+    last: bool = False
+    shares: Sequence[Key] = ()
+    data: bytes | None = None
+    stream: Stream | None = None
+
+
+class RequestOrder:
+    """
+    What one connection is carrying out, and what it owes. The reactor's thread only.
+
+    Args:
+        on_ready: called when an answer has become ready, or when there may be room for the next request.
+
+    Attributes:
+        request, receiver: the request whose body is coming, and what takes that; None between requests.
+        body_left: bytes of that body which have been announced and are still to come.
+        unanswered: the places of the answers that are owed, in order.
+        waiting_bytes: of answers that are ready and not sent.
+        streams: long answers among them.
+        committing: shares that are becoming durable, as numbers by storage index.
+        can_write: whether the transport has room.
+        attended: whether somebody is about to call ``send`` anyway, and ``on_ready`` need not be called for
+            an answer.
+        draining: whether no further request is begun, and the connection ends when nothing is owed.
+        ended: whether nothing is begun any more, although what is owed may still become ready.
+        lost: whether there is nobody left to answer.
+    """
+
+    def __init__(self, service: GbsService, on_ready: Callable[[], None]) -> None:
+        self._service = service
+        self._on_ready = on_ready
+        self._waits_for_room = False
+        # What is being carried out.
+        self.request: Request | None = None
+        self.receiver: Receiver | None = None
+        self.body_left = 0
+        # What goes out.
+        self.unanswered: deque[Place] = deque()
+        self.waiting_bytes = 0
+        self.streams = 0
+        self.committing: dict[bytes, list[int]] = {}
+        self.can_write = True
+        self.attended = False
+        self.draining = False
+        self.ended = False
+        self.lost = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<RequestOrder {len(self.unanswered)} unanswered, "
+            f"{'' if self.can_write else 'not '}writable>"
+        )
+
+    @property
+    def receives_message(self) -> bool:
+        """Whether a body is coming that is a message; share data is none."""
+        request = self.request
+        return self.receiver is not None and request is not None and request.method != b"PATCH"
+
+    # One request.
+
+    def may_begin(self, request: Request) -> bool:
+        """Return whether its turn has come; if not, ask again when something has moved."""
+        if not self.can_write or self.streams or len(self.unanswered) >= MAX_UNANSWERED:
+            return False
+        if self.waiting_bytes >= MAX_WAITING_ANSWER_BYTES:
+            return False
+        target = request.target
+        if target is None:
+            return True
+        if target.resource is Resource.SHARE and not self._service.has_room:
+            self._wait_for_room()
+            return False
+        pending = self.committing.get(target.storage_index)
+        if pending is None:
+            return True
+        changes = request.method == b"PATCH" or target.resource is Resource.ABORT
+        return changes and target.share_number not in pending
+
+    def begin(self, request: Request) -> None:
+        """Begin with it: its body may come. It is judged already, and a refusal waits for its place."""
+        self.request = request
+        self.receiver = self._service.begin(request)
+        self.body_left = request.content_length or 0
+        if request.expects_continue:
+            self.unanswered.append(Place(data=answers.CONTINUE))
+            self.waiting_bytes += len(answers.CONTINUE)
+
+    def receive(self, data: bytes) -> None:
+        """Take part of its body."""
+        if self.receiver is not None:
+            self.body_left -= len(data)
+            self.receiver.write(data)
+
+    def finish(self) -> bool:
+        """
+        Carry out the request, whose body is complete.
+
+        Returns:
+            whether that could be done now. If not, ask again when something has moved; only bundles wait.
+        """
+        receiver = self.receiver
+        if isinstance(receiver, Bundle) and not receiver.may_finish(self.committing):
+            if not self._service.has_room_for(MAX_SHARES):
+                self._wait_for_room()
+            return False
+        request, self.request = self.request, None
+        self.receiver = None
+        if request is None or receiver is None:
+            return True
+        place = Place(request.method != b"HEAD")
+        if not request.keep_alive:
+            place.connection, place.last = b"Connection: close\r\n", True
+        elif request.http10:
+            place.connection = b"Connection: keep-alive\r\n"
+        self.unanswered.append(place)
+        outcome = receiver.finish()
+        if isinstance(outcome, Deferred):
+            place.shares = receiver.shares
+            for storage_index, number in place.shares:
+                self.committing.setdefault(storage_index, []).append(number)
+            outcome.addCallback(self._committed, place)
+        else:
+            self._fill(place, outcome)
+        if place.last:
+            self.draining = True
+        return True
+
+    def refuse(self, answer: Answer) -> None:
+        """Answer what was no request, behind all that came before it, and end there."""
+        self.abandon()
+        place = Place(connection=b"Connection: close\r\n", last=True)
+        self.unanswered.append(place)
+        self._fill(place, answer)
+        self.draining = True
+
+    def abandon(self) -> None:
+        """Give up the request whose body is not complete; what has come of share data is kept."""
+        self.request = None
+        receiver, self.receiver = self.receiver, None
+        if receiver is not None:
+            receiver.abandon()
+
+    def lose(self) -> None:
+        """Forget what is not answered: the client has gone."""
+        self.ended = self.lost = True
+        self.abandon()
+        for place in self.unanswered:
+            if place.stream is not None:
+                place.stream.close()
+        self.unanswered.clear()
+
+    # Its answer.
+
+    def send(self, transport: Any) -> bool:
+        """
+        Send what is ready, in order, as far as the transport takes it.
+
+        Returns:
+            whether nothing will follow, so that the connection may be closed.
+        """
+        places = self.unanswered
+        out: list[bytes] = []
+        last = False
+        while places and places[0].data is not None and not last:
+            place = places[0]
+            if place.stream is not None:
+                self._write(out, place, transport)
+                if not self.can_write or self.ended:
+                    return False
+                if not self._pump(place.stream, transport):
+                    return False
+                place.stream.close()
+                self.streams -= 1
+            else:
+                assert place.data is not None
+                out.append(place.data)
+                self.waiting_bytes -= len(place.data)
+            last = place.last
+            places.popleft()
+        if out:
+            transport.write(b"".join(out))
+        return last or (self.draining and not places and self.receiver is None)
+
+    def _write(self, out: list[bytes], place: Place, transport: Any) -> None:
+        """Write what stands before a stream, and its head, once."""
+        if place.data:
+            out.append(place.data)
+            self.waiting_bytes -= len(place.data)
+            place.data = b""
+        if out:
+            transport.write(b"".join(out))
+            out.clear()
+
+    def _pump(self, stream: Stream, transport: Any) -> bool:
+        """Send from a stream until the transport is full; returns whether the stream is at its end."""
+        while self.can_write:
+            try:
+                data = stream.read()
+            except Exception:
+                log.failure("a share could not be read while it was sent")
+                transport.abortConnection()  # the length has been announced
+                return False
+            if not data:
+                return True
+            transport.write(data)
+        return False
+
+    def _fill(self, place: Place, answer: Answer) -> None:
+        place.data = answer.render(place.with_body, place.connection)
+        self.waiting_bytes += len(place.data)
+        if answer.stream is not None:
+            if place.with_body:
+                place.stream = answer.stream
+                self.streams += 1
+            else:
+                answer.stream.close()
+
+    def _committed(self, answer: Answer, place: Place) -> None:
+        for storage_index, number in place.shares:
+            pending = self.committing[storage_index]
+            pending.remove(number)
+            if not pending:
+                del self.committing[storage_index]
+        if not self.lost:
+            self._fill(place, answer)
+            if not self.attended:
+                self._on_ready()
+
+    # Room for what waits for the disk.
+
+    def _wait_for_room(self) -> None:
+        if not self._waits_for_room:
+            self._waits_for_room = True
+            self._service.call_when_room(self._room)
+
+    def _room(self) -> None:
+        self._waits_for_room = False
+        if not self.lost:
+            self._on_ready()

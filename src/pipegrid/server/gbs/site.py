@@ -1,0 +1,154 @@
+"""
+The GBS server's connections together: how many there may be, their common clock, and their end.
+
+They come from ``front``, which has told TLS from Foolscap by the first bytes of each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+
+from pipegrid.server.gbs.connection import GbsConnection
+
+if TYPE_CHECKING:
+    from pipegrid.server.gbs.service import GbsService
+
+MAX_CONNECTIONS = 1000
+TICK_S = 5.0
+GRACE_S = 10.0
+_LINES_PER_TICK = 20
+
+log = Logger()
+
+
+class GbsServer(Factory):
+    """
+    Makes a GbsConnection for every client.
+
+    Args:
+        clock: for timeouts.
+        max_connections: further ones are refused.
+
+    Attributes:
+        connections: those that are open.
+    """
+
+    noisy = False
+
+    def __init__(
+        self,
+        service: GbsService,
+        clock: IReactorTime,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self.service = service
+        self.connections: set[GbsConnection] = set()
+        self.accepted = 0
+        self.refused = 0
+        self.max_connections = max_connections
+        self._clock = clock
+        self._ready: list[GbsConnection] = []
+        self._timer: IDelayedCall | None = None
+        self._send_call: IDelayedCall | None = None
+        self._abort_call: IDelayedCall | None = None
+        self._lines_left = _LINES_PER_TICK
+        self._lines_dropped = 0
+        self._stopping: list[Deferred[None]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<GbsServer with {len(self.connections)} connections>"
+
+    def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
+        """Return a connection, unless there are too many."""
+        if self._stopping is not None or len(self.connections) >= self.max_connections:
+            self.refused += 1
+            self.note_hostile(str(getattr(addr, "host", addr)), "there are too many connections")
+            return None
+        self.accepted += 1
+        return GbsConnection(self, self.service, self.seconds())
+
+    def seconds(self) -> float:
+        """Return the time."""
+        return self._clock.seconds()
+
+    def stop(self) -> Deferred[None]:
+        """Let every connection finish what it has begun, for 10 s at most; fires when all are gone."""
+        stopped: Deferred[None] = Deferred()
+        if self._stopping is None:
+            self._stopping = []
+            for connection in list(self.connections):
+                connection.drain()
+            if self.connections:
+                self._abort_call = self._clock.callLater(GRACE_S, self._abort_all)
+        self._stopping.append(stopped)
+        self._look_stopped()
+        return stopped
+
+    # For connections.
+
+    def connected(self, connection: GbsConnection) -> None:
+        """One more."""
+        self.connections.add(connection)
+        if self._timer is None:
+            self._timer = self._clock.callLater(TICK_S, self._tick)
+
+    def disconnected(self, connection: GbsConnection) -> None:
+        """One less."""
+        self.connections.discard(connection)
+        if not self.connections and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._look_stopped()
+
+    def has_ready(self, connection: GbsConnection) -> None:
+        """Have ``send_ready`` called once, soon: shares become durable by the dozen."""
+        self._ready.append(connection)
+        if self._send_call is None:
+            self._send_call = self._clock.callLater(0, self._send_ready)
+
+    def note_hostile(self, peer: str, reason: str) -> None:
+        """Write to the log why a client was turned away, but not without end."""
+        if self._lines_left:
+            self._lines_left -= 1
+            log.info("turned {peer} away: {reason}", peer=peer, reason=reason)
+        else:
+            self._lines_dropped += 1
+
+    # Time.
+
+    def _send_ready(self) -> None:
+        self._send_call = None
+        ready, self._ready = self._ready, []
+        for connection in dict.fromkeys(ready):
+            connection.send_ready()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._lines_left = _LINES_PER_TICK
+        if self._lines_dropped:
+            log.info("turned away {count} more", count=self._lines_dropped)
+            self._lines_dropped = 0
+        now_s = self.seconds()
+        for connection in list(self.connections):
+            connection.tick(now_s)
+        if self.connections:
+            self._timer = self._clock.callLater(TICK_S, self._tick)
+
+    def _abort_all(self) -> None:
+        self._abort_call = None
+        for connection in list(self.connections):
+            connection.abort()
+
+    def _look_stopped(self) -> None:
+        if self._stopping and not self.connections:
+            if self._abort_call is not None:
+                self._abort_call.cancel()
+                self._abort_call = None
+            stopping, self._stopping = self._stopping, []
+            for stopped in stopping:
+                stopped.callback(None)

@@ -1,0 +1,260 @@
+"""
+Who a storage server is: a key and a self-signed certificate, and the secret that opens it.
+
+They lie where Tahoe-LAFS keeps them, so that a node's directory can change hands unnoticed:
+
+    private/node.pem              key and certificate
+    private/storage.furl          tub id, hints, and the secret as its last part
+    private/storage.swissnum      the secret (ours; made where there is no fURL yet)
+
+The fURL is kept as Tahoe-LAFS keeps it, so that a directory that was never a Tahoe-LAFS node's can become one
+with the same secret. Where the files contradict each other, nobody can know which of two servers clients
+know, and nothing is served.
+
+The certificate's dates and names mean nothing: clients know the hash of its key.
+
+Source: the format reference, storage protocols, sections 1.1, 1.2 and 2.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from pipegrid.core import base32
+from pipegrid.errors import UsageError
+from pipegrid.wire import furl, nurl
+from pipegrid.wire.certificates import self_signed_pem
+from pipegrid.wire.furl import Furl
+from pipegrid.wire.nurl import Nurl
+
+if TYPE_CHECKING:
+    from twisted.internet.ssl import CertificateOptions
+
+FURL_NAME = "storage.furl"
+_SWISSNUM_BYTES = 20
+_KEY_BITS = 2048  # RSA, as Foolscap wants it
+_VALID = timedelta(days=36500)
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
+_KEY = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----", re.S)
+
+
+@attrs.frozen
+class Identity:
+    """
+    A server's key, certificate and secret.
+
+    Attributes:
+        key_pem, certificate_pem: PEM.
+        spki_hash: 32 bytes, by which clients know the certificate.
+        tub_id: 20 bytes, by which Foolscap's clients do.
+        swissnum: the secret.
+    """
+
+    key_pem: bytes = attrs.field(repr=False)
+    certificate_pem: bytes
+    spki_hash: bytes
+    tub_id: bytes
+    swissnum: str = attrs.field(repr=False)
+
+    def nurl(self, host: str, port: int) -> Nurl:
+        """Return the address to give to clients."""
+        return Nurl(self.spki_hash, host, port, self.swissnum)
+
+    def nurls(self, hints: Sequence[str]) -> list[str]:
+        """Return the addresses to give to clients, for each hint that there is one for."""
+        found = []
+        for hint in hints:
+            how, _, place = hint.partition(":")
+            host, _, port = place.rpartition(":")
+            if how in ("tcp", "tor"):
+                host = host.removeprefix("[").removesuffix("]")
+                found.append(str(attrs.evolve(self.nurl(host, int(port)), tor=how == "tor")))
+        return found
+
+    def furl(self, hints: Sequence[str]) -> Furl:
+        """Return the address to give to clients that speak Foolscap."""
+        return Furl(self.tub_id, tuple(hints), self.swissnum)
+
+    def contexts(self) -> CertificateOptions:
+        """Return what Twisted wants for serving TLS 1.2 and 1.3 with this certificate."""
+        from OpenSSL import SSL, crypto
+        from twisted.internet import ssl
+
+        from pipegrid.reactor.tls import write_whole
+
+        options: Any = ssl.CertificateOptions(
+            privateKey=crypto.load_privatekey(crypto.FILETYPE_PEM, self.key_pem),
+            certificate=crypto.load_certificate(crypto.FILETYPE_PEM, self.certificate_pem),
+            raiseMinimumTo=ssl.TLSVersion.TLSv1_2,
+            acceptableProtocols=[b"http/1.1"],
+        )
+        # A thousand idle connections need not hold 32 KiB of buffers each.
+        options.getContext().set_mode(SSL.MODE_RELEASE_BUFFERS)
+        write_whole(options.getContext())
+        return options  # type: ignore[no-any-return]
+
+
+def load_or_create(directory: Path) -> Identity:
+    """
+    Return the identity in a node's directory; what is missing is made, for good.
+
+    Raises:
+        UsageError: files are there that hold something else, or the directory cannot be used.
+    """
+    private = directory / "private"
+    key = private / "node.pem"
+    try:
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        known = load_furl(directory)
+        if known is not None and not key.exists():
+            raise UsageError(
+                f"{key} is missing, but clients know this server by it, as {private / FURL_NAME} shows; "
+                "restore it, or remove both for a new identity"
+            )
+        pem = _read_or_make(key, make_pem)
+        who = from_pem(pem, _read_swissnum(private, known), str(key))
+    except OSError as error:
+        raise _unusable(error, private) from error
+    if known is not None and known.tub_id != who.tub_id:
+        raise UsageError(
+            f"{private / FURL_NAME} is that of another key than {key}; restore the right one, or remove "
+            "the former for a new address"
+        )
+    return who
+
+
+def load_furl(directory: Path) -> Furl | None:
+    """
+    Return the fURL by which a node's directory says clients know it, or None if it says nothing yet.
+
+    Raises:
+        UsageError: there is something else in its place.
+    """
+    path = directory / "private" / FURL_NAME
+    try:
+        text = path.read_text("ascii", "replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unusable(error, path) from error
+    try:
+        return furl.parse(text)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}; restore it") from None
+
+
+def keep_furl(directory: Path, address: Furl) -> None:
+    """
+    Write down where clients find the server, if that is not what is there.
+
+    Raises:
+        UsageError: the disk would not.
+    """
+    path = directory / "private" / FURL_NAME
+    if load_furl(directory) == address:
+        return
+    try:
+        with _new_file(path) as new:
+            new.write(f"{address}\n".encode("ascii"))
+            new.flush()
+            os.fsync(new.fileno())
+            os.replace(new.name, path)
+    except OSError as error:
+        raise _unusable(error, path) from error
+
+
+def _unusable(error: OSError, path: Path) -> UsageError:
+    return UsageError(
+        f"cannot use {error.filename or path}: {error.strerror}; choose another directory with -d"
+    )
+
+
+def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
+    """
+    Return the identity made of a key and a certificate, in any order.
+
+    Raises:
+        UsageError: there is not one of each.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key, certificate_pem = _KEY.search(pem), _CERTIFICATE.search(pem)
+    if key is None or certificate_pem is None:
+        raise UsageError(
+            f"{name} does not hold a private key and a certificate; restore it, or remove it for "
+            "a new identity"
+        )
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem[0] + b"\n")
+    except ValueError as error:
+        raise UsageError(f"the certificate in {name} is damaged ({error}); restore it") from error
+    spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return Identity(
+        key[0] + b"\n",
+        certificate_pem[0] + b"\n",
+        hashlib.sha256(spki).digest(),
+        hashlib.sha1(certificate.public_bytes(Encoding.DER)).digest(),
+        swissnum,
+    )
+
+
+def make_pem() -> bytes:
+    """Return a new key and its certificate."""
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    return self_signed_pem(rsa.generate_private_key(65537, _KEY_BITS), "pipegrid storage", _VALID)
+
+
+def _read_swissnum(private: Path, known: Furl | None) -> str:
+    own = private / "storage.swissnum"
+    if known is None or own.exists():
+        data = _read_or_make(
+            own, lambda: base32.encode(os.urandom(_SWISSNUM_BYTES)).encode() + b"\n"
+        )
+        name, text = own, data.decode("ascii", "replace").strip()
+    else:
+        name, text = private / FURL_NAME, known.swissnum
+    if not nurl.is_swissnum(text):
+        raise UsageError(f"{name} does not hold a swissnum; restore it, or remove it for a new one")
+    if known is not None and known.swissnum != text:
+        raise UsageError(
+            f"{own} and {private / FURL_NAME} hold different secrets; remove the one that clients do "
+            "not know"
+        )
+    return text
+
+
+def _read_or_make(path: Path, make: Any) -> bytes:
+    """Return a file's content; if it is missing, make it, whole or not at all."""
+    if not path.exists():
+        with _new_file(path) as new:
+            new.write(make())
+            new.flush()
+            os.fsync(new.fileno())
+            with suppress(FileExistsError):  # somebody made it at the same moment: theirs stands
+                os.link(new.name, path)
+    return path.read_bytes()
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[Any]:
+    """Give a new file beside path, for nobody else to read; it is gone in the end, unless it was renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        with open(name, "wb") as file:
+            yield file
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)

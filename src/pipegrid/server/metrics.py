@@ -1,0 +1,66 @@
+"""
+What the server counts, for Prometheus.
+
+The counters themselves are plain numbers where the work is done; they are looked at only when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.twisted import MetricsResource
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+
+from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.site import GbsServer
+from pipegrid.storage.store import ShareStore
+
+
+class StorageCollector(Collector):
+    """Reads the counters of one server."""
+
+    def __init__(self, server: GbsServer, service: GbsService, store: ShareStore) -> None:
+        self._server = server
+        self._service = service
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics as they are now."""
+        answers = CounterMetricFamily(
+            "pipegrid_answers", "Answers given.", labels=["operation", "status"]
+        )
+        for (operation, status), count in self._service.requests.items():
+            answers.add_metric([operation, str(status)], count)
+        yield answers
+        yield _counter("received_bytes", "Share data received.", self._service.received_bytes)
+        yield _counter("sent_bytes", "Share data asked for.", self._service.sent_bytes)
+        yield _counter("accepted_connections", "Connections made.", self._server.accepted)
+        yield _counter("refused_connections", "Connections refused.", self._server.refused)
+        yield _gauge("connections", "Open connections.", len(self._server.connections))
+        yield _gauge("commits", "Shares that wait to become durable.", self._service.commits)
+        yield _gauge("unfinished_uploads", "Unfinished uploads.", self._store.upload_count)
+        room = self._store.available_bytes()
+        if room is not None:
+            yield _gauge("available_bytes", "Room for shares.", room)
+
+
+def metrics_site(server: GbsServer, service: GbsService, store: ShareStore) -> Any:
+    """Return what to listen with; ``/metrics`` is the page."""
+    registry = CollectorRegistry()
+    registry.register(StorageCollector(server, service, store))
+    root = Resource()
+    root.putChild(b"metrics", MetricsResource(registry))
+    return Site(root)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"pipegrid_{name}", text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"pipegrid_{name}", text, value=value)

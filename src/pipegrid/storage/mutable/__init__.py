@@ -1,0 +1,1 @@
+"""Mutable slots and their share files."""

@@ -1,0 +1,251 @@
+"""
+One mutable share as a file: opening, reading, changing it, and the lock of its slot.
+
+**The lock** of a slot is that of its directory. It works between threads as between processes, and
+holds for shares that are yet to be made, too.
+
+Source: the format reference, storage protocols, sections 7.2 and 7.3.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import attrs
+
+from pipegrid.disk import files as disk
+from pipegrid.errors import ServerRefused
+from pipegrid.storage.mutable import containers
+from pipegrid.storage.mutable.containers import MutableHeader, MutableLease
+
+
+@attrs.frozen(eq=False)
+class SlotFile:
+    """
+    An open mutable share.
+
+    Attributes:
+        fd: closed by ``close``.
+        path: its name.
+        header: as it is in the file.
+        file_bytes: length of the file.
+    """
+
+    fd: int
+    path: str
+    header: MutableHeader
+    file_bytes: int
+
+    @property
+    def data_bytes(self) -> int:
+        """Length of the data that can be read."""
+        return max(0, min(self.header.data_bytes, self.file_bytes - containers.DATA_OFFSET))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)
+
+    def cut(self, offset: int, size: int) -> int:
+        """Return how many bytes a read of so many bytes gives."""
+        return max(0, min(size, self.data_bytes - offset))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """
+        Return at most size bytes; fewer, or none, past the end.
+
+        Raises:
+            OSError: the disk would not.
+        """
+        return read_all(self.fd, containers.DATA_OFFSET + offset, self.cut(offset, size))
+
+    def equals(self, offset: int, size: int, specimen: bytes) -> bool:
+        """Return whether a read gives exactly the specimen; no more is read than that takes."""
+        return self.cut(offset, size) == len(specimen) and self.read(offset, size) == specimen
+
+    def extra(self) -> bytes:
+        """
+        Return number and records of the extra leases.
+
+        Raises:
+            ValueError: the container is damaged.
+        """
+        at = self.header.extra_offset
+        count = containers.parse_count(read_all(self.fd, at, containers.COUNT_BYTES))
+        records = read_all(self.fd, at + containers.COUNT_BYTES, count * containers.LEASE_BYTES)
+        if len(records) < count * containers.LEASE_BYTES:
+            raise ValueError("a mutable container that ends within its leases")
+        return count.to_bytes(containers.COUNT_BYTES, "big") + records
+
+    def leases(self, extra: bytes) -> tuple[MutableLease, ...]:
+        """Return all lease records, free slots too, given what ``extra`` returned."""
+        slots = containers.LEASE_SLOTS * containers.LEASE_BYTES
+        head = read_all(self.fd, containers.LEASES_OFFSET, slots).ljust(slots, b"\0")
+        return containers.parse_leases(head + extra[containers.COUNT_BYTES :])
+
+
+def open_file(path: str, flags: int = os.O_RDONLY) -> SlotFile | None:
+    """
+    Open a mutable share, or return None if there is none: no file, or one of another kind.
+
+    Raises:
+        ServerRefused: there is one, but it is damaged, or the disk failed.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise disk.disk_error(error, f"open the share {path!r}") from error
+    try:
+        start = os.pread(fd, containers.LEASES_OFFSET, 0)
+        if containers.is_mutable(start):
+            header = containers.parse_header(start)
+            return SlotFile(fd, path, header, os.fstat(fd).st_size)
+        os.close(fd)
+        return None
+    except OSError as error:
+        os.close(fd)
+        raise disk.disk_error(error, f"read the share {path!r}") from error
+    except ValueError as error:
+        os.close(fd)
+        raise damaged(path, error) from error
+
+
+def is_mutable(path: str) -> bool:
+    """Return whether a file holds a mutable share, damaged or not; False if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return containers.is_mutable(os.pread(fd, containers.MAGIC_BYTES, 0))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def damaged(path: str, error: ValueError) -> ServerRefused:
+    """Return the error to report for a share that is not understood."""
+    return ServerRefused(f"cannot use the share {path!r}: {error}; use another server's")
+
+
+@contextmanager
+def reported(what: str, path: str) -> Iterator[None]:
+    """Turn errors of the disk and of containers into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise disk.disk_error(error, what) from error
+    except ValueError as error:
+        raise damaged(path, error) from error
+
+
+def change_file(
+    share: SlotFile,
+    writes: Sequence[tuple[int, bytes]],
+    new_length: int | None,
+    fresh: MutableLease,
+) -> None:
+    """
+    Carry out a change, and add or renew a lease.
+
+    Args:
+        share: the container as it is; the slot is locked.
+
+    Raises:
+        OSError, ValueError: the disk failed; the container is damaged.
+    """
+    extra = share.extra()
+    leases = share.leases(extra)
+    header = share.header
+    growth = containers.measure(header, writes, new_length)
+    if writes or growth.data_bytes != header.data_bytes:
+        plan = containers.plan_change(header, extra, share.file_bytes, writes, new_length)
+        for at, data in plan:
+            disk.write_all(share.fd, data, at)
+        os.ftruncate(share.fd, growth.extra_offset + len(extra))
+    for at, data in containers.plan_lease(growth.extra_offset, leases, fresh):
+        disk.write_all(share.fd, data, at)
+
+
+def renew(share: SlotFile, fresh: MutableLease) -> None:
+    """
+    Add or renew a lease in place; the slot is locked.
+
+    Raises:
+        OSError, ValueError: the disk failed; the container is damaged.
+    """
+    leases = share.leases(share.extra())
+    for at, data in containers.plan_lease(share.header.extra_offset, leases, fresh):
+        disk.write_all(share.fd, data, at)
+
+
+def remove_if_expired(path: str, now: float) -> bool:
+    """
+    Remove a mutable share if it has leases, and all of them have run out.
+
+    Returns:
+        whether it was removed. A share without any lease, or in a container that is not
+        understood, stays.
+    """
+    try:
+        lock = lock_slot(os.path.dirname(path), create=False)
+    except OSError:
+        return False
+    if lock is None:
+        return False
+    try:
+        share = open_file(path)
+        if share is None:
+            return False
+        try:
+            leases = [lease for lease in share.leases(share.extra()) if lease.owner]
+        finally:
+            share.close()
+        if not leases or any(lease.expires >= now for lease in leases):
+            return False
+        os.unlink(path)
+        disk.remove_empty(os.path.dirname(path))
+        return True
+    except (OSError, ValueError, ServerRefused):
+        return False
+    finally:
+        os.close(lock)
+
+
+def lock_slot(directory: str, create: bool) -> int | None:
+    """
+    Wait for the lock of a slot; return what to close to let it go, or None if there is no such directory.
+
+    It is held while files are written and synced: milliseconds, unless the disk is sick.
+
+    Args:
+        create: make the directory if it is missing.
+
+    Raises:
+        OSError: the disk would not.
+    """
+    for _ in range(8):  # somebody else may remove the directory while it is empty
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return disk.open_locked(directory, os.O_RDONLY | os.O_DIRECTORY, wait=True)
+        if not create:
+            return None
+        os.makedirs(directory, exist_ok=True)
+    raise FileNotFoundError(errno.ENOENT, "the directory vanishes", directory)
+
+
+def read_all(fd: int, at: int, length: int) -> bytes:
+    """Return length bytes of a file, or as many as there are; none of length 0, wherever that is."""
+    if not length:
+        return b""
+    data = os.pread(fd, length, at)
+    while len(data) < length:  # one call gives 2 GiB at most
+        more = os.pread(fd, length - len(data), at + len(data))
+        if not more:
+            break
+        data += more
+    return data

@@ -1,0 +1,291 @@
+"""
+Mutable shares of a storage directory: reading, and the atomic read-test-write.
+
+**Atomic** is meant twice. Others that use the slot, be they threads or processes, come before or after, never
+between: the slot is locked. And a crash leaves each share as it was or as it was to be: that is
+``slotchange``'s part.
+
+Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from pipegrid.core import base32
+from pipegrid.disk import files as disk
+from pipegrid.disk.commit import Disk
+from pipegrid.errors import NoSuchShare, ServerRefused, UsageError, WrongSecret
+from pipegrid.storage.mutable import containers
+from pipegrid.storage.mutable import files as slotfiles
+from pipegrid.storage.mutable.change import SlotChange
+from pipegrid.storage.mutable.files import SlotFile
+from pipegrid.storage.paths import SHARE_NUMBERS, check_number
+from pipegrid.storage.reader import ShareReader
+from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+
+MAX_READ_BYTES = 256 << 20
+"""Of one answer, which is held in memory."""
+MAX_VECTORS = 4096
+"""Reads in a vector, or tests of a share; clients send one or two, and 30 at most over HTTP."""
+
+Reads = Sequence[tuple[int, int]]
+
+
+class Slots:
+    """
+    The mutable side of a ``ShareStore``, which has one as ``store.slots``.
+
+    All methods block on the disk. Call them through ``SlotQueue``, which keeps the order and the
+    reactor's thread free.
+
+    Args:
+        directory_of: where the shares of a storage index lie; raises UsageError if that is none.
+        incoming: where new files are made, on the same file system.
+        clock: seconds since 1970.
+        room_bytes: room for more, or None if unknown.
+        read_only: make no new shares. Those that there are may be changed, and deleted.
+
+    Attributes:
+        node_id: 20 bytes, the server's tub id, noted in every container and lease.
+        incoming, room_bytes, read_only: as above.
+        disk: syncs directories.
+    """
+
+    def __init__(
+        self,
+        directory_of: Callable[[bytes], str],
+        incoming: str,
+        clock: Callable[[], float],
+        room_bytes: Callable[[], int | None],
+        read_only: bool,
+        node_id: bytes,
+    ) -> None:
+        self.node_id = node_id
+        self._directory_of = directory_of
+        self.incoming = incoming
+        self._clock = clock
+        self.room_bytes = room_bytes
+        self.read_only = read_only
+        self.disk = Disk()
+
+    def __repr__(self) -> str:
+        return f"<Slots of {base32.encode(self.node_id)}>"
+
+    # Reading and changing.
+
+    def testv_and_readv_and_writev(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        tw_vectors: Mapping[int, ShareChange],
+        r_vector: Reads,
+        durable: bool = True,
+    ) -> SlotResult:
+        """
+        Test, read and write the shares of a slot, atomically.
+
+        Args:
+            r_vector: ``(offset, size)``, read from every share that there is, before anything is written.
+            durable: sync what was written before returning.
+
+        Raises:
+            WrongSecret: the write enabler is not that of every share there. The text ends with
+                ``The write enabler was recorded by nodeid '<base32>'.``
+            UsageError: a share number or a vector that cannot be, or a write enabler that is not 32 bytes
+                long where a share would be made.
+            NoSpace: it would not fit; nothing was changed.
+            ServerRefused: the disk failed, a container is damaged, or the answer would be too large.
+        """
+        _check_reads(r_vector)
+        for number, change in tw_vectors.items():
+            check_number(number)
+            _check_change(change)
+        with self._locked(storage_index, create=bool(tw_vectors)) as directory:
+            if directory is None:
+                return SlotResult(True, {})
+            try:
+                with _opened(directory, os.O_RDWR) as shares:
+                    _check_write_enabler(shares, secrets.write_enabler)
+                    success = all(
+                        _passes(shares.get(number), change) for number, change in tw_vectors.items()
+                    )
+                    data = _read(shares, r_vector)
+                    if success and tw_vectors:
+                        change_slot = SlotChange(self, storage_index, directory, shares, secrets)
+                        change_slot.carry_out(tw_vectors, durable)
+            finally:
+                disk.remove_empty(directory)
+            return SlotResult(success, data)
+
+    def readv(
+        self, storage_index: bytes, share_numbers: Collection[int], r_vector: Reads
+    ) -> dict[int, tuple[bytes, ...]]:
+        """
+        Read from shares of a slot; no share numbers means all. Shares that are not there are left out.
+
+        Raises:
+            UsageError, ServerRefused: as above.
+        """
+        _check_reads(r_vector)
+        with self._locked(storage_index, create=False) as directory:
+            if directory is None:
+                return {}
+            wanted = frozenset(share_numbers) or None
+            with _opened(directory, os.O_RDONLY, wanted) as shares:
+                return _read(shares, r_vector)
+
+    def list_shares(self, storage_index: bytes) -> frozenset[int]:
+        """Return the numbers of the mutable shares."""
+        directory = self._directory_of(storage_index)
+        return frozenset(
+            number
+            for number in _numbers_in(directory)
+            if slotfiles.is_mutable(f"{directory}/{number}")
+        )
+
+    def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
+        """
+        Open a share for reading. A long one may be changed while it is read.
+
+        Raises:
+            NoSuchShare: there is none.
+            ServerRefused: there is one, but it is damaged.
+        """
+        check_number(share_number)
+        share = slotfiles.open_file(f"{self._directory_of(storage_index)}/{share_number:d}")
+        if share is None:
+            raise NoSuchShare(
+                f"there is no mutable share {share_number} of {base32.encode(storage_index)} here; "
+                "use another server's"
+            )
+        name = f"the share {share.path!r}"
+        return ShareReader(share.fd, share.data_bytes, name, containers.DATA_OFFSET)
+
+    def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> bool:
+        """
+        Add or renew a lease on all mutable shares; returns whether there are any.
+
+        Raises:
+            ServerRefused: the disk failed, or a container is damaged.
+        """
+        if not self.list_shares(storage_index):  # immutable ones need no lock
+            return False
+        with self._locked(storage_index, create=False) as directory:
+            if directory is None:
+                return False
+            with _opened(directory, os.O_RDWR) as shares:
+                for share in shares.values():
+                    fresh = self.fresh_lease(share, secrets)
+                    with slotfiles.reported(f"renew the lease of {share.path!r}", share.path):
+                        slotfiles.renew(share, fresh)
+                return bool(shares)
+
+    def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> containers.MutableLease:
+        """Return the lease to add to a share, or to renew there; None: one that is yet to be made."""
+        version = containers.WRITTEN_VERSION if share is None else share.header.version
+        return containers.make_lease(version, secrets, self.node_id, self._clock())
+
+    @contextmanager
+    def _locked(self, storage_index: bytes, create: bool) -> Iterator[str | None]:
+        """Hold the lock of a slot; gives its directory, or None if there is none."""
+        directory = self._directory_of(storage_index)
+        try:
+            lock = slotfiles.lock_slot(directory, create)
+        except OSError as error:
+            raise disk.disk_error(error, f"lock the shares in {directory!r}") from error
+        if lock is None:
+            yield None
+            return
+        try:
+            yield directory
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def _opened(
+    directory: str, flags: int, wanted: frozenset[int] | None = None
+) -> Iterator[dict[int, SlotFile]]:
+    """Open the mutable shares in a directory, or those that are wanted."""
+    shares: dict[int, SlotFile] = {}
+    with ExitStack() as stack:
+        for number in sorted(_numbers_in(directory)):
+            if wanted is None or number in wanted:
+                share = slotfiles.open_file(f"{directory}/{number}", flags)
+                if share is not None:
+                    stack.callback(share.close)
+                    shares[number] = share
+        yield shares
+
+
+def _numbers_in(directory: str) -> list[int]:
+    try:
+        with os.scandir(directory) as entries:
+            return [
+                SHARE_NUMBERS[entry.name]
+                for entry in entries
+                if entry.name in SHARE_NUMBERS and entry.is_file(follow_symlinks=False)
+            ]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise disk.disk_error(error, f"list the shares in {directory!r}") from error
+
+
+def _check_write_enabler(shares: Mapping[int, SlotFile], write_enabler: bytes) -> None:
+    for share in shares.values():
+        header = share.header
+        if not hmac.compare_digest(header.write_enabler, write_enabler):
+            raise WrongSecret(
+                "these shares are written with another write enabler. The write enabler was "
+                f"recorded by nodeid '{base32.encode(header.node_id)}'."
+            )
+
+
+def _passes(share: SlotFile | None, change: ShareChange) -> bool:
+    if share is None:
+        return not any(specimen for _, _, specimen in change.tests)
+    with slotfiles.reported(f"read the share {share.path!r}", share.path):
+        return all(share.equals(*test) for test in change.tests)
+
+
+def _read(shares: Mapping[int, SlotFile], reads: Reads) -> dict[int, tuple[bytes, ...]]:
+    total = sum(share.cut(*each) for share in shares.values() for each in reads)
+    if total > MAX_READ_BYTES:
+        raise ServerRefused(
+            f"an answer of {total} bytes is too large, {MAX_READ_BYTES} are allowed; read in parts"
+        )
+    data = {}
+    for number, share in shares.items():
+        with slotfiles.reported(f"read the share {share.path!r}", share.path):
+            data[number] = tuple(share.read(*each) for each in reads)
+    return data
+
+
+def _check_reads(reads: Reads) -> None:
+    if len(reads) > MAX_VECTORS:
+        raise UsageError(f"{len(reads)} reads at once, where {MAX_VECTORS} are allowed; ask twice")
+    for offset, size in reads:
+        if offset < 0 or size < 0:
+            raise UsageError(f"a read of {size} bytes at {offset}; both must be 0 or more")
+
+
+def _check_change(change: ShareChange) -> None:
+    if len(change.tests) > MAX_VECTORS:
+        raise UsageError(f"{len(change.tests)} tests, where {MAX_VECTORS} are allowed; send fewer")
+    for offset, size, _ in change.tests:
+        if offset < 0 or size < 0:
+            raise UsageError(f"a test of {size} bytes at {offset}; both must be 0 or more")
+    for offset, data in change.writes:
+        if offset < 0 or offset + len(data) > MAX_MUTABLE_SHARE_BYTES:
+            raise UsageError(
+                f"a write of {len(data)} bytes at {offset}; a mutable share has at most "
+                f"{MAX_MUTABLE_SHARE_BYTES}"
+            )
+    if change.new_length is not None and change.new_length < 0:
+        raise UsageError(f"a share cannot be {change.new_length} bytes long; give 0 or more")

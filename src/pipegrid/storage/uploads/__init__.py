@@ -1,0 +1,1 @@
+"""Immutable shares that are being written."""

@@ -1,0 +1,139 @@
+"""
+The files of unfinished uploads: made, taken up again, given up, and moved to where complete shares are.
+
+What they mean is in ``unfinished`` and ``uploads``, how they are filled in ``writer``; here are the races
+with other processes, each of which may make, lock, rename and remove the same names.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from pipegrid.disk import files as disk
+from pipegrid.storage import containers
+from pipegrid.storage.uploads import note as sidecar
+
+
+def open_new(path: str) -> int | None:
+    """Open, or make, and lock a file in ``incoming``; None if somebody else has the lock."""
+    return _in_directory(path, lambda: disk.open_locked(path, os.O_RDWR | os.O_CREAT))
+
+
+def create(path: str) -> int | None:
+    """Make and lock a file in ``incoming``; None if there is one."""
+    return _in_directory(path, lambda: disk.create_locked(path))
+
+
+def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
+    """Call, having made the directory if it turns out to be missing."""
+    for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
+        with suppress(FileNotFoundError):
+            return call()
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    raise FileNotFoundError(errno.ENOENT, "the directory vanishes", path)
+
+
+def give_up(path: str, fd: int) -> None:
+    """Remove a file that was just made."""
+    disk.remove(path)
+    os.close(fd)
+
+
+def resume(incoming_path: str, boot_id: bytes) -> tuple[int, sidecar.Note] | None:
+    """
+    Take up an upload that no process has open.
+
+    Returns:
+        the locked file and what its note says, or None if there is nothing to take up: no file, no
+        note to believe, or somebody else has the lock.
+    """
+    try:
+        fd = disk.open_locked(incoming_path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    if fd is None:
+        return None
+    try:
+        note = read_note(incoming_path, fd, boot_id)
+    except BaseException:
+        os.close(fd)
+        raise
+    if note is None:
+        os.close(fd)
+        return None
+    return fd, note
+
+
+def read_note(incoming_path: str, fd: int, boot_id: bytes) -> sidecar.Note | None:
+    """Return the note about a file whose lock is held, or None if there is none to believe."""
+    try:
+        note_fd = os.open(
+            incoming_path + sidecar.SUFFIX, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except OSError:
+        return None
+    try:
+        note = sidecar.parse(os.read(note_fd, 4096))
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(note_fd)
+    status = os.fstat(fd)
+    whole = containers.container_bytes(note.share_bytes)
+    if (note.boot_id, note.inode, whole) != (boot_id, status.st_ino, status.st_size):
+        return None
+    return note
+
+
+def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
+    """
+    Move a complete share to its place, making directories only when they turn out to be missing.
+
+    Args:
+        new_index: expect no directory to be there.
+
+    Returns:
+        the directories that changed.
+
+    Raises:
+        FileExistsError: none was expected, and now the share itself is there.
+    """
+    inner = os.path.dirname(final)
+    outer = os.path.dirname(inner)
+    if not new_index and _moved(incoming, final):
+        return (inner,)
+    for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
+        try:
+            os.mkdir(inner)
+        except FileExistsError:
+            if os.path.lexists(final):
+                raise
+        except FileNotFoundError:
+            _make_both(outer, inner)
+        if _moved(incoming, final):
+            break
+    else:
+        raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
+    return inner, outer, os.path.dirname(outer)
+
+
+def _make_both(outer: str, inner: str) -> None:
+    """Make two directories, without ``makedirs``'s looking around: as a rule it is just these that lack."""
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(outer)
+        with suppress(FileExistsError):
+            os.mkdir(inner)
+    except FileNotFoundError:
+        os.makedirs(inner, exist_ok=True)
+
+
+def _moved(incoming: str, final: str) -> bool:
+    try:
+        os.rename(incoming, final)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,317 @@
+"""
+The unfinished uploads of a storage directory: whose they are, how many files are open, what is promised.
+
+An unfinished upload belongs to whoever knows its secret, and survives connections and processes. A process
+that works on one holds its lock (see ``uploads``). ``allocate`` decides thus about a number that has a
+file in ``incoming``:
+
+===========================  =====================  ==========================================
+the lock is held by          the secret is          then
+===========================  =====================  ==========================================
+this store                   the same               allocated: go on with it
+this store                   another                refused, until 30 minutes without a write
+another process              unknown to us          refused
+nobody (that one is dead)    the same, note good    allocated: go on with what had arrived
+nobody                       anything else          emptied, and allocated anew
+===========================  =====================  ==========================================
+
+The last line means that leftovers never block anybody. Its price: after a restart, whoever allocates first
+under another secret takes the place of an unfinished upload, whose writer will be told ``NoSuchShare`` or
+``WrongSecret`` and may allocate again, as it has to after any restart of a Tahoe-LAFS server.
+
+The bytes still to come of this store's unfinished uploads are promised, and count as taken; those of
+other processes are not known here.
+
+Source: the format reference, storage protocols, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from pipegrid.core import base32
+from pipegrid.disk import files as disk
+from pipegrid.errors import NoSpace, NoSuchShare, WrongSecret
+from pipegrid.storage import containers
+from pipegrid.storage.paths import Key, Paths, check_key
+from pipegrid.storage.uploads import files as incoming
+from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads import upload as uploads
+from pipegrid.storage.uploads.upload import Upload
+from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+
+ONE_CALL_BYTES = 4096
+"""
+The file of so small a share stays empty until its first write, which as a rule is its only one: header, data
+and lease go with one call.
+"""
+
+
+class UnfinishedUploads:
+    """
+    The unfinished side of a ``ShareStore``, which has one.
+
+    Args:
+        paths: where the files are.
+        clock: seconds since 1970.
+        has_room: whether so many bytes can be promised, beside those that are.
+        max_open, max_uploads, boot_id: see ``ShareStore``.
+
+    Attributes:
+        allocated_bytes: their lengths, however much of them has arrived.
+        allocate_lock: held by whoever calls ``allocate``, from before the complete shares are listed.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        clock: Callable[[], float],
+        has_room: Callable[[int], bool],
+        max_open: int,
+        max_uploads: int,
+        boot_id: Callable[[], bytes],
+    ) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._has_room = has_room
+        self._max_open = max_open
+        self._max_uploads = max_uploads
+        self._read_boot_id = boot_id
+        self._boot_id: bytes | None = None
+        self._uploads: dict[Key, Upload] = {}
+        self.allocated_bytes = 0
+        # Those that may be closed, the longest unused first.
+        self._open: OrderedDict[Key, Upload] = OrderedDict()
+        self._table_lock = threading.Lock()  # for these three; nothing is waited for under it
+        self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
+
+    def __len__(self) -> int:
+        return len(self._uploads)
+
+    def __repr__(self) -> str:
+        return f"<UnfinishedUploads in {self._paths.incoming!r}, {len(self)} of them>"
+
+    def remaining_bytes(self) -> int:
+        """Return the room that the disk still has to find for all of them."""
+        with self._table_lock:
+            return sum(upload.remaining_bytes for upload in self._uploads.values())
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        number: int,
+        share_bytes: int,
+        secrets: UploadSecrets,
+        new_index: bool,
+    ) -> bool:
+        """
+        Begin an upload, or go on with it; returns whether that may be. See the module's text.
+
+        Args:
+            new_index: there was no directory for shares of this index.
+        """
+        key = (storage_index, number)
+        secret_hash = uploads.hash_secret(secrets.upload)
+        upload = self._uploads.get(key)
+        if upload is not None:
+            same = hmac.compare_digest(upload.secret_hash, secret_hash)
+            return same and upload.share_bytes == share_bytes
+        if share_bytes > containers.MAX_SHARE_BYTES or not self._has_room(share_bytes):
+            return False
+        if len(self._uploads) >= self._max_uploads:
+            return False
+        path = self._paths.unfinished(storage_index, number)
+        fd, lease = None, None
+        try:
+            fd = incoming.create(path)
+            new = fd is not None
+            if fd is None:
+                fd = incoming.open_new(path)
+                if fd is None:
+                    return False
+            if not (new and new_index) and os.path.lexists(
+                self._paths.final(storage_index, number)
+            ):
+                # Another process finished it after we listed the shares. (Where there were none at all, the
+                # directory is expected to be missing when this one is finished, and that is looked at.)
+                incoming.give_up(path, fd)
+                return False
+            note = None if new else incoming.read_note(path, fd, self._known_boot_id())
+            if (
+                note is None
+                or not hmac.compare_digest(note.secret_hash, secret_hash)
+                or note.share_bytes != share_bytes
+            ):
+                note = None
+                small = share_bytes <= ONE_CALL_BYTES
+                if not new:
+                    os.ftruncate(fd, 0)
+                if not (new and small):
+                    disk.remove(path + sidecar.SUFFIX)
+                lease = self._make_lease(secrets.lease)
+                if not small:
+                    disk.write_all(fd, containers.pack_header(share_bytes, 1), 0)
+                    disk.write_all(fd, lease, containers.HEADER_BYTES + share_bytes)
+                    lease = None
+        except OSError as error:
+            if fd is not None:
+                incoming.give_up(path, fd)
+            refusal = disk.disk_error(error, f"begin an upload in {path!r}")
+            if isinstance(refusal, NoSpace):
+                return False
+            raise refusal from error
+        upload = self._adopt(key, share_bytes, secret_hash, fd, note, lease)
+        upload.new_index = new_index
+        return True
+
+    def upload(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> Upload:
+        """Return one to write to; see ``ShareStore.upload``."""
+        key = check_key(storage_index, share_number)
+        secret_hash = uploads.hash_secret(upload_secret)
+        with self._table_lock:
+            upload = self._uploads.get(key)
+        if upload is None:
+            with self.allocate_lock:
+                upload = self._uploads.get(key) or self._take_up(key, secret_hash)
+        if not hmac.compare_digest(upload.secret_hash, secret_hash):
+            raise _wrong_secret(upload.storage_index, share_number, "under another secret")
+        return upload
+
+    def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
+        """Forget one; see ``ShareStore.abort``."""
+        upload = self.upload(storage_index, share_number, upload_secret)
+        if upload.complete:
+            raise _no_such_upload(storage_index, share_number)
+        upload.discard()
+
+    def expire(self, too_old: float) -> int:
+        """Give up those of this store that nobody has written to since then; returns how many."""
+        with self._table_lock:
+            idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
+        for upload in idle:
+            upload.discard()
+        return len(idle)
+
+    def release(self) -> None:
+        """Close their files, so that other processes may go on with them."""
+        with self._table_lock:
+            open_ones = list(self._uploads.values())
+        for upload in open_ones:
+            upload.suspend()
+
+    def close(self) -> None:
+        """Let go of them all, and leave notes for whoever resumes them."""
+        with self._table_lock:
+            open_ones = list(self._uploads.values())
+            self._uploads.clear()
+            self.allocated_bytes = 0
+            self._open.clear()
+        for upload in open_ones:
+            upload.close()
+
+    # What lies behind allocate and upload; under allocate_lock.
+
+    def _make_lease(self, lease: LeaseSecrets) -> bytes:
+        version, now = containers.WRITTEN_VERSION, self._clock()
+        return containers.make_lease(version, containers.OWNER_ALLOCATE, lease, now).pack()
+
+    def _take_up(self, key: Key, secret_hash: bytes) -> Upload:
+        path = self._paths.unfinished(*key)
+        try:
+            fd = disk.open_locked(path, os.O_RDWR)
+        except FileNotFoundError:
+            raise _no_such_upload(*key) from None
+        except OSError as error:
+            raise disk.disk_error(error, f"resume the upload in {path!r}") from error
+        if fd is None:
+            raise _wrong_secret(*key, "by another process")
+        note = incoming.read_note(path, fd, self._known_boot_id())
+        if note is None:
+            os.close(fd)
+            raise _no_such_upload(*key)
+        if not hmac.compare_digest(note.secret_hash, secret_hash):
+            os.close(fd)
+            raise _wrong_secret(*key, "under another secret")
+        return self._adopt(key, note.share_bytes, secret_hash, fd, note)
+
+    def _adopt(
+        self,
+        key: Key,
+        share_bytes: int,
+        secret_hash: bytes,
+        fd: int,
+        note: sidecar.Note | None,
+        fresh_lease: bytes | None = None,
+    ) -> Upload:
+        upload = Upload(
+            *key,
+            share_bytes,
+            secret_hash,
+            fd,
+            self._paths.unfinished(*key),
+            self._paths.final(*key),
+            self._known_boot_id(),
+            self._clock,
+            self._used,
+            self._forget,
+            () if note is None else note.ranges,
+            fresh_lease,
+        )
+        with self._table_lock:
+            self._uploads[key] = upload
+            self.allocated_bytes += share_bytes
+        self._used(upload)
+        return upload
+
+    def _used(self, upload: Upload) -> None:
+        """
+        Keep the number of open files bounded: the longest unused are closed first.
+
+        Complete ones stay open until they are published; how many wait for that is bounded elsewhere.
+        """
+        with self._table_lock:
+            key = (upload.storage_index, upload.share_number)
+            if upload.complete:
+                self._open.pop(key, None)
+                return
+            self._open[key] = upload
+            self._open.move_to_end(key)
+            excess = len(self._open) - self._max_open
+            candidates = list(self._open.items()) if excess > 0 else []
+        for key, other in candidates:
+            if excess > 0 and other is not upload and other.suspend():
+                excess -= 1
+                with self._table_lock:
+                    if not other.is_open:
+                        self._open.pop(key, None)
+
+    def _forget(self, upload: Upload) -> None:
+        with self._table_lock:
+            key = (upload.storage_index, upload.share_number)
+            if self._uploads.get(key) is upload:
+                del self._uploads[key]
+                self.allocated_bytes -= upload.share_bytes
+                self._open.pop(key, None)
+
+    def _known_boot_id(self) -> bytes:
+        if self._boot_id is None:
+            self._boot_id = self._read_boot_id()
+        return self._boot_id
+
+
+def _no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
+    return NoSuchShare(
+        f"there is no unfinished upload of share {share_number} of {base32.encode(storage_index)}: "
+        "it was never begun, or finished, aborted or given up; list the shares to see which"
+    )
+
+
+def _wrong_secret(storage_index: bytes, share_number: int, how: str) -> WrongSecret:
+    return WrongSecret(
+        f"share {share_number} of {base32.encode(storage_index)} is being uploaded {how}; "
+        "wait until that is finished or given up"
+    )

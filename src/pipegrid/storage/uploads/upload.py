@@ -1,0 +1,373 @@
+"""
+One unfinished share: whose it is, and how it becomes the share.
+
+**Whose it is.** An upload holds the lock (``flock``) of its file in ``incoming`` while that file is open.
+The kernel drops locks with the process, so a dead process's leftovers are told from a living one's
+uploads without any guessing about time.
+
+**Its end.** What is written goes straight into the file that will become the share (see ``writer``). When
+nothing is missing, ``publish`` renames it to its final place; making the data durable before, and the rename
+after, is for ``durability`` to arrange.
+
+**Between writes** the file may be closed (``suspend``), and then the note beside it (``sidecar``) is all
+there is to go by: the next write takes the upload up again as another process would.
+
+Every method may be called from any thread; each upload has a lock of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.disk import files as disk
+from pipegrid.errors import NoSuchShare, ServerRefused
+from pipegrid.storage.ranges import Range, Ranges
+from pipegrid.storage.uploads import files as incoming
+from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads.writer import ShareWriter, slice_pieces
+
+
+def hash_secret(upload_secret: bytes) -> bytes:
+    """Return the 32 bytes by which an upload secret is remembered."""
+    return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()
+
+
+class Upload(ShareWriter):
+    """
+    A share that is being written; made by ``UnfinishedUploads`` alone.
+
+    Attributes:
+        storage_index: of its share; the rest of that is ``ShareWriter``'s.
+        secret_hash: see ``hash_secret``.
+        last_write: when it was last written to, in seconds since 1970.
+        unsent_bytes: written since the disk was last asked to begin with them (``begin_writing``).
+        opened: rises with every opening of an upload's file in this process.
+        gone: whether it has ended: published, discarded, or let go of.
+        new_index: whether there was no directory for shares of this index when it began; a hint that saves a
+            vain attempt.
+        resumed: whether some of it was written through an earlier descriptor than the present one.
+    """
+
+    _openings = itertools.count()
+
+    def __init__(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        share_bytes: int,
+        secret_hash: bytes,
+        fd: int,
+        incoming_path: str,
+        final_path: str,
+        boot_id: bytes,
+        clock: Callable[[], float],
+        on_open: Callable[[Upload], None],
+        on_gone: Callable[[Upload], None],
+        received: Sequence[Range] = (),
+        fresh_lease: bytes | None = None,
+    ) -> None:
+        self.storage_index = storage_index
+        self.share_number = share_number
+        self.share_bytes = share_bytes
+        self.secret_hash = secret_hash
+        self.last_write = clock()
+        self.unsent_bytes = 0
+        self.opened = next(self._openings)
+        self.resumed = bool(received)
+        self.new_index = False
+        self._fd = fd
+        self._fresh_lease = fresh_lease
+        self._file: tuple[int, int] | None = None
+        self._incoming = incoming_path
+        self._final = final_path
+        self._boot_id = boot_id
+        self._clock = clock
+        self._on_open = on_open
+        self._on_gone = on_gone
+        self._received = Ranges(received)
+        self._noted: tuple[Range, ...] | None = tuple(received) or None
+        self.gone = False
+        self._beginning = False  # the disk is being asked to begin with it
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        state = "gone" if self.gone else "closed" if self._fd is None else "open"
+        got = f"{self._received.total} of {self.share_bytes} bytes"
+        return f"<Upload {self._incoming!r} {state}, {got}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds a file descriptor, and with it the lock."""
+        return self._fd is not None
+
+    def required(self) -> tuple[Range, ...]:
+        """Return what is still missing."""
+        with self._lock:
+            return tuple(self._received.missing(0, self.share_bytes))
+
+    def write(
+        self, offset: int, pieces: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Write bytes at an offset of the share data; in pieces, so that nobody has to join them.
+
+        Call ``checkpoint`` before acknowledging it, or have the share made durable if it is
+        ``complete`` now.
+
+        Args:
+            wanted: asked after each call to the disk. Once it says no, somebody may have used the buffers for
+                other things, so what was just written is not counted, and ``ServerRefused`` ends the write.
+
+        Raises:
+            NoSuchShare: the upload was finished, aborted or given up meanwhile.
+            ServerRefused: the range does not lie in the share, the disk failed, or too many separate
+                ranges have been written.
+            ConflictingWrite: other bytes are there; nothing was written.
+            NoSpace: the disk is full; some of it may have been written, and the upload goes on.
+        """
+        end = offset + sum(map(len, pieces))
+        with self._lock:
+            if offset < 0 or end > self.share_bytes:
+                raise ServerRefused(
+                    f"bytes {offset} to {end} lie outside of {self._name()}, for which "
+                    f"{self.share_bytes} bytes were allocated; write within them"
+                )
+            if self._fresh_lease is not None and end - offset == self.share_bytes:
+                self._lay_out(self._fresh_lease, pieces, wanted)
+                self._received.add(0, end)
+                self._on_open(self)
+                self.last_write = self._clock()
+                return
+            fd = self._require_open()
+            there = list(self._received.within(offset, end))
+            for begin, stop in there:
+                self._compare(fd, begin, slice_pieces(pieces, begin - offset, stop - offset))
+            self._bound_ranges(offset, end)
+            for begin, stop in list(self._received.missing(offset, end)):
+                views = list(slice_pieces(pieces, begin - offset, stop - offset))
+                self._fill(fd, begin, views, wanted)
+            self.unsent_bytes += end - offset
+            self.last_write = self._clock()
+            if self.complete:
+                self._on_open(self)  # it has to stay open now
+
+    def fill_rest(self) -> None:
+        """
+        Take what never came for zeros, which the hole in the file is made of: the share is complete.
+
+        Raises:
+            NoSuchShare: the upload was finished, aborted or given up meanwhile.
+        """
+        with self._lock:
+            self._require_open()
+            self._received.add(0, self.share_bytes)
+            self._on_open(self)  # it has to stay open now
+
+    def checkpoint(self) -> None:
+        """
+        Note what has arrived, so that it need not be sent again if this process dies.
+
+        Nothing is forced to the disk: that guards against ``kill -9``, not against a power cut,
+        after which the note is not believed.
+        """
+        with self._lock:
+            if self.gone or self._fd is None:
+                return
+            self._lay_out_empty()
+            ranges = tuple(self._received)
+            if ranges == self._noted:
+                return
+            note = sidecar.Note(
+                self._boot_id,
+                self.secret_hash,
+                os.fstat(self._fd).st_ino,
+                self.share_bytes,
+                ranges[: sidecar.MAX_NOTED_RANGES],
+            )
+            try:
+                fd = os.open(
+                    self._incoming + sidecar.SUFFIX,
+                    os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                    0o666,
+                )
+                try:
+                    disk.write_all(fd, note.pack(), 0)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                raise disk.disk_error(error, f"note the progress of {self._name()}") from error
+            self._noted = ranges
+
+    def suspend(self) -> bool:
+        """
+        Close the file, if nobody is using it and it is not about to be published.
+
+        Another process may then take the upload over, or discard it to upload the share itself.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._fd is None or self.complete or self._beginning:
+                return False
+            self.checkpoint()
+        except ServerRefused:
+            return False  # without a note it could not be taken up again
+        else:
+            self._close()
+            return True
+        finally:
+            self._lock.release()
+
+    def begin_writing(self) -> None:
+        """
+        Have the disk begin with what was written so far, so that ``sync`` will have less to wait for.
+
+        Not under the lock, which the next write wants meanwhile. But ``suspend`` has to wait: as long as a
+        busy disk makes this take the kernel keeps the file, and its lock, and nobody could take the upload
+        up again, not even we.
+        """
+        with self._lock:
+            fd = self._fd
+            if fd is None:
+                return
+            self._beginning = True
+        try:
+            disk.begin_writing(fd)
+        finally:
+            self._beginning = False
+
+    @property
+    def descriptor(self) -> int:
+        """The open file of a complete upload."""
+        assert self._fd is not None, f"{self!r} has no file open"
+        return self._fd
+
+    @property
+    def device(self) -> int:
+        """The number of the file system that a complete upload is on."""
+        with self._lock:
+            return self._inode()[0]
+
+    def sync(self) -> None:
+        """Make the file's own bytes durable (``fsync``); its name is another matter."""
+        with self._lock:
+            if self._fd is not None:
+                os.fsync(self._fd)
+
+    def publish(self) -> tuple[str, ...]:
+        """
+        Make the complete share visible, by one rename.
+
+        Returns:
+            the directories whose entries have changed: to be synced, where durability demands it.
+
+        Raises:
+            NoSuchShare: the upload is gone.
+            ServerRefused: the disk failed; the upload stays.
+        """
+        with self._lock:
+            if self.gone:
+                raise self._no_such_upload()
+            assert self.complete, f"{self!r} is published too early"
+            assert self._fd is not None, "a complete upload keeps its file open"
+            try:
+                if not disk.names_inode(self._incoming, self._inode()):
+                    self._leave()
+                    raise self._no_such_upload()
+                changed = incoming.rename(self._incoming, self._final, self.new_index)
+            except FileExistsError:
+                # Another process has finished it meanwhile; its leases are not to be lost.
+                with suppress(OSError):
+                    disk.remove(self._incoming)
+                self._leave()
+                raise self._no_such_upload() from None
+            except OSError as error:
+                raise disk.disk_error(error, f"finish {self._name()}") from error
+            if self._noted is not None:
+                with suppress(OSError):  # an orphaned note vouches for nothing
+                    disk.remove(self._incoming + sidecar.SUFFIX)
+            self._leave()
+            return changed
+
+    def discard(self) -> None:
+        """Remove the unfinished share. Its file is removed only if it is still ours."""
+        with self._lock:
+            if self.gone:
+                return
+            try:
+                with suppress(NoSuchShare, OSError):
+                    # An empty file is not laid out to be removed.
+                    fd = self._require_open() if self._fd is None else self._fd
+                    if disk.names_file(self._incoming, fd):
+                        disk.remove(self._incoming + sidecar.SUFFIX)
+                        disk.remove(self._incoming)
+            finally:
+                self._leave()
+
+    def close(self) -> None:
+        """Let go of it, and leave a note for whoever resumes it."""
+        with self._lock:
+            if not self.gone:
+                with suppress(ServerRefused):
+                    self.checkpoint()
+                self.gone = True
+                self._close()
+
+    # The rest runs under the lock.
+
+    def _inode(self) -> tuple[int, int]:
+        """Return the open file's device and number; asked for once for each opening."""
+        if self._file is None:
+            if self._fd is None:
+                raise self._no_such_upload()
+            status = os.fstat(self._fd)
+            self._file = (status.st_dev, status.st_ino)
+        return self._file
+
+    def _lay_out_empty(self) -> None:
+        """Have a container, without data as yet."""
+        if self._fresh_lease is not None:
+            # An old note of that name would vouch for bytes that an earlier file had.
+            disk.remove(self._incoming + sidecar.SUFFIX)
+            self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
+
+    def _require_open(self) -> int:
+        if self.gone:
+            raise self._no_such_upload()
+        self._lay_out_empty()
+        if self._fd is None:
+            resumed = incoming.resume(self._incoming, self._boot_id)
+            if resumed is None or resumed[1].secret_hash != self.secret_hash:
+                if resumed is not None:
+                    os.close(resumed[0])
+                self._leave()
+                raise self._no_such_upload()
+            self._fd, note = resumed
+            self.opened = next(self._openings)
+            self.resumed = True
+            self._received = Ranges(note.ranges)
+            self._noted = tuple(note.ranges)
+        self._on_open(self)
+        return self._fd
+
+    def _leave(self) -> None:
+        self.gone = True
+        self._close()
+        self._on_gone(self)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = self._file = None
+
+    def _no_such_upload(self) -> NoSuchShare:
+        return NoSuchShare(
+            f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
+            "up; list the shares to see which"
+        )

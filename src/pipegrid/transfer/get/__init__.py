@@ -1,0 +1,1 @@
+"""Downloads: from shares on servers to verified plaintext."""

@@ -1,0 +1,316 @@
+"""
+The shares that a download reads: from which servers, where to find others, and what is wrong with any.
+
+The first burst goes to the servers where the shares should be. What they answer to the question for their
+lists goes to the search, which knows where else a share can be had when a reader ends or a copy proves to be
+damaged. Only when nothing else is left is a damaged copy used, for its good blocks.
+
+How many shares are read, what is asked of each and how long it is waited for is the download's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.decoder import Decoder
+from pipegrid.errors import NotEnoughSharesError, ServerError
+from pipegrid.transfer.get.guesses import Guesses
+from pipegrid.transfer.get.line import MIN_SAMPLE_BYTES, ClientLine
+from pipegrid.transfer.get.patience import Patience
+from pipegrid.transfer.get.readers import ShareReader
+from pipegrid.transfer.get.search import ShareSearch
+from pipegrid.transfer.get.tactics import Race
+from pipegrid.transfer.peers import Peer, ring
+
+
+class OpenReaders:
+    """
+    The readers of one download.
+
+    Args:
+        peers: servers that may be used, in any order.
+        ahead_bytes: how much the decoder may hold of each share before its server is paused.
+        race: hears which shares take part no more.
+        patience: hears whenever something comes.
+        line: learns how long answers take, and how fast bytes come.
+        guesses: learns at once if a share is not where the first burst looked for it.
+        avoid: copies that are known to be damaged, each as share number and server.
+        changed: called after every event that may let the download go on.
+
+    Attributes:
+        open: share number to its reader; not those that have ended.
+        homes: share number to the server that it was last read from.
+        misplaced: some share of the first burst was not where it should be.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: IReactorTime,
+        peers: Sequence[Peer],
+        cap: ChkCap | ChkVerifierCap,
+        decoder: Decoder,
+        ahead_bytes: int,
+        race: Race,
+        patience: Patience,
+        line: ClientLine,
+        guesses: Guesses,
+        avoid: Collection[tuple[int, Peer]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.open: dict[int, ShareReader] = {}
+        self.homes: dict[int, Peer] = {}
+        self.misplaced = False
+        self._clock = clock
+        self._cap = cap
+        self._storage_index = cap.storage_index
+        self._decoder = decoder
+        self._ahead_bytes = ahead_bytes
+        self._race = race
+        self._patience = patience
+        self._line = line
+        self._guesses = guesses
+        self._changed = changed
+        self._ring = ring(self._storage_index, peers)
+        self._search: ShareSearch[Peer] = ShareSearch(self._ring)
+        self._avoid = avoid
+        for number, peer in avoid:
+            self._search.exclude(number, peer)
+        self._questions: set[Deferred[frozenset[int]]] = set()
+        self._answers: list[tuple[Peer, frozenset[int] | Failure]] = []
+        self._guessed: set[int] = set()
+        self._damaged: list[tuple[int, Peer]] = []
+        self._damaged_in_use = False
+        self._reported_corrupt = 0
+        self._reasons: dict[str, str] = {}
+        self._seen_bytes = 0
+        self._first_seen: tuple[int, float] | None = None
+        segment_bytes = decoder.guessed_geometry.segment_bytes
+        self._sample_bytes = max(MIN_SAMPLE_BYTES, segment_bytes // 2)
+
+    # Questions.
+
+    def first_burst(self, extra_shares: int, needs_lists: bool) -> None:
+        """
+        Open readers where the first shares should be.
+
+        Args:
+            extra_shares: so many more than k.
+            needs_lists: ask those servers for their share lists, too.
+        """
+        racers = min(self._cap.required_shares + extra_shares, self._cap.total_shares)
+        for number, peer in enumerate(self._ring[:racers]):
+            if needs_lists:
+                self._question(peer)
+            if (number, peer) not in self._avoid:
+                self._add(number, peer)
+                self._guessed.add(number)
+
+    def _question(self, peer: Peer) -> None:
+        self._search.asked(peer)
+        question = peer.server.list_shares(self._storage_index)
+        self._questions.add(question)
+        question.addBoth(self._question_answered, question, peer, self._clock.seconds())
+
+    def _question_answered(
+        self,
+        answer: frozenset[int] | Failure,
+        question: Deferred[frozenset[int]],
+        peer: Peer,
+        asked_s: float,
+    ) -> None:
+        if not isinstance(answer, Failure):
+            self._line.note_answer(self._clock.seconds() - asked_s)
+        # Only noted here: the loop may be in the middle of a step.
+        self._questions.discard(question)
+        self._answers.append((peer, answer))
+        self._changed()
+
+    def look_at_answers(self) -> None:
+        """Let the search know what servers have said."""
+        answers, self._answers = self._answers, []
+        for peer, answer in answers:
+            self._patience.something_came(self._clock.seconds())
+            if not isinstance(answer, Failure):
+                total_shares = self._cap.total_shares
+                self._search.answered(peer, [n for n in answer if n < total_shares])
+                continue
+            if not answer.check(ServerError, CancelledError):
+                answer.raiseException()
+            self._reasons.setdefault(peer.name, str(answer.value))
+            self._search.failed(peer)
+            for reader in list(self.open.values()):
+                if reader.peer is peer:
+                    self.close(reader)
+
+    # Readers.
+
+    def _add(self, number: int, peer: Peer) -> None:
+        self._decoder.add_share(number)
+        self.homes[number] = peer
+        self.open[number] = ShareReader(
+            self._decoder,
+            peer,
+            number,
+            self._storage_index,
+            self._ahead_bytes,
+            self._changed,
+        )
+
+    def close(self, reader: ShareReader) -> None:
+        """Read this share no more; what has come of it remains in use."""
+        del self.open[reader.share_number]
+        reader.close()
+        self._decoder.drop_share(reader.share_number)
+        self._race.closed(reader.share_number)
+
+    def look_at_readers(self) -> None:
+        """Take out the readers that have ended."""
+        seen = sum(reader.received_bytes for reader in self.open.values())
+        if seen != self._seen_bytes:
+            now = self._clock.seconds()
+            if seen > self._seen_bytes:
+                self._note_rate(seen, now)
+            self._seen_bytes = seen
+            self._patience.something_came(now)
+        for reader in list(self.open.values()):
+            if reader.state == "open":
+                continue
+            # Whoever is asked in its place has all the time that it had.
+            self._patience.something_came(self._clock.seconds())
+            if reader.bug is not None:
+                reader.bug.raiseException()
+            if reader.state == "missing":
+                self._search.exclude(reader.share_number, reader.peer)
+                self._note_misplaced(reader.share_number)
+            else:
+                self._search.failed(reader.peer)
+            if reader.error is not None:
+                self._reasons[reader.peer.name] = str(reader.error)
+            self.close(reader)
+
+    def _note_misplaced(self, number: int) -> None:
+        """Let others know at once if the first burst was wrong."""
+        if number in self._guessed and not self.misplaced:
+            self.misplaced = True
+            self._guesses.found(False)
+
+    def _note_rate(self, seen_bytes: int, now: float) -> None:
+        """Let the line learn what has come since the first bytes, once that says something."""
+        if self._first_seen is None:
+            self._first_seen = (seen_bytes, now)
+            return
+        first_bytes, first_s = self._first_seen
+        if seen_bytes - first_bytes >= self._sample_bytes:
+            self._line.note_bytes(seen_bytes - first_bytes, now - first_s)
+            self._first_seen = (seen_bytes, now)
+
+    # Damage, and who takes the place of those that are gone.
+
+    def name_corruption(self) -> None:
+        """Give found damage its server's name, tell the server, and use a bad copy no more."""
+        for error in self._decoder.corrupt[self._reported_corrupt :]:
+            number = error.share_number
+            if number is None:
+                continue
+            peer = self.homes[number]
+            error.server = peer.name
+            advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
+            advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
+            if number in self._decoder.bad_shares:
+                self._set_aside(number, peer)
+        self._reported_corrupt = len(self._decoder.corrupt)
+
+    def recruit(self, extra_shares: int) -> None:
+        """
+        Have as many shares as it takes, from servers that serve no other share if possible.
+
+        Args:
+            extra_shares: so many more than k.
+
+        Raises:
+            NotEnoughSharesError: fewer than k good shares could be had.
+        """
+        needed = self._cap.required_shares + extra_shares
+        while len(self.open) < needed or self._lacking:
+            busy = {reader.peer for reader in self.open.values()}
+            found = self._search.best(self.open, busy)
+            if found is None and self._lacking and self._give_up_impaired():
+                continue
+            if found is None:
+                for peer in self._search.ask_next():
+                    self._question(peer)
+                break
+            self._add(*found)
+        if self._search.exhausted and self._lacking:
+            self._last_resort()
+
+    def _give_up_impaired(self) -> bool:
+        """Close a share of which a part is wrong, if another server has it too; whether any was."""
+        impaired = {error.share_number for error in self._decoder.corrupt}
+        for number, reader in self.open.items():
+            others = [peer for peer in self._search.holders(number) if peer is not reader.peer]
+            if number in impaired and others:
+                self._set_aside(number, reader.peer)
+                return True
+        return False
+
+    def _set_aside(self, number: int, peer: Peer) -> None:
+        """Use this damaged copy only if nothing better can be had."""
+        self._damaged.append((number, peer))
+        self._search.exclude(number, peer)
+        if number in self.open:
+            self.close(self.open[number])
+
+    @property
+    def _lacking(self) -> int:
+        """How many more shares are needed. One may have come whole, or be open and still not do."""
+        if len(self.open) >= self._cap.required_shares and not self._decoder.corrupt:
+            return 0  # most often, and this is asked for every piece that comes
+        return self._decoder.lacking
+
+    def _last_resort(self) -> None:
+        """Use damaged shares for their good blocks, once; then give up."""
+        found = self._cap.required_shares - self._decoder.lacking
+        damaged, self._damaged = self._damaged, []
+        if damaged and not self._damaged_in_use:
+            self._damaged_in_use = True
+            for number, peer in damaged:
+                if number not in self.open:
+                    self._add(number, peer)
+            self._decoder.use_damaged_shares()
+            if not self._decoder.lacking:
+                return
+        reasons = sorted(set(self._reasons.values()))[:3]
+        because = f" ({'; '.join(reasons)})" if reasons else ""
+        raise NotEnoughSharesError(
+            f"cannot get the file: found {found} good shares on {len(self._ring)} servers, but "
+            f"{self._cap.required_shares} are needed{because}; try again when more servers work",
+            found,
+            self._cap.required_shares,
+        )
+
+    # The end.
+
+    def give_up_silent(self, silence_s: float) -> None:
+        """Give up those that owe something and are not held back; they were silent for so long."""
+        for reader in list(self.open.values()):
+            if reader.waiting and not reader.paused:
+                self._reasons[reader.peer.name] = (
+                    f"{reader.peer.name} was silent for {silence_s:g} s"
+                )
+                reader.close("failed")
+        for question in list(self._questions):
+            question.cancel()
+
+    def let_go(self) -> None:
+        """Give up whatever is unanswered, so that nothing of the download is left behind here."""
+        for reader in list(self.open.values()):
+            reader.close()
+        for question in list(self._questions):
+            question.cancel()

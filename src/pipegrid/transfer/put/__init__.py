@@ -1,0 +1,1 @@
+"""Uploads: from a source to acknowledged shares."""

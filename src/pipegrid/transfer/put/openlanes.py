@@ -1,0 +1,116 @@
+"""
+The lanes of one transfer: those that are open, those that have ended, and why some have failed.
+
+What an end means for the placement is the transfer's business.
+"""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.errors import NoSpace
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.shareway import Lane
+
+FORGET_S = 2.0
+"""For a server that does not answer; it forgets by itself after half an hour."""
+
+
+class OpenLanes:
+    """
+    The lanes of one transfer.
+
+    Args:
+        silence_s: a server that acknowledges nothing for so long is given up.
+
+    Attributes:
+        open: those that have not ended.
+        ended: the others; writes of theirs may be unanswered still.
+        reasons: nickname of a server to what went wrong there, if anything did.
+    """
+
+    def __init__(self, plan: UploadPlan[Peer], silence_s: float) -> None:
+        self.open: list[Lane] = []
+        self.ended: list[Lane] = []
+        self.reasons: dict[str, str] = {}
+        self._plan = plan
+        self._forgetting: set[Deferred[None]] = set()
+        self._silence_s = silence_s
+
+    def add(self, lane: Lane) -> None:
+        """A share is on its way."""
+        self._plan.sending(lane.share_number, lane.peer)
+        self.open.append(lane)
+
+    def peer_failed(self, peer: Peer, reason: str) -> None:
+        """A server is gone, and with it all that was on its way there."""
+        self.reasons[peer.name] = reason
+        self._plan.failed(peer)
+        for lane in self.open:
+            if lane.peer is peer:
+                lane.cancel("failed")
+
+    def until_silence(self, now: float) -> float:
+        """Return how long until the first lane's server has been silent for too long."""
+        signs = [lane.last_sign for lane in self.open if lane.waiting]
+        return min(signs, default=now) + self._silence_s - now
+
+    def take_ended(self, now: float) -> list[Lane]:
+        """
+        Return the lanes that have ended since the last time; give up silent servers first.
+
+        What a lane met that no server may raise is raised here.
+        """
+        for lane in self.open:
+            lane.resolve_doubt()
+            if now >= lane.last_sign + self._silence_s and lane.waiting:
+                self.peer_failed(
+                    lane.peer, f"{lane.peer.name} was silent for {self._silence_s:g} s"
+                )
+        ended = [lane for lane in self.open if lane.ended]
+        if ended:
+            self.open = [lane for lane in self.open if not lane.ended]
+            self.ended += ended
+        for lane in ended:
+            if lane.bug is not None:
+                lane.bug.raiseException()
+            if lane.error is not None:
+                self.reasons[lane.peer.name] = str(lane.error)
+            if isinstance(lane.error, NoSpace):
+                self.forget(lane)  # what it took of the last room is of use to nobody
+        return ended
+
+    def let_go(self, *, abort: bool = False) -> None:
+        """
+        Give up whatever is unanswered, so that nothing of the transfer is left behind here.
+
+        Args:
+            abort: have servers forget unfinished shares, too; they stay for a rerun to resume otherwise.
+        """
+        unfinished = [lane for lane in self.open if not lane.ended]
+        for lane in [*self.open, *self.ended]:
+            lane.cancel("dropped")
+            lane.detach()
+        if abort:
+            for lane in unfinished:
+                self.forget(lane)
+
+    def forget(self, lane: Lane) -> None:
+        """Have its server forget the unfinished share of a lane that has ended."""
+        told = lane.abort()
+        self._forgetting.add(told)
+        told.addBoth(lambda _: self._forgetting.discard(told))
+
+    async def forgotten(self, clock: IReactorTime) -> None:
+        """
+        Wait until servers have forgotten what they shall, but not long.
+
+        Whoever is told of the failure may close everything at once, and what was not sent then never will be.
+        """
+        if self._forgetting:
+            over = Wakeup(clock)
+            DeferredList(list(self._forgetting)).addCallback(over.fire)
+            await over.wait(FORGET_S)

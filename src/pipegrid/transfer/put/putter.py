@@ -1,0 +1,179 @@
+"""
+From a source to a cap: everything about a put that comes before and around the upload itself.
+
+Small files become literal caps. Files of one segment are read once and coded from memory, so that
+what makes the key is what is stored whatever happens to the file; larger ones are read twice and
+checked for changes in between.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+
+from pipegrid.core.caps import LitCap, is_literal_size
+from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.params import Geometry, Params
+from pipegrid.errors import SourceError, UnhappyError
+from pipegrid.flow.budget import Budget
+from pipegrid.flow.turns import Turns
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.put.codingline import DEPTH
+from pipegrid.transfer.put.keys import convergent_key, random_key
+from pipegrid.transfer.put.source import BytesSource, Source, SourceLike, open_source
+from pipegrid.transfer.put.upload import Upload
+from pipegrid.transfer.results import PutResult
+from pipegrid.transfer.settings import UploadSettings
+
+_CONTENTION_WAITS_S = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""
+How long to wait, time after time, where happiness fails because somebody else is just uploading the
+same shares: when they are done, these are found in place.
+"""
+
+_FILES_PER_TURN = 4
+"""Small files are coded on the reactor; so many take some 5 ms."""
+
+_OVERHEAD_BYTES = 64 << 10
+"""What the objects of even the smallest upload take."""
+
+_OPEN_FILES = 64
+"""Files that are open for reading at a time; some systems give a process 256 descriptors."""
+
+
+class Putter:
+    """
+    Stores files on one grid; any number at the same time.
+
+    Args:
+        memory: what all uploads together may hold while they code.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: IReactorTime,
+        workers: CpuWorkers,
+        peers: Sequence[Peer],
+        client_secrets: ClientSecrets,
+        memory: Budget,
+        settings: UploadSettings,
+    ) -> None:
+        self._clock = clock
+        self._workers = workers
+        self._peers = peers
+        self._client_secrets = client_secrets
+        self._memory = memory
+        self._settings = settings
+        self._turns = Turns(clock, _FILES_PER_TURN)
+        self._descriptors = Budget(_OPEN_FILES)
+        self._opened: dict[Source, int] = {}
+
+    async def put(
+        self,
+        given: SourceLike,
+        params: Params,
+        happy: int,
+        convergence: bytes | None,
+        progress: Progress | None = None,
+    ) -> PutResult:
+        """
+        Store one file; ``convergence`` None means a random key. See ``Grid.put``.
+        """
+        started = self._clock.seconds()
+        source = await self._open(given)
+        try:
+            if is_literal_size(source.size):
+                cap = LitCap(bytes(source.read_at(0, source.size)))
+                return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
+            geometry = params.geometry(source.size)
+            lent = await self._memory.borrow(_held_bytes(geometry))
+            try:
+                await self._turns.begin()
+                return await self._upload(source, geometry, happy, convergence, progress)
+            finally:
+                self._memory.give_back(lent)
+        finally:
+            self._close(source)
+
+    async def _open(self, given: SourceLike) -> Source:
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            return BytesSource(given)
+        # What the caller has opened already is not ours to count.
+        lent = await self._descriptors.borrow(isinstance(given, (str, os.PathLike)))
+        try:
+            # Copying a pipe to temporary space takes as long as the pipe does.
+            source = await self._workers.run(open_source, given)
+        except BaseException:
+            self._descriptors.give_back(lent)
+            raise
+        self._opened[source] = lent
+        return source
+
+    def _close(self, source: Source) -> None:
+        """Close a source, unless that was done."""
+        if source in self._opened:
+            source.close()
+            self._descriptors.give_back(self._opened.pop(source))
+
+    async def _upload(
+        self,
+        source: Source,
+        geometry: Geometry,
+        happy: int,
+        convergence: bytes | None,
+        progress: Progress | None,
+    ) -> PutResult:
+        if geometry.num_segments == 1:
+            size = source.size
+            data = await self._workers.run_if_large(size, source.read_at, 0, size)
+            self._close(source)  # a hundred small files need not be open while they are sent
+            source = BytesSource(data, source.name)
+        if convergence is None:
+            key = random_key()
+        else:
+            key = await convergent_key(source, geometry, convergence, self._workers)
+
+        async def check_source() -> None:
+            if source.check_unchanged() or convergence is None:
+                return
+            # The time stamps cannot tell; the content can.
+            if key != await convergent_key(source, geometry, convergence, self._workers):
+                raise SourceError(
+                    f"{source.name} changed while it was read; nothing was stored, try again "
+                    "when nobody writes to it"
+                )
+
+        for wait_s in (*_CONTENTION_WAITS_S, None):
+            upload = Upload(
+                clock=self._clock,
+                workers=self._workers,
+                peers=self._peers,
+                client_secrets=self._client_secrets,
+                source=source,
+                geometry=geometry,
+                key=key,
+                happy=happy,
+                settings=self._settings,
+                check_source=check_source,
+                progress=progress,
+            )
+            try:
+                return await upload.run()
+            except UnhappyError:
+                if not upload.contended or wait_s is None:
+                    raise
+            await deferLater(self._clock, wait_s)
+        raise AssertionError("the last round returns or raises")
+
+
+def _held_bytes(geometry: Geometry) -> int:
+    """Return what the segments of an upload take while they are coded: plain, cipher, blocks."""
+    k, n = geometry.required_shares, geometry.total_shares
+    segment = geometry.segment_bytes * (2 * k + n - k) // k
+    return _OVERHEAD_BYTES + segment * min(DEPTH, geometry.num_segments)

@@ -1,0 +1,1 @@
+"""A storage server over Foolscap, as the client sees it."""

@@ -1,0 +1,315 @@
+"""
+A storage server across the network: the contract over Foolscap.
+
+One connection carries everything, and a server begins calls in the order in which they were sent. So most
+operations are sent at once; what has to wait, and for what, is ``_Sent.conflicts``:
+
+* a write for the answer to its allocation, which brings the reference to write to. All held writes, and the
+  ``close`` behind the last, then leave together: a put is two round trips (``foolscapuploads``);
+* a question, or an allocation, behind writes to the same shares for their answers, since a server may
+  take its time to make a share durable, and carry out what comes later meanwhile.
+
+How shares are read: ``foolscapreaders``.
+
+**What Foolscap cannot do.** An unfinished upload ends with its connection, at the server: on a new one writes
+fail with ``NoSuchShare``, and the upload has to begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredList, fail
+from twisted.internet.interfaces import IConsumer, IReactorTime
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import NoSuchShare, UsageError
+from pipegrid.reactor.together import all_ended
+from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers, nonsense
+from pipegrid.transport.foolscap.readers import FoolscapReaders
+from pipegrid.transport.foolscap.uploads import FoolscapUploads
+from pipegrid.transport.interface import disconnected
+from pipegrid.transport.ordering import Operation, Ordering
+from pipegrid.wire.foolscap import MAX_REASON_BYTES, unpack_version
+from pipegrid.wire.messages import (
+    Allocation,
+    LeaseSecrets,
+    ServerIdentity,
+    ServerVersion,
+    UploadSecrets,
+    WriteResult,
+)
+
+
+@attrs.frozen(kw_only=True)
+class FoolscapSettings:
+    """
+    Bounds and patience towards one server.
+
+    Attributes:
+        connect_timeout_s: until the server is found, its negotiation included.
+        timeout_s: silence of the server, while it owes an answer.
+        max_indexes: of how many storage indexes the references to shares are kept.
+        stream_piece_bytes, stream_pieces: a stream begins with pieces of this size, so many at a time; later
+            they are larger and fewer. At 100 ms that carries 20 MB/s a share, and is 2 MiB of memory.
+    """
+
+    connect_timeout_s: float = 15.0
+    timeout_s: float = 60.0
+    max_indexes: int = 256
+    stream_piece_bytes: int = 256 * 1024
+    stream_pieces: int = 8
+
+
+class _Sent(Operation):
+    """
+    An operation, and what it has to wait for.
+
+    Args:
+        kind: "allocate", "write" (or abort), or "ask".
+        numbers: the shares that it touches; None: all.
+    """
+
+    def __init__(
+        self, kind: str, numbers: AbstractSet[int] | None, call: Callable[[Operation], Any]
+    ) -> None:
+        super().__init__(None, kind != "ask", call)
+        self.kind = kind
+        self.numbers = numbers
+
+    def conflicts(self, other: Operation) -> bool:
+        """Whether this one has to wait for the end of the other, which came first."""
+        assert isinstance(other, _Sent)
+        apart = (
+            self.numbers is not None
+            and other.numbers is not None
+            and self.numbers.isdisjoint(other.numbers)
+        )
+        if apart or (self.kind == other.kind and self.kind != "allocate"):
+            return False
+        if other.kind == "write" or (other.kind, self.kind) == ("allocate", "write"):
+            return True
+        # The server keeps the order of what was sent; only what is not sent yet can be overtaken.
+        return not other.started
+
+
+class FoolscapServer:
+    """
+    Implements ``transport.interface.StorageServer`` over Foolscap.
+
+    Args:
+        identity: who it is.
+        connector: connects to it; ``foolscaptub.TubConnector`` is the real one.
+        clock: for all patience.
+    """
+
+    def __init__(
+        self,
+        identity: ServerIdentity,
+        connector: Connector,
+        clock: IReactorTime,
+        settings: FoolscapSettings | None = None,
+    ) -> None:
+        settings = settings or FoolscapSettings()
+        self._identity = identity
+        self._name = identity.nickname
+        self._link = FoolscapLink(
+            connector,
+            self._name,
+            clock,
+            settings.connect_timeout_s,
+            settings.timeout_s,
+            self._lost,
+        )
+        self._ordering = Ordering()
+        self._uploads = FoolscapUploads(self._link, self._name)
+        self._readers = FoolscapReaders(
+            self._link,
+            self._name,
+            settings.max_indexes,
+            settings.stream_piece_bytes,
+            settings.stream_pieces,
+        )
+        self._disconnected = False
+
+    def __repr__(self) -> str:
+        return f"<FoolscapServer {self._name!r} {self._link!r}>"
+
+    @property
+    def identity(self) -> ServerIdentity:
+        """Who this is."""
+        return self._identity
+
+    def version(self) -> Deferred[ServerVersion]:
+        """Ask what the server says of itself."""
+
+        async def ask() -> ServerVersion:
+            answer = await self._link.call(await self._link.storage(), "get_version")
+            try:
+                return unpack_version(answer)
+            except (ValueError, AttributeError) as error:
+                raise nonsense(self._name, "a question for its version", str(error)) from error
+
+        return self._submit(b"", "ask", None, ask)
+
+    # Uploads.
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
+        """Ask for room; see the contract. One's own unfinished uploads are in neither set."""
+        wanted = set(share_numbers)
+
+        async def allocate() -> Allocation:
+            storage = await self._link.storage()
+            have, writers = await self._link.call(
+                storage,
+                "allocate_buckets",
+                storage_index,
+                secrets.lease.renew,
+                secrets.lease.cancel,
+                wanted,
+                share_bytes,
+                self._link.canary,
+            )
+            check_numbers(self._name, "an allocation", have)
+            if not wanted.issuperset(writers):
+                raise nonsense(self._name, "an allocation", "shares that were not asked for")
+            self._uploads.began(storage_index, writers, share_bytes, secrets.upload)
+            return Allocation(frozenset(have), frozenset(writers))
+
+        return self._submit(storage_index, "allocate", wanted or None, allocate)
+
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
+    ) -> Deferred[WriteResult]:
+        """Write to an unfinished share; see the contract. At least one byte."""
+        if not any(map(len, data)):
+            return fail(UsageError("a write must have at least one byte; write what there is"))
+
+        async def write() -> WriteResult:
+            result = await self._uploads.write(
+                storage_index, share_number, offset, data, upload_secret
+            )
+            if result.complete:
+                self._readers.forget(storage_index)
+            return result
+
+        return self._submit(storage_index, "write", {share_number}, write)
+
+    def abort(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes
+    ) -> Deferred[None]:
+        """Forget an unfinished upload; see the contract."""
+        return self._submit(
+            storage_index,
+            "write",
+            {share_number},
+            lambda: self._uploads.abort(storage_index, share_number, upload_secret),
+        )
+
+    # Questions.
+
+    def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all complete shares."""
+
+        async def ask() -> frozenset[int]:
+            return frozenset(await self._readers.ask(storage_index, again=True))
+
+        return self._submit(storage_index, "ask", None, ask)
+
+    def read(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from a complete share; see the contract."""
+        return self._submit(
+            storage_index,
+            "ask",
+            {share_number},
+            lambda: self._readers.read(storage_index, share_number, offset, length),
+        )
+
+    def stream(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
+    ) -> Deferred[int]:
+        """Read a complete share into a consumer; see the contract."""
+        find = partial(self._readers.find, storage_index, share_number)
+        opening = self._submit(storage_index, "ask", {share_number}, find)
+        return Deferred.fromCoroutine(self._readers.stream(opening, find, offset, length, consumer))
+
+    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of the index; see the contract."""
+
+        async def add() -> None:
+            storage = await self._link.storage()
+            added = self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
+            # Foolscap does not say whether there was anything to lease.
+            shares = self._readers.ask(storage_index, again=True)
+            _, readers = await all_ended([added, Deferred.fromCoroutine(shares)])
+            if not readers:
+                raise NoSuchShare(
+                    f"{self._name} has no share of this file; upload it first", self._name
+                )
+
+        return self._submit(storage_index, "ask", None, add)
+
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a share looked corrupt; see the contract."""
+
+        async def advise() -> None:
+            reader = await self._readers.find(storage_index, share_number)
+            text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+            await self._link.call(reader, "advise_corrupt_share", text)
+
+        return self._submit(storage_index, "ask", {share_number}, advise)
+
+    # The end.
+
+    def disconnect(self) -> Deferred[None]:
+        """Give up the connection and unanswered requests; fires when all are gone."""
+        self._disconnected = True
+        reason = partial(disconnected, self._name)
+        self._readers.give_up_streams(reason)
+        gone = [self._ordering.give_up_all(reason), self._link.close()]
+        return DeferredList(gone).addCallback(lambda _: None)
+
+    def _lost(self) -> None:
+        self._uploads.lost()
+        self._readers.lost()
+
+    # How operations are carried out.
+
+    def _submit(
+        self,
+        storage_index: bytes,
+        kind: str,
+        numbers: AbstractSet[int] | None,
+        start: Callable[[], Any],
+    ) -> Deferred[Any]:
+        if self._disconnected:
+            return fail(disconnected(self._name))
+        operation = _Sent(kind, numbers, lambda _: Deferred.fromCoroutine(start()))
+        return self._ordering.carry_out(storage_index, operation)

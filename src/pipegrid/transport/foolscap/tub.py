@@ -1,0 +1,88 @@
+"""
+Connections to Foolscap servers over TCP: a tub for each, which lives as long as it does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, fail, succeed
+
+from pipegrid.errors import UsageError
+from pipegrid.reactor.sockets import move_much
+from pipegrid.reactor.tls import batch_from_now_on
+from pipegrid.wire.furl import Furl
+from pipegrid.wire.tub import KEEPALIVE_S, make_tub
+
+# Also without "tcp:", as it was of old.
+_TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
+
+RECEIVE_BYTES = 256 * 1024
+"""Asked of the socket at a time."""
+
+LONGEST_WORD_BYTES = 1024
+"""No word that is abbreviated is nearly as long."""
+
+LOST_AFTER_S = 2 * KEEPALIVE_S
+"""Silence after which a server is taken to be gone."""
+
+
+class TubConnector:
+    """
+    Implements ``foolscaplink.Connector``.
+
+    Raises:
+        UsageError: the fURL leads nowhere over TCP.
+    """
+
+    def __init__(self, furl: Furl) -> None:
+        hints = tuple(hint for hint in furl.hints if _TCP.match(hint))
+        if not hints:
+            raise UsageError(
+                "the fURL names no TCP port to connect to, which is all that works yet"
+            )
+        self._furl = str(Furl(furl.tub_id, hints, furl.swissnum))
+        self._tub: Any = None
+        self._closed = False
+
+    def connect(self) -> Deferred[Any]:
+        """Connect, unless there is a connection, and ask for the storage server."""
+        if self._closed:
+            return fail(UsageError("this connector was closed; make another"))
+        if self._tub is None:
+            self._tub = make_tub(LOST_AFTER_S)
+            self._tub.startService()
+        found: Deferred[Any] = self._tub.getReference(self._furl)
+        return found.addCallback(_hurry)
+
+    def close(self) -> Deferred[Any]:
+        """Close the tub."""
+        self._closed = True
+        tub, self._tub = self._tub, None
+        closed: Deferred[Any] = succeed(None) if tub is None else tub.stopService()
+        return closed
+
+
+class ShortWords(dict[bytes, int]):
+    """
+    What Foolscap abbreviates.
+
+    It looks up every string that it sends, and Python hashes all of it for that: a tenth of a put, since
+    share data are strings, too.
+    """
+
+    def __contains__(self, word: object) -> bool:
+        return len(cast(bytes, word)) <= LONGEST_WORD_BYTES and super().__contains__(word)
+
+
+def _hurry(storage: Any) -> Any:
+    """Let no message wait for the acknowledgement of the one before, and move much at a time."""
+    broker = storage.tracker.broker
+    transport = broker.transport
+    transport.setTcpNoDelay(True)
+    move_much(transport, RECEIVE_BYTES)
+    batch_from_now_on(transport)
+    if type(getattr(broker, "outgoingVocabulary", None)) is dict:
+        broker.outgoingVocabulary = ShortWords(broker.outgoingVocabulary)
+    return storage

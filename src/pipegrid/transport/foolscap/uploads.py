@@ -1,0 +1,211 @@
+"""
+Unfinished shares at a Foolscap server: which bytes were sent, and when to send ``close``.
+
+The contract has no ``close``, Foolscap has: it follows the write that completes a share, at once. So a share
+costs one round trip behind its allocation, however many writes it takes.
+
+That is safe as long as no write can be refused for what it holds. Where writes overlap one may be, since the
+server compares them with what is there; the share then waits for all its answers before it is closed, a
+round trip that no upload in its right mind ever pays. A write that fails for other reasons (a full disk)
+with ``close`` right behind it fails the share: our servers then refuse the ``close``; others may keep a
+damaged share, which its hashes give away.
+
+Source: the format reference, storage protocols, section 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import NoSuchShare, ServerError, ServerRefused, WrongSecret
+from pipegrid.storage.ranges import Range, Ranges
+from pipegrid.transport.foolscap.link import FoolscapLink
+from pipegrid.wire.messages import WriteResult
+
+
+class UnfinishedShare:
+    """
+    One share, and the writer that the server gave for it.
+
+    Invariant: ``sent`` is what was written successfully and what is in flight, together.
+
+    Attributes:
+        overlaps: whether a write touched bytes that were sent before, so that it may be refused.
+        closing: whether ``close`` was sent.
+        damaged: whether a write failed with ``close`` right behind it.
+    """
+
+    def __init__(self, writer: Any, share_bytes: int, upload_secret: bytes) -> None:
+        self.writer = writer
+        self.share_bytes = share_bytes
+        self.upload_secret = upload_secret
+        self.sent = Ranges()
+        self.overlaps = False
+        self.closing = False
+        self.damaged = False
+        self._written = Ranges()
+        self._in_flight: dict[object, Range] = {}
+        self._settled: list[Deferred[None]] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bytes are written, or on their way."""
+        return self.sent.total == self.share_bytes
+
+    def send(self, begin: int, end: int) -> object:
+        """Take note of a write; returns what to say when it is answered."""
+        self.overlaps = self.overlaps or any(True for _ in self.sent.within(begin, end))
+        self.sent.add(begin, end)
+        token = object()
+        self._in_flight[token] = (begin, end)
+        return token
+
+    def answered(self, token: object, good: bool) -> None:
+        """A write has its answer."""
+        begin, end = self._in_flight.pop(token)
+        if good:
+            self._written.add(begin, end)
+        else:
+            self.damaged = self.damaged or self.closing
+            self.sent = Ranges((*self._written, *self._in_flight.values()))
+        if not self._in_flight:
+            settled, self._settled = self._settled, []
+            for waiting in settled:
+                waiting.callback(None)
+
+    async def settled(self) -> None:
+        """Wait until no write is in flight."""
+        if self._in_flight:
+            waiting: Deferred[None] = Deferred()
+            self._settled.append(waiting)
+            await waiting
+
+    def required(self) -> tuple[Range, ...]:
+        """Return what was not sent yet."""
+        return tuple(self.sent.missing(0, self.share_bytes))
+
+
+class FoolscapUploads:
+    """
+    All unfinished shares of one connection.
+
+    Args:
+        server: what a person calls it.
+    """
+
+    def __init__(self, link: FoolscapLink, server: str) -> None:
+        self._link = link
+        self._server = server
+        self._shares: dict[tuple[bytes, int], UnfinishedShare] = {}
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def lost(self) -> None:
+        """The connection is gone, and with it, at the server, all unfinished shares."""
+        self._shares.clear()
+
+    def began(
+        self,
+        storage_index: bytes,
+        writers: dict[int, Any],
+        share_bytes: int,
+        upload_secret: bytes,
+    ) -> None:
+        """The server gave writers."""
+        for number, writer in writers.items():
+            self._shares[storage_index, number] = UnfinishedShare(
+                writer, share_bytes, upload_secret
+            )
+
+    async def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+    ) -> WriteResult:
+        """
+        Send a write, and ``close`` behind it if it completes the share. Both are sent before this waits.
+
+        Raises:
+            NoSuchShare, WrongSecret, ServerRefused: as the contract says; the server was not asked.
+        """
+        share = self._find(storage_index, share_number, upload_secret)
+        message = b"".join(data)
+        end = offset + len(message)
+        if offset < 0 or end > share.share_bytes:
+            raise ServerRefused(
+                f"bytes {offset} to {end} lie outside of share {share_number}, for which {self._server}"
+                f" allocated {share.share_bytes} bytes; write within them",
+                self._server,
+            )
+        token = share.send(offset, end)
+        complete, required = share.complete, share.required()
+        written = self._link.call(share.writer, "write", offset, message)
+        closed = None
+        if complete and not share.overlaps:
+            closed = self._close(storage_index, share_number, share)
+        try:
+            await written
+        except ServerError:
+            if closed is not None:
+                closed.addErrback(lambda _: None)  # one reason is enough
+            share.answered(token, False)
+            raise
+        share.answered(token, True)
+        if not complete:
+            return WriteResult(False, required)
+        await share.settled()
+        if closed is None:
+            if not share.complete:
+                return WriteResult(False, share.required())  # another write was refused
+            if share.closing:
+                raise self._no_upload(share_number)
+            closed = self._close(storage_index, share_number, share)
+        await closed
+        if share.damaged:
+            raise ServerRefused(
+                f"{self._server} refused other bytes of share {share_number}, so what it keeps of the"
+                " share may be damaged; use another server",
+                self._server,
+            )
+        return WriteResult(True)
+
+    async def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
+        """Forget an unfinished share."""
+        share = self._find(storage_index, share_number, upload_secret)
+        del self._shares[storage_index, share_number]
+        await self._link.call(share.writer, "abort")
+
+    def _find(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes
+    ) -> UnfinishedShare:
+        share = self._shares.get((storage_index, share_number))
+        if share is None:
+            raise self._no_upload(share_number)
+        if share.upload_secret != upload_secret:
+            raise WrongSecret(
+                f"share {share_number} is being uploaded to {self._server} under another secret;"
+                " wait for its end",
+                self._server,
+            )
+        return share
+
+    def _no_upload(self, share_number: int) -> NoSuchShare:
+        return NoSuchShare(
+            f"{self._server} knows no unfinished upload of share {share_number}; allocate it again",
+            self._server,
+        )
+
+    def _close(
+        self, storage_index: bytes, share_number: int, share: UnfinishedShare
+    ) -> Deferred[Any]:
+        share.closing = True
+        self._shares.pop((storage_index, share_number), None)
+        return self._link.call(share.writer, "close")

@@ -1,0 +1,1 @@
+"""A storage server over HTTPS (GBS), as the client sees it."""

@@ -1,0 +1,370 @@
+"""
+Small shares to a server that takes bundles (``wire.gbs_bundles``): gathered, sent together, answered apart.
+
+An allocation of small shares is held back until the reactor's present turn is over, and a write that brings
+one of its shares whole joins it. A hundred small files begun at once thus become some bundles a server
+instead of two hundred requests. Who calls notices nothing: each call has a Deferred of its own, with the
+result or the error that requests of its own would have brought, and its own way to be cancelled.
+
+Nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that servers begin
+while the client goes on, and any other request for the uploads' connection sends what is held before it.
+
+A server that says no to a bundle (it was replaced by another that knows none) is not sent one again before it
+offers it again, and the refused uploads go as ordinary requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Generic, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import ServerError
+from pipegrid.http11.raw import RawRequest, RawResponse
+from pipegrid.http11.replaying import Answered
+from pipegrid.transport.gbs.answers import GbsAnswers
+from pipegrid.transport.gbs.requests import GbsRequests
+from pipegrid.wire import gbs_bundles
+from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
+from pipegrid.wire.messages import Allocation, UploadSecrets, WriteResult
+
+T = TypeVar("T")
+
+MAX_SHARE_BYTES = 16 * 1024
+"""Of larger shares a head is a small part, and to gather them would cost a copy."""
+
+SEND_BYTES = 16 * 1024
+"""
+One TLS record. The smallest files do not come to this in a turn, which begins some seven of them: a hundred
+are a dozen bundles for each server. Larger ones would have servers wait for the whole turn.
+"""
+
+
+class _Part(Generic[T]):
+    """
+    One call's part of an upload.
+
+    Attributes:
+        result: what the caller has got.
+        wanted: whether the caller still waits.
+    """
+
+    __slots__ = ("_cancelled", "_instead", "result", "wanted")
+
+    def __init__(self, cancelled: Callable[[], None]) -> None:
+        self.wanted = True
+        self.result: Deferred[T] = Deferred(self._cancel)
+        self._cancelled: Callable[[], None] | None = cancelled
+        self._instead: Deferred[T] | None = None
+
+    def fire(self, value: T) -> None:
+        """Tell the caller, if it still waits."""
+        if self.wanted:
+            self._end()
+            self.result.callback(value)
+
+    def fail(self, error: Exception | Failure) -> None:
+        """Tell the caller, if it still waits."""
+        if self.wanted:
+            self._end()
+            self.result.errback(error)
+
+    def follow(self, request: Deferred[T]) -> None:
+        """Have the result of an ordinary request, which was made after all."""
+        self._instead = request if self.wanted else None
+        request.addCallbacks(self.fire, self.fail)
+
+    def _end(self) -> None:
+        self.wanted = False
+        self._cancelled = self._instead = None  # both lead back to here
+
+    def _cancel(self, _: Deferred[T]) -> None:
+        cancelled, instead = self._cancelled, self._instead
+        self._end()
+        if instead is not None:
+            instead.cancel()
+        elif cancelled is not None:
+            cancelled()
+
+
+class _Held:
+    """
+    One allocation, and the whole shares that have joined it.
+
+    Attributes:
+        bundle: what it was sent in, if it was.
+    """
+
+    __slots__ = ("allocation", "bundle", "upload", "writes")
+
+    def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
+        self.upload = upload
+        self.allocation: _Part[Allocation] = _Part(cancelled)
+        self.writes: dict[int, _Part[WriteResult]] = {}
+        self.bundle: _Bundle | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.upload.shares) == len(self.upload.share_numbers)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.allocation.wanted or any(write.wanted for write in self.writes.values())
+
+    def fail(self, error: Exception | Failure) -> None:
+        self.allocation.fail(error)
+        for write in self.writes.values():
+            write.fail(error)
+
+
+class _Bundle:
+    """What was sent together."""
+
+    __slots__ = ("held", "request")
+
+    def __init__(self, held: Sequence[_Held]) -> None:
+        self.held = held
+        self.request: Deferred[Answered] | None = None
+
+    def take_apart(self) -> Sequence[_Held]:
+        """Return what was sent; it forgets that, since each would keep the other, and share data."""
+        held, self.held, self.request = self.held, (), None
+        return held
+
+
+@attrs.frozen
+class OrdinaryRequests:
+    """
+    The ordinary requests of a server.
+
+    Attributes:
+        allocate, write: as in the contract; a write that may have been carried out before says so.
+        was_completed: finds out whether a share is there now, of which a repeated write said that it knows no
+            upload.
+    """
+
+    allocate: Callable[[bytes, AbstractSet[int], int, UploadSecrets], Deferred[Allocation]]
+    write: Callable[[bytes, int, int, Sequence[Buffer], bytes, bool], Deferred[WriteResult]]
+    was_completed: Callable[[bytes, int], Deferred[WriteResult]]
+
+
+class GbsBundles:
+    """
+    What is held back for one server, and what was sent in bundles.
+
+    Args:
+        send: for the uploads' connection.
+        max_bytes: as far as is known beforehand.
+        ordinary: for what cannot go in a bundle after all.
+
+    Attributes:
+        max_bytes: of a bundle that the server takes; 0 if it has not said that it takes any.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        requests: GbsRequests,
+        answers: GbsAnswers,
+        send: Callable[[RawRequest], Deferred[Answered]],
+        ordinary: OrdinaryRequests,
+        max_bytes: int = 0,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._clock = clock
+        self._requests = requests
+        self._answers = answers
+        self._send = send
+        self._ordinary = ordinary
+        self._held: dict[bytes, _Held] = {}
+        self._complete_bytes = 0
+        self._turn: IDelayedCall | None = None
+
+    def __repr__(self) -> str:
+        return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
+
+    @property
+    def _limit_bytes(self) -> int:
+        return min(self.max_bytes, gbs_bundles.MAX_BUNDLE_BYTES)
+
+    def heard(self, answer: RawResponse) -> None:
+        """Look whether an answer, to an allocation or about the version, offers bundles."""
+        if not self.max_bytes:
+            for name, value in answer.header_list:
+                if name == gbs_bundles.HEADER and value.isdigit() and len(value) < 10:
+                    self.max_bytes = int(value)
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation] | None:
+        """Hold an allocation back, if it is one for a bundle."""
+        if (
+            not 0 < share_bytes <= MAX_SHARE_BYTES
+            or not 0 < len(share_numbers) <= gbs_bundles.MAX_SHARES
+            or gbs_bundles.whole_upload_bytes(len(share_numbers), share_bytes) > self._limit_bytes
+            or storage_index in self._held
+        ):
+            return None
+        numbers = frozenset(share_numbers)  # the caller's may change before the turn is over
+        upload = BundledUpload(storage_index, secrets, share_bytes, numbers, {})
+        held = self._held[storage_index] = _Held(upload, lambda: self._cancelled(held))
+        if self._turn is None:
+            self._turn = self._clock.callLater(0, self._turn_is_over)
+        return held.allocation.result
+
+    def write(
+        self, storage_index: bytes, share_number: int, data: Sequence[Buffer], upload_secret: bytes
+    ) -> Deferred[WriteResult] | None:
+        """Let a write from a share's beginning on join the allocation that is held, if it is all of it."""
+        held = self._held.get(storage_index)
+        if held is None:
+            return None
+        upload = held.upload
+        if (
+            share_number not in upload.share_numbers
+            or share_number in upload.shares
+            or upload.secrets.upload != upload_secret
+            or sum(map(len, data)) != upload.share_bytes
+        ):
+            return None
+        upload.shares[share_number] = b"".join(data)
+        write = held.writes[share_number] = _Part[WriteResult](
+            lambda: self._cancelled(held, share_number)
+        )
+        if held.is_complete:
+            self._complete_bytes += gbs_bundles.upload_bytes(upload)
+            if self._complete_bytes >= SEND_BYTES:
+                self._send_held([one for one in self._held.values() if one.is_complete])
+        return write.result
+
+    def flush(self) -> None:
+        """Send all that is held."""
+        if self._held:
+            self._send_held(list(self._held.values()))
+
+    def _turn_is_over(self) -> None:
+        self._turn = None
+        self.flush()
+
+    def _send_held(self, chosen: Sequence[_Held]) -> None:
+        for one in chosen:
+            del self._held[one.upload.storage_index]
+        self._complete_bytes = 0
+        self._end_turn_if_empty()
+        bundled: list[_Held] = []
+        size = shares = 0
+        for one in chosen:
+            if not (one.upload.shares and self.max_bytes):
+                self._send_apart(one)
+                continue
+            more = gbs_bundles.upload_bytes(one.upload)
+            if bundled and (
+                size + more > self._limit_bytes
+                or shares + len(one.upload.shares) > gbs_bundles.MAX_SHARES
+            ):
+                self._send_bundle(bundled)
+                bundled, size, shares = [], 0, 0
+            bundled.append(one)
+            size += more
+            shares += len(one.upload.shares)
+        if bundled:
+            self._send_bundle(bundled)
+
+    def _send_bundle(self, held: Sequence[_Held]) -> None:
+        uploads = [one.upload for one in held]
+        bundle = _Bundle(held)
+        for one in held:
+            one.bundle = bundle
+        request = bundle.request = self._send(self._requests.bundle(uploads))
+        request.addCallbacks(self._answered, self._failed, (bundle, uploads), {}, (bundle,))
+
+    # Answers.
+
+    def _answered(
+        self, answered: Answered, bundle: _Bundle, uploads: Sequence[BundledUpload]
+    ) -> None:
+        answer, repeated = answered
+        held = bundle.take_apart()
+        if answer.status != 200:
+            self.max_bytes = 0
+            for one in held:
+                self._send_apart(one, repeated)
+            return
+        try:
+            results = self._answers.bundle(answer, uploads)
+        except ServerError as error:
+            for one in held:
+                one.fail(error)
+            return
+        for one, result in zip(held, results, strict=True):
+            self._settle(one, result, repeated)
+
+    def _settle(self, held: _Held, result: BundledAnswer, repeated: bool) -> None:
+        allocation = result.allocation
+        if isinstance(allocation, int):
+            held.fail(self._answers.refused_allocation(allocation))
+            return
+        held.allocation.fire(allocation)
+        for number, write in held.writes.items():
+            status = result.statuses[number]
+            if status == 201:
+                write.fire(WriteResult(True))
+            elif repeated and status == 404:
+                if number in allocation.already_have:
+                    write.fire(WriteResult(True))  # by the first attempt
+                elif write.wanted:
+                    write.follow(self._ordinary.was_completed(held.upload.storage_index, number))
+            else:
+                write.fail(self._answers.refused_write(status, number, held.upload.share_bytes))
+
+    def _failed(self, failure: Failure, bundle: _Bundle) -> None:
+        for one in bundle.take_apart():
+            one.fail(failure)
+
+    def _send_apart(self, held: _Held, repeated: bool = False) -> None:
+        """
+        Make ordinary requests for what somebody still waits for.
+
+        Args:
+            repeated: a bundle may have done it before.
+        """
+        if not held.is_wanted:
+            return
+        upload = held.upload
+        index, secrets = upload.storage_index, upload.secrets
+        # Also if nobody waits for that any more: writes need it.
+        held.allocation.follow(
+            self._ordinary.allocate(index, upload.share_numbers, upload.share_bytes, secrets)
+        )
+        for number, write in held.writes.items():
+            if write.wanted:
+                data = [upload.shares[number]]
+                write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
+
+    def _cancelled(self, held: _Held, share_number: int | None = None) -> None:
+        """Take back what nobody waits for any more: a share that is held, all of an upload, or a bundle."""
+        bundle = held.bundle
+        if bundle is None:
+            if share_number is not None:
+                held.upload.shares.pop(share_number, None)
+                held.writes.pop(share_number, None)
+            if not held.is_wanted:
+                del self._held[held.upload.storage_index]
+                self._end_turn_if_empty()
+        elif bundle.request is not None and not any(one.is_wanted for one in bundle.held):
+            bundle.request.cancel()
+
+    def _end_turn_if_empty(self) -> None:
+        if not self._held and self._turn is not None:
+            self._turn.cancel()
+            self._turn = None

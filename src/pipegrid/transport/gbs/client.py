@@ -1,0 +1,437 @@
+"""
+A storage server across the network: the contract over HTTPS, as servers really behave.
+
+Which connection carries what:
+
+=============================  ===================================================================
+allocate, write, abort         one connection, in order, none waiting for another (``gbsuploads``)
+lists, short reads, leases,    a pool of a few (``http11.pool``), each with at most 60 KB of answers
+complaints, the version        outstanding, or one long answer behind such
+streams                        the same pool, each the last on its connection, which is paused with its
+                               consumer; ``gbsstreams`` sees to it that others are left
+=============================  ===================================================================
+
+So the first burst of a get, a list and the predicted share behind it, goes out on one connection.
+
+Between connections the contract's order is kept by ``gbsorder``; ``gbsrequests`` and ``gbsanswers`` know the
+protocol, ``http11`` knows HTTP. Connections are made when they are first needed, and close when they idle.
+
+**Repeated requests.** After a loss, uploads are sent again. Then "no such upload" may mean that the
+first attempt was the one that completed the share, so the server is asked for its list: if the share is in
+it the write has completed it. Servers that are just making a share durable may not list it
+yet, so the question is repeated a few times before the answer is believed. The same goes for writes whose
+bytes were let go of: they fail with ``WriteLost``, and it is the caller who repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
+from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import UsageError
+from pipegrid.http11.endpoints import pin_endpoint
+from pipegrid.http11.errors import ResponseError
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.pool import HostPool
+from pipegrid.http11.raw import RawRequest, RawResponse
+from pipegrid.http11.replaying import Answered, UploadConnection
+from pipegrid.transport.gbs.answers import GbsAnswers
+from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
+from pipegrid.transport.gbs.order import GbsOrder
+from pipegrid.transport.gbs.requests import GbsRequests
+from pipegrid.transport.gbs.streams import GbsStreams
+from pipegrid.transport.interface import disconnected
+from pipegrid.wire.messages import (
+    Allocation,
+    LeaseSecrets,
+    ServerIdentity,
+    ServerVersion,
+    UploadSecrets,
+    WriteResult,
+)
+from pipegrid.wire.nurl import Nurl
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+BEHIND_BYTES = 64 * 1024
+"""Up to here a read may stand behind a change on the uploads' connection; a longer one waits for it."""
+LIST_AGAIN_S = (0.1, 0.4, 1.5)
+"""
+How long to wait before each further look for a share that may be becoming durable: two seconds in all,
+where a group of shares takes milliseconds, and a disk under load half a second.
+"""
+CUT_OFF_ATTEMPTS = 3
+"""A short answer that was cut off (or is nonsense, who knows) is asked for so many times."""
+
+
+@attrs.frozen(kw_only=True)
+class GbsSettings:
+    """
+    Bounds and patience towards one server.
+
+    Attributes:
+        connect_timeout_s: until a connection can be used, TLS included.
+        timeout_s: silence of the server, while it owes an answer and nobody paused it.
+        patience_s: how long uploads that were begun wait for a lost server to come back. A server's
+            restart takes a few seconds; a put has its own patience and does not wait without need.
+        max_read_connections: beside those that streams take. One does nearly always; others are
+            opened when a burst asks for more than one may owe.
+        max_streams: at the same time, each with a connection.
+        max_waiting: requests that may wait for the uploads' connection, and for the others;
+            more fail at once.
+        max_upload_bytes_in_flight: written and unanswered. It is the callers' windows that
+            should decide, so this is more than any of them; the rest waits here, unsent.
+    """
+
+    connect_timeout_s: float = 15.0
+    timeout_s: float = 60.0
+    patience_s: float = 20.0
+    max_read_connections: int = 4
+    max_streams: int = 6
+    max_waiting: int = 10_000
+    max_upload_bytes_in_flight: int = 128 << 20
+
+    def limits(self, max_connections: int) -> Limits:
+        """Return the same for ``http11``."""
+        return Limits(
+            max_connections=max_connections,
+            # Bytes are what servers bound, and we with them: of requests there may be many.
+            max_requests_in_flight=1000,
+            max_request_bytes_in_flight=self.max_upload_bytes_in_flight,
+            max_waiting=self.max_waiting,
+            timeout_s=self.timeout_s,
+            connect_timeout_s=self.connect_timeout_s,
+            close_timeout_s=1.0,
+        )
+
+
+class GbsServer:
+    """
+    Implements ``transport.interface.StorageServer`` over HTTPS.
+
+    Args:
+        identity: who it is.
+        nurl: where it is; its secret goes with every request.
+        endpoints: makes the endpoint for one more connection, with TLS to the owner of the NURL's
+            key and nobody else; ``endpoints_for`` is the real one.
+        clock: for all patience.
+        bundle_bytes: of the longest bundle that it was said to take, if it was; its answers tell, too.
+    """
+
+    def __init__(
+        self,
+        identity: ServerIdentity,
+        nurl: Nurl,
+        endpoints: Callable[[], IStreamClientEndpoint],
+        clock: IReactorTime,
+        settings: GbsSettings | None = None,
+        bundle_bytes: int = 0,
+    ) -> None:
+        settings = settings or GbsSettings()
+        name = identity.nickname
+        self.nurl = nurl
+        self._identity = identity
+        self._clock = clock
+        self._requests = GbsRequests(nurl, settings.timeout_s)
+        self._answers = GbsAnswers(name)
+        self._order = GbsOrder()
+        self._bundles = GbsBundles(
+            clock,
+            self._requests,
+            self._answers,
+            lambda request: self._uploads.request(request),
+            OrdinaryRequests(self._allocate, self._write, self._was_completed),
+            bundle_bytes,
+        )
+        self._uploads = UploadConnection(
+            clock, endpoints, name, settings.limits(1), settings.patience_s
+        )
+        connections = settings.max_read_connections + settings.max_streams
+        self._reads = HostPool(clock, endpoints, name, settings.limits(connections))
+        self._streams = GbsStreams(self._reads, self._requests, self._answers, settings.max_streams)
+        self._unanswered: set[Deferred[Any]] = set()
+        self._disconnected = self._leaving = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<GbsServer {self._identity.nickname!r} at {self.nurl.host}:{self.nurl.port},"
+            f" {len(self._unanswered)} unanswered>"
+        )
+
+    @property
+    def identity(self) -> ServerIdentity:
+        """Who this is."""
+        return self._identity
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest round trip that the connection for uploads has seen; None if it has seen none."""
+        return self._uploads.round_trip_s
+
+    def version(self) -> Deferred[ServerVersion]:
+        """Ask what the server says of itself."""
+        return self._track(
+            lambda: self._question(self._requests.version()).addCallback(
+                self._heard, self._answers.version
+            )
+        )
+
+    # Uploads.
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
+        """
+        Ask for room; see the contract.
+
+        A repeated request may find the shares allocated by its first attempt, and then a Tahoe server
+        mentions them in neither set, as it does those of others: writes show whose they are.
+        """
+        call = storage_index, share_numbers, share_bytes, secrets
+        return self._track(lambda: self._bundles.allocate(*call) or self._allocate(*call))
+
+    def _allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
+        request = self._requests.allocate(storage_index, share_numbers, share_bytes, secrets)
+        return self._upload(request, lambda answer: self._heard(answer, self._answers.allocation))
+
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+        *,
+        let_go: Callable[[], None] | None = None,
+        again: bool = False,
+    ) -> Deferred[WriteResult]:
+        """Write to an unfinished share; see the contract. At least one byte."""
+        if not any(map(len, data)):
+            return fail(UsageError("a write must have at least one byte; write what there is"))
+
+        def start() -> Deferred[WriteResult]:
+            bundled = None
+            if not offset:
+                bundled = self._bundles.write(storage_index, share_number, data, upload_secret)
+            if bundled is not None:
+                return bundled
+            return self._write(
+                storage_index, share_number, offset, data, upload_secret, again, let_go
+            )
+
+        return self._track(lambda: self._order.change(storage_index, share_number, start))
+
+    def _write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+        maybe_done: bool = False,
+        let_go: Callable[[], None] | None = None,
+    ) -> Deferred[WriteResult]:
+        request = self._requests.write(
+            storage_index, share_number, offset, data, upload_secret, let_go
+        )
+        upto = offset + sum(map(len, data))  # what waits for the answer must not hold the data
+
+        def written(answered: Answered) -> WriteResult | Deferred[WriteResult]:
+            answer, repeated = answered
+            if (repeated or maybe_done) and answer.status == 404:
+                return self._was_completed(storage_index, share_number)
+            return self._answers.write_result(answer, share_number, upto)
+
+        return self._send(request).addCallback(written)
+
+    def abort(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes
+    ) -> Deferred[None]:
+        """Forget an unfinished upload; see the contract."""
+        request = self._requests.abort(storage_index, share_number, upload_secret)
+
+        def start() -> Deferred[None]:
+            return self._send(request).addCallback(
+                lambda answered: self._answers.aborted(answered[0], share_number, answered[1])
+            )
+
+        return self._track(lambda: self._order.change(storage_index, share_number, start))
+
+    def _was_completed(self, storage_index: bytes, share_number: int) -> Deferred[WriteResult]:
+        """Find out what "no such upload" means for a write that may have been carried out before."""
+
+        async def find_out() -> WriteResult:
+            for wait_s in (0.0, *LIST_AGAIN_S):
+                if wait_s:
+                    await deferLater(self._clock, wait_s)
+                request = self._requests.list_shares(storage_index)
+                if share_number in await self._upload(request, self._answers.shares):
+                    return WriteResult(True)
+            raise self._answers.no_upload(share_number)
+
+        return Deferred.fromCoroutine(find_out())
+
+    def _upload(self, request: RawRequest, unpack: Callable[[RawResponse], T]) -> Deferred[T]:
+        return self._send(request).addCallback(lambda answered: unpack(answered[0]))
+
+    def _send(self, request: RawRequest) -> Deferred[Answered]:
+        """Send a request on the uploads' connection, behind all that came before it."""
+        self._bundles.flush()
+        return self._uploads.request(request)
+
+    def _heard(self, answer: RawResponse, unpack: Callable[[RawResponse], T]) -> T:
+        self._bundles.heard(answer)
+        return unpack(answer)
+
+    # Questions.
+
+    def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all complete shares."""
+        request = self._requests.list_shares(storage_index)
+        return self._ask(storage_index, None, request, self._answers.shares)
+
+    def read(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from a complete share; see the contract."""
+        # A range cannot be empty: to learn whether the share is there a byte has to be asked for.
+        wanted = max(1, length)
+        request = self._requests.read(storage_index, share_number, offset, wanted)
+
+        def unpack(answer: RawResponse) -> bytes:
+            return self._answers.data(answer, share_number, offset, wanted)[:length]
+
+        if length <= BEHIND_BYTES:
+            return self._ask(storage_index, share_number, request, unpack)
+
+        def start(_: Callable[[], None]) -> Deferred[bytes]:
+            return self._question(request).addCallback(unpack)
+
+        return self._track(lambda: self._order.ask_apart(storage_index, share_number, start))
+
+    def stream(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
+    ) -> Deferred[int]:
+        """Read a complete share into a consumer; see the contract."""
+        if length <= 0:
+            return self.read(storage_index, share_number, offset, 0).addCallback(len)
+
+        def start(begun: Callable[[], None]) -> Deferred[int]:
+            return self._streams.stream(
+                storage_index, share_number, offset, length, consumer, begun
+            )
+
+        return self._track(lambda: self._order.ask_apart(storage_index, share_number, start))
+
+    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of the index."""
+        request = self._requests.add_lease(storage_index, lease)
+        return self._ask(storage_index, None, request, self._answers.lease_added)
+
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a share looked corrupt."""
+        request = self._requests.advise_corrupt_share(storage_index, share_number, reason)
+        return self._ask(
+            storage_index,
+            share_number,
+            request,
+            lambda answer: self._answers.advised(answer, share_number),
+        )
+
+    def _ask(
+        self,
+        storage_index: bytes,
+        number: int | None,
+        request: RawRequest,
+        unpack: Callable[[RawResponse], T],
+    ) -> Deferred[T]:
+        return self._track(
+            lambda: self._order.ask(
+                storage_index,
+                number,
+                lambda: self._question(request).addCallback(unpack),
+                lambda: self._upload(request, unpack),
+            )
+        )
+
+    def _question(
+        self, request: RawRequest, attempts: int = CUT_OFF_ATTEMPTS
+    ) -> Deferred[RawResponse]:
+        """Send a request by the pool, which repeats what had no answer, and again if one was cut off."""
+
+        def again(failure: Failure) -> Any:
+            # Not ``trap``, which raises: each get cancels a question, and frames would keep all of it.
+            return (
+                self._question(request, attempts - 1) if failure.check(ResponseError) else failure
+            )
+
+        answer: Deferred[Any] = self._reads.request(request)
+        return answer.addErrback(again) if attempts > 1 else answer
+
+    # The end.
+
+    def disconnect(self) -> Deferred[None]:
+        """Give up connections and unanswered requests; fires when all are gone."""
+        self._disconnected = self._leaving = True
+        for waiting in list(self._unanswered):
+            waiting.cancel()
+        self._leaving = False
+        gone = [self._uploads.close(), self._reads.close()]
+        return DeferredList(gone).addCallback(lambda _: None)
+
+    def _track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
+        """Know a request for ``disconnect`` until it has fired, been cancelled or failed."""
+        if self._disconnected:
+            return fail(disconnected(self._identity.nickname))
+        waiting = start()
+        self._unanswered.add(waiting)
+        return waiting.addBoth(self._answered, waiting)
+
+    def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
+        self._unanswered.discard(waiting)
+        if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
+            return Failure(disconnected(self._identity.nickname))
+        return result
+
+
+def endpoints_for(reactor: Any, nurl: Nurl, server: str) -> Callable[[], IStreamClientEndpoint]:
+    """
+    Return what makes endpoints to the owner of a NURL's key: TCP, and TLS pinned to that key.
+
+    Raises:
+        UsageError: the way leads through Tor.
+    """
+    if nurl.tor:
+        raise UsageError(f"{server} is reached through Tor only, which is not supported yet")
+
+    def make() -> IStreamClientEndpoint:
+        return pin_endpoint(HostnameEndpoint(reactor, nurl.host, nurl.port), nurl.spki_hash, server)
+
+    return make

@@ -1,0 +1,307 @@
+"""
+Long reads: each has a connection for itself, whose transport is paused when its consumer is.
+
+A server built on Twisted cannot start an answer behind one that fills its transport, so a long answer
+is alone on its connection; and pausing it pauses nobody else. Connections are kept for the next stream.
+
+**Bounded, without deadlock.** ``max_streams`` have a connection at the same time. A program that reads ten
+shares of one server side by side pauses those that are ahead until the others have caught up; if the others
+wait for a connection, that is for ever. So when a stream has to wait while another is paused, the paused
+one gives its connection up: it is *parked*, and asks for what is missing when it is resumed.
+
+**After a loss** a stream asks for what is missing, too: what it has delivered is not delivered again. It does
+so while it gets on; ``MAX_BARREN`` answers in a row that bring less than ``PROGRESS_BYTES`` end it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.errors import ServerError, ServerUnreachable
+from pipegrid.http11.errors import ResponseError
+from pipegrid.http11.pool import HostPool
+from pipegrid.http11.raw import RawResponse
+from pipegrid.transport.gbs.answers import GbsAnswers
+from pipegrid.transport.gbs.requests import GbsRequests
+
+MAX_BARREN = 3
+PROGRESS_BYTES = 64 * 1024
+
+
+class GbsStreams:
+    """
+    All streams from one server.
+
+    Args:
+        pool: has more than ``max_streams`` connections, so that short reads find one.
+    """
+
+    def __init__(
+        self, pool: HostPool, requests: GbsRequests, answers: GbsAnswers, max_streams: int
+    ) -> None:
+        self.pool = pool
+        self.requests = requests
+        self.answers = answers
+        self._max_streams = max_streams
+        self._active: dict[Stream, None] = {}  # have a connection, or are about to
+        self._waiting: deque[Stream] = deque()
+
+    def __repr__(self) -> str:
+        return f"<GbsStreams {len(self._active)} active, {len(self._waiting)} waiting>"
+
+    def stream(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
+        begun: Callable[[], None],
+    ) -> Deferred[int]:
+        """
+        Read at least one byte into a consumer; fires with the number of bytes.
+
+        Args:
+            begun: called when the answer begins.
+        """
+        stream = Stream(self, storage_index, share_number, offset, length, consumer, begun)
+        self.enqueue(stream)
+        return stream.result
+
+    # For streams.
+
+    def enqueue(self, stream: Stream) -> None:
+        """Have a stream sent when there is a connection for it."""
+        self._waiting.append(stream)
+        self._serve()
+
+    def left(self, stream: Stream) -> None:
+        """A stream has ended, or is parked: its connection is free."""
+        if stream in self._active:
+            del self._active[stream]
+        elif stream in self._waiting:
+            self._waiting.remove(stream)
+        self._serve()
+
+    def paused(self) -> None:
+        """A stream was paused: one that waits may want its connection."""
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            if len(self._active) >= self._max_streams:
+                idle = next((each for each in self._active if each.is_paused), None)
+                if idle is None:
+                    return
+                del self._active[idle]
+                idle.park()
+            stream = self._waiting.popleft()
+            self._active[stream] = None
+            stream.send()
+
+
+@implementer(IConsumer, IPushProducer)
+class Stream:
+    """
+    One long read: the consumer of as many answers as it takes, and the producer of the caller's consumer.
+
+    Attributes:
+        result: fires with the number of bytes delivered.
+        is_paused: the caller's consumer wants no more for now.
+    """
+
+    def __init__(
+        self,
+        streams: GbsStreams,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
+        begun: Callable[[], None],
+    ) -> None:
+        self._streams = streams
+        self._storage_index = storage_index
+        self._share_number = share_number
+        self._offset = offset
+        self._at = offset
+        self._end = offset + length
+        self._consumer = consumer
+        self._begun = begun
+        self._registered = False
+        self._call: Deferred[RawResponse] | None = None
+        self._producer: IPushProducer | None = None  # of the answer that is coming
+        self._announced_end = offset
+        self._asked_at = offset
+        self._barren = 0
+        self._parked = False
+        self._error: ServerError | None = None
+        self.is_paused = False
+        self.result: Deferred[int] = Deferred(lambda _: self._let_go())
+
+    def __repr__(self) -> str:
+        state = "parked" if self._parked else "paused" if self.is_paused else "running"
+        return f"<Stream of share {self._share_number} at {self._at} of {self._end}, {state}>"
+
+    # For GbsStreams.
+
+    def send(self) -> None:
+        """Ask for what is missing."""
+        self._asked_at = self._at
+        call = self._streams.pool.request(
+            self._streams.requests.read(
+                self._storage_index,
+                self._share_number,
+                self._at,
+                self._end - self._at,
+                self._choose_consumer,
+            )
+        )
+        self._call = call
+        call.addCallbacks(self._answered, self._failed, callbackArgs=(call,), errbackArgs=(call,))
+
+    def park(self) -> None:
+        """Give the connection up; ask for the rest when resumed."""
+        self._parked = True
+        self._drop_call()
+
+    # The answer.
+
+    def _choose_consumer(self, answer: RawResponse) -> IConsumer | None:
+        if answer.status != 206:
+            return None
+        try:
+            self._announced_end = self._streams.answers.range(
+                answer, self._share_number, self._at, self._end - self._at
+            )
+        except ServerError as error:
+            self._error = error
+        return self
+
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
+        """An answer begins."""
+        assert IPushProducer.providedBy(producer)
+        self._producer = producer
+        if self._error is not None:
+            producer.stopProducing()
+        elif not self._registered:
+            self._registered = True
+            self._begun()
+            self._consumer.registerProducer(self, True)
+        elif self.is_paused:
+            producer.pauseProducing()
+
+    def unregisterProducer(self) -> None:
+        """An answer has ended, somehow; ``_answered`` or ``_failed`` says how."""
+        self._producer = None
+
+    def write(self, data: bytes) -> None:
+        """Some more of the answer."""
+        if self._call is None or self._error is not None:
+            return
+        if len(data) > self._announced_end - self._at:
+            self._error = self._streams.answers.too_much(self._announced_end - self._asked_at)
+            if self._producer is not None:
+                self._producer.stopProducing()
+            return
+        self._at += len(data)
+        self._consumer.write(data)
+
+    def _answered(self, answer: RawResponse, call: Deferred[RawResponse]) -> None:
+        if self._call is not call:
+            return
+        self._call = None
+        if answer.status == 206:
+            if self._at < self._announced_end:
+                self._retry_or_fail(
+                    ResponseError("The server sent fewer bytes than it announced; ask another.")
+                )
+            else:
+                self._finish()
+            return
+        try:
+            self._streams.answers.range(
+                answer, self._share_number, self._at, self._end - self._at
+            )  # 204: there is nothing here, or nothing more
+        except ServerError as error:
+            self._fail(error)
+        else:
+            self._finish()
+
+    def _failed(self, failure: Failure, call: Deferred[RawResponse]) -> None:
+        if self._call is not call:
+            return  # parked, or let go
+        self._call = None
+        error = failure.value
+        if self._error is not None:
+            self._fail(self._error)
+        elif isinstance(error, (ResponseError, ServerUnreachable)) and self._registered:
+            self._retry_or_fail(error)
+        else:
+            self._fail(error)
+
+    def _retry_or_fail(self, error: ServerError) -> None:
+        self._barren = self._barren + 1 if self._at - self._asked_at < PROGRESS_BYTES else 0
+        if self._at >= self._end:
+            self._finish()
+        elif self._barren >= MAX_BARREN:
+            self._fail(error)
+        elif self.is_paused:
+            self._parked = True
+            self._streams.left(self)
+        else:
+            self.send()
+
+    # The end.
+
+    def _finish(self) -> None:
+        if self._at == self._offset and not self._registered:
+            self._begun()
+        self._let_go()
+        self.result.callback(self._at - self._offset)
+
+    def _fail(self, error: BaseException | None) -> None:
+        self._let_go()
+        self.result.errback(error)
+
+    def _let_go(self) -> None:
+        self._drop_call()
+        self._streams.left(self)
+        if self._registered:
+            self._registered = False
+            self._consumer.unregisterProducer()
+
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        self._producer = None
+        if call is not None:
+            call.addErrback(lambda _: None)
+            call.cancel()
+
+    # For the caller's consumer.
+
+    def pauseProducing(self) -> None:
+        """The consumer has had enough for now."""
+        self.is_paused = True
+        if self._producer is not None:
+            self._producer.pauseProducing()
+        self._streams.paused()
+
+    def resumeProducing(self) -> None:
+        """The consumer wants more."""
+        self.is_paused = False
+        if self._parked:
+            self._parked = False
+            self._streams.enqueue(self)
+        elif self._producer is not None:
+            self._producer.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """The consumer wants no more: the stream fails as if cancelled."""
+        self.result.cancel()

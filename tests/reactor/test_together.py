@@ -1,0 +1,45 @@
+"""Waiting for several things at once."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.reactor.together import together
+
+
+class TogetherTests(SynchronousTestCase):
+    """All or nothing."""
+
+    def setUp(self) -> None:
+        self.cancelled: list[int] = []
+        self.parts: list[Deferred[int]] = [
+            Deferred(lambda _, number=number: self.cancelled.append(number))  # type: ignore[misc]
+            for number in range(3)
+        ]
+        self.all = Deferred.fromCoroutine(together(self.parts))
+
+    def test_all_succeed(self) -> None:
+        """Results are in the order of asking."""
+        for number in (2, 0, 1):
+            self.assertNoResult(self.all)
+            self.parts[number].callback(number)
+        self.assertEqual(self.successResultOf(self.all), [0, 1, 2])
+        self.assertEqual(self.cancelled, [])
+
+    def test_one_fails(self) -> None:
+        """Its own error comes out at once, and the others are cancelled."""
+        self.parts[0].callback(0)
+        self.parts[1].errback(ValueError("no"))
+        self.failureResultOf(self.all, ValueError)
+        self.assertEqual(self.cancelled, [2])
+
+    def test_cancelling(self) -> None:
+        """All are cancelled, and it ends as cancelled."""
+        self.all.cancel()
+        self.failureResultOf(self.all, CancelledError)
+        self.assertEqual(sorted(self.cancelled), [0, 1, 2])
+
+    def test_nothing(self) -> None:
+        """There is nothing to wait for."""
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(together([]))), [])

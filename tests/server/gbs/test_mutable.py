@@ -1,0 +1,161 @@
+"""Mutable shares over HTTPS, beyond what was recorded."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from unittest import mock
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core import base32
+from pipegrid.server.gbs import service as http_service
+from pipegrid.wire import gbs, gbs_http, gbs_mutable
+from pipegrid.wire.messages import ShareChange, SlotResult
+from tests.server.gbs import support as http
+from tests.storage.support import SECRETS, SI
+
+PATH = f"/storage/v1/mutable/{base32.encode(SI)}"
+WRITER = {
+    gbs_http.RENEW_SECRET: SECRETS.lease.renew,
+    gbs_http.CANCEL_SECRET: SECRETS.lease.cancel,
+    gbs_http.WRITE_ENABLER: b"w" * 32,
+}
+
+
+def change(
+    changes: dict[int, ShareChange],
+    reads: Any = (),
+    secrets: dict[str, bytes] = WRITER,
+    body: bytes | None = None,
+) -> bytes:
+    """Return a read-test-write request."""
+    body = gbs_mutable.pack_request(changes, reads) if body is None else body
+    headers = http.secret_headers(secrets)
+    return http.head("POST", f"{PATH}/read-test-write", *headers, body=body) + body
+
+
+def get(rest: str, *headers: bytes) -> bytes:
+    """Return a request for what is below the slot."""
+    return http.head("GET", f"{PATH}/{rest}", *headers)
+
+
+def put(number: int, data: bytes) -> bytes:
+    """Return a request that writes one share."""
+    return change({number: ShareChange((), ((0, data),))})
+
+
+class MutableTests(http.ServerTestCase):
+    """Requests and answers."""
+
+    def result(self, reply: http.Reply) -> SlotResult:
+        """Return what an answer says."""
+        self.assertEqual(reply.status, 200)
+        return gbs_mutable.unpack_answer(reply.body, 1 << 20)
+
+    def test_pipelined_requests_see_each_other(self) -> None:
+        """On one connection every request sees what those before it did."""
+        replies = self.ask(
+            put(0, b"one"), get("0"), put(0, b"two"), change({}, [(0, 9)]), get("shares")
+        )
+        self.assertEqual([reply.status for reply in replies], [200] * 5)
+        self.assertEqual(replies[1].body, b"one")
+        self.assertEqual(self.result(replies[3]), SlotResult(True, {0: (b"two",)}))
+        self.assertEqual(gbs.unpack_shares(replies[4].body), {0})
+
+    def test_other_connections_wait_for_a_write(self) -> None:
+        """Who asks about a slot while it is written and synced is answered with what was written."""
+        late: list[Deferred[None]] = []
+        run = self.durability.run
+
+        def run_late(*args: Any, **kwargs: Any) -> Deferred[Any]:
+            late.append(Deferred())
+            return late[-1].addCallback(lambda _: run(*args, **kwargs))
+
+        with mock.patch.object(self.durability, "run", run_late):
+            writer, writers_transport = self.connect()
+            writer.dataReceived(put(0, b"one"))
+            reader, readers_transport = self.connect()
+            reader.dataReceived(get("0"))
+            self.settle()
+            self.assertEqual((writers_transport.written, readers_transport.written), (b"", b""))
+            late.pop().callback(None)
+            self.settle()
+        (reply,) = http.parse_replies(readers_transport.written)
+        self.assertEqual(reply.body, b"one")
+        self.assertEqual(len(http.parse_replies(writers_transport.written)), 1)
+
+    def test_secrets_are_exactly_those(self) -> None:
+        """A missing or superfluous secret is a 400, and so is a write enabler that cannot make a share."""
+        for secrets in (
+            {},
+            {name: WRITER[name] for name in sorted(WRITER)[1:]},
+            {**WRITER, gbs_http.UPLOAD_SECRET: b"u"},
+            {**WRITER, gbs_http.WRITE_ENABLER: b"short"},
+        ):
+            self.assertEqual(self.statuses(change({0: ShareChange()}, (), secrets)), [400])
+        self.assertFalse(self.final(0).exists())
+
+    def test_wrong_write_enablers(self) -> None:
+        """They are refused whatever is asked."""
+        self.ask(put(0, b"abc"))
+        wrong = {**WRITER, gbs_http.WRITE_ENABLER: b"W" * 32}
+        for request in (change({}, [(0, 3)], wrong), change({1: ShareChange()}, (), wrong)):
+            (reply,) = self.ask(request)
+            self.assertEqual((reply.status, reply.body), (401, b""))
+
+    def test_impossible_requests(self) -> None:
+        """A body that is no message, a share that cannot be and a write beyond all bounds are 400."""
+        absurd = ShareChange((), ((1 << 62, b"x"),))
+        for request in (
+            change({}, body=b"no message"),
+            change({256: ShareChange()}),
+            change({0: absurd}),
+        ):
+            self.assertEqual(self.statuses(request), [400])
+        self.assertEqual(self.statuses(get("256")), [404])
+        self.assertEqual(self.statuses(http.head("PUT", f"{PATH}/0")), [405])
+
+    def test_a_full_disk(self) -> None:
+        """No room is said as for immutable shares."""
+        self.free = 10
+        self.assertEqual(self.statuses(put(0, b"abc")), [507])
+
+    def test_bodies_are_bounded(self) -> None:
+        """One body beyond its limit is a 413, all together beyond theirs a 503; memory is given back."""
+        with mock.patch.object(http_service, "MAX_HELD_BYTES", 300):
+            self.assertEqual(self.statuses(put(0, b"x" * 400)), [503])
+            self.assertEqual(self.statuses(*[put(0, b"x" * 20)] * 5), [200] * 5)
+            connection, transport = self.connect()
+            connection.dataReceived(put(0, b"x" * 100)[:-1])
+            self.assertEqual(self.statuses(put(0, b"y" * 100)), [503])
+            transport.lose()
+            self.assertEqual(self.statuses(put(0, b"y" * 100)), [200])
+        length = b"Content-Length: %d" % (gbs_mutable.MAX_REQUEST_BYTES + 1)
+        headers = [*http.secret_headers(WRITER), length]
+        connection, transport = self.connect()
+        connection.dataReceived(http.head("POST", f"{PATH}/read-test-write", *headers))
+        connection.dataReceived(b"x" * 1000)
+        self.assertEqual(self.service._held_bytes, 0)
+
+    def test_large_shares_are_streamed(self) -> None:
+        """A share of a megabyte comes back whole, and its end alone."""
+        data = os.urandom(1 << 20)
+        replies = self.ask(put(0, data), get("0"), get("0", b"Range: bytes=1048570-2000000"))
+        self.assertEqual(replies[1].body, data)
+        self.assertEqual((replies[2].status, replies[2].body), (206, data[-6:]))
+
+    def test_leases_and_complaints(self) -> None:
+        """Both work on mutable shares; without shares there is nothing to lease or to complain about."""
+        body = gbs.pack_corrupt("bad")
+        lease = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers())
+        corrupt = http.head("POST", f"{PATH}/0/corrupt", body=body) + body
+        self.assertEqual(self.statuses(lease, corrupt), [404, 404])
+        self.assertEqual(self.statuses(put(0, b"abc"), lease, corrupt), [200, 204, 200])
+
+    def test_the_version_names_the_largest_mutable_share(self) -> None:
+        """As large as the protocol allows."""
+        (reply,) = self.ask(http.VERSION)
+        self.assertIn(
+            b"maximum-mutable-share-size\x1b" + (69105 * 10**12).to_bytes(8, "big"), reply.body
+        )

@@ -1,0 +1,165 @@
+"""The first bytes of a connection: who goes on with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.address import IPv4Address
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.reactor import tls
+from pipegrid.server.front import PATIENCE_S, Front, FrontFactory
+
+ADDRESS = IPv4Address("TCP", "192.0.2.1", 1234)
+
+
+class Inner(Protocol):
+    """Keeps what it is handed."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.lost = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        """Keep it."""
+        self.data += data
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Count it."""
+        self.lost += 1
+
+
+class Server:
+    """As much of a GBS server as the front needs; also what speaks Foolscap."""
+
+    max_connections = 2
+
+    def __init__(self) -> None:
+        self.made: list[Inner] = []
+        self.reasons: list[str] = []
+        self.refused = 0
+        self.full = False
+
+    def buildProtocol(self, addr: IAddress | None) -> Inner | None:
+        """Make one, unless full."""
+        if self.full:
+            return None
+        self.made.append(Inner())
+        return self.made[-1]
+
+    def note_hostile(self, peer: str, reason: str) -> None:
+        """Keep it."""
+        self.reasons.append(f"{peer}: {reason}")
+
+
+class Factory(FrontFactory):
+    """Without TLS, so that tests see what is handed on."""
+
+    def __init__(self, server: Any, clock: Clock, foolscap: Any) -> None:
+        contexts: Any = None
+        super().__init__(server, contexts, clock, foolscap)
+        self._tls: Any = self
+
+    def protocol(self, factory: Any, inner: Inner) -> Inner:
+        """Pretend to wrap."""
+        return inner
+
+
+class FrontTests(SynchronousTestCase):
+    """Eight bytes decide."""
+
+    def setUp(self) -> None:
+        # BatchingTLSFactory wants real contexts; the real one is tested over real connections.
+        self.patch(
+            tls,
+            "BatchingTLSFactory",
+            lambda *arguments: None,
+        )
+        self.clock = Clock()
+        self.server, self.foolscap = Server(), Server()
+        self.factory = Factory(self.server, self.clock, self.foolscap)
+
+    def connect(self) -> tuple[Front, Any]:
+        """Open a connection."""
+        front = self.factory.buildProtocol(ADDRESS)
+        assert front is not None
+        transport = StringTransport()
+        front.makeConnection(transport)
+        return front, transport
+
+    def test_foolscap(self) -> None:
+        """Foolscap's first words, byte by byte, lead to Foolscap, with nothing lost."""
+        front, _ = self.connect()
+        words = b"GET /id/abc HTTP/1.1\r\n"
+        for at in range(len(words)):
+            front.dataReceived(words[at : at + 1])
+        (inner,) = self.foolscap.made
+        self.assertEqual(inner.data, words)
+        self.assertIsNotNone(inner.transport)
+        front.connectionLost(Failure(Exception()))
+        self.assertEqual(inner.lost, 1)
+        self.assertEqual(self.factory.connections, set())
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_anything_else(self) -> None:
+        """Anything else is TLS, also what is nearly Foolscap."""
+        for words in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET /ie/abc", b"get /id/abc"):
+            front, _ = self.connect()
+            front.dataReceived(words)
+            front.dataReceived(b"more")
+            self.assertEqual(self.server.made[-1].data, words + b"more")
+            front.connectionLost(Failure(Exception()))
+        self.assertEqual(len(self.server.made), 3)
+        self.assertEqual(self.foolscap.made, [])
+
+    def test_too_slow(self) -> None:
+        """Seven bytes in half a minute are too few: the connection is cut, and nobody was bothered."""
+        front, transport = self.connect()
+        front.dataReceived(b"GET /id")
+        self.clock.advance(PATIENCE_S - 1)
+        self.assertFalse(transport.disconnecting)
+        self.clock.advance(1)
+        self.assertTrue(transport.disconnected)
+        front.dataReceived(b"/late")
+        self.assertEqual(self.server.made + self.foolscap.made, [])
+        self.assertIn("192.0.2.1", self.server.reasons[0])
+
+    def test_eight_bytes_are_enough(self) -> None:
+        """Whoever has said who he is may then take his time, as far as the front is concerned."""
+        front, transport = self.connect()
+        front.dataReceived(b"GET /id/")
+        self.clock.advance(PATIENCE_S * 2)
+        self.assertFalse(transport.disconnected)
+
+    def test_too_many(self) -> None:
+        """Connections are counted from the first moment, whatever they turn out to be."""
+        first, _ = self.connect()
+        self.connect()
+        self.assertIsNone(self.factory.buildProtocol(ADDRESS))
+        self.assertEqual(self.server.refused, 1)
+        first.connectionLost(Failure(Exception()))
+        self.connect()
+
+    def test_nobody_speaks_it(self) -> None:
+        """A server without Foolscap, or one that is full, cuts the connection."""
+        bare = Factory(self.server, self.clock, None)
+        self.assertIsNone(bare.choose(b"GET /id/", ADDRESS))
+        self.server.full = True
+        front, transport = self.connect()
+        front.dataReceived(b"\x16" * 8)
+        self.assertTrue(transport.disconnected)
+
+    def test_stopping(self) -> None:
+        """Stopping cuts what is there, and waits for its end."""
+        self.successResultOf(self.factory.stop())
+        front, transport = self.connect()
+        stopped = self.factory.stop()
+        self.assertTrue(transport.disconnected)
+        self.assertNoResult(stopped)
+        front.connectionLost(Failure(Exception()))
+        self.successResultOf(stopped)

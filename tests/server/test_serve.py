@@ -1,0 +1,348 @@
+"""The server as a process has it: identity, port, lock, restart, end; one real connection over TLS."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import attrs
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from OpenSSL import SSL
+from twisted.internet import reactor, ssl
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol, wrapClientTLS
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web.client import Agent, readBody
+from zope.interface import implementer
+
+from pipegrid.core import base32
+from pipegrid.errors import UsageError
+from pipegrid.server import identity, serve
+from pipegrid.server.serve import ServeSettings
+from pipegrid.wire import nurl
+from tests import vectors
+from tests.server.gbs.support import (
+    SWISSNUM,
+    VERSION,
+    Reply,
+    allocate,
+    parse_replies,
+    read,
+    write,
+)
+
+LOOPBACK = "tcp:0:interface=127.0.0.1"
+
+
+class IdentityTests(SynchronousTestCase):
+    """Key, certificate and secret."""
+
+    def test_made_once(self) -> None:
+        """They are made on the first start, for nobody else to read, and stay."""
+        directory = Path(self.mktemp())
+        first = identity.load_or_create(directory)
+        self.assertEqual(identity.load_or_create(directory), first)
+        for name in ("node.pem", "storage.swissnum"):
+            mode = stat.S_IMODE((directory / "private" / name).stat().st_mode)
+            self.assertEqual(mode & 0o077, 0)
+        self.assertEqual(
+            sorted(os.listdir(directory / "private")), ["node.pem", "storage.swissnum"]
+        )
+        self.assertEqual(len(first.swissnum), 32)
+        self.assertNotIn(first.swissnum, repr(first))
+        self.assertNotEqual(identity.load_or_create(Path(self.mktemp())).swissnum, first.swissnum)
+
+    def test_a_recorded_servers_identity(self) -> None:
+        """From a recorded certificate come the recorded NURL and tub id."""
+        from cryptography import x509
+
+        recorded = vectors.load("gbs-http")
+        der = bytes.fromhex(recorded["certificate_der_hex"])
+        certificate = x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
+        key = b"-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n"
+        furl = recorded["furl"]
+        who = identity.from_pem(certificate + key, furl.rpartition("/")[2], "node.pem")
+        self.assertEqual(str(who.nurl("127.0.0.1", 39472)), recorded["nurls"][0])
+        self.assertEqual(base32.encode(who.tub_id), furl[5:37])
+
+    def test_a_tahoe_nodes_directory(self) -> None:
+        """The secret of a Tahoe-LAFS node's fURL is taken over, and nothing is added."""
+        directory, who = self.make_tahoe_node()
+        self.assertEqual(identity.load_or_create(directory), who)
+        self.assertEqual(sorted(os.listdir(directory / "private")), ["node.pem", "storage.furl"])
+
+    def make_tahoe_node(self) -> tuple[Path, identity.Identity]:
+        """Return a directory with a key and a fURL, and who that is."""
+        directory = Path(self.mktemp())
+        (directory / "private").mkdir(parents=True)
+        pem = identity.make_pem()
+        who = identity.from_pem(pem, SWISSNUM, "node.pem")
+        (directory / "private/node.pem").write_bytes(pem)
+        furl = who.furl(["tcp:example.org:80"])
+        (directory / "private/storage.furl").write_text(f"{furl}\n")
+        return directory, who
+
+    def test_a_directory_that_contradicts_itself(self) -> None:
+        """A key, a fURL and a secret that are of different servers are refused, and stay as they are."""
+        for name, content in (
+            ("node.pem", None),
+            ("node.pem", identity.make_pem()),
+            ("storage.swissnum", b"another"),
+            ("storage.furl", b"pb://"),
+        ):
+            directory, _ = self.make_tahoe_node()
+            path = directory / "private" / name
+            if content is None:
+                path.unlink()
+            else:
+                path.write_bytes(content)
+            before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+            error = self.assertRaises(UsageError, identity.load_or_create, directory)
+            self.assertIn(name, str(error))
+            after = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+            self.assertEqual(after, before)
+
+    def test_the_furl_is_kept(self) -> None:
+        """Where clients find the server is written down for nobody else to read, when it changes."""
+        directory, who = self.make_tahoe_node()
+        path = directory / "private/storage.furl"
+        before = path.stat()
+        identity.keep_furl(directory, who.furl(["tcp:example.org:80"]))
+        self.assertEqual(path.stat().st_ino, before.st_ino)
+        moved = who.furl(["tcp:example.org:81"])
+        identity.keep_furl(directory, moved)
+        self.assertEqual(path.read_text(), f"{moved}\n")
+        self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
+        self.assertEqual(identity.load_or_create(directory), who)
+        self.assertEqual(sorted(os.listdir(path.parent)), ["node.pem", "storage.furl"])
+
+    def test_damage(self) -> None:
+        """Files that hold something else are named, not replaced."""
+        for name in ("node.pem", "storage.swissnum"):
+            directory = Path(self.mktemp())
+            (directory / "private").mkdir(parents=True)
+            path = directory / "private" / name
+            path.write_text("a / b")
+            error = self.assertRaises(UsageError, identity.load_or_create, directory)
+            self.assertIn(name, str(error))
+            self.assertEqual(path.read_text(), "a / b")
+        error = self.assertRaises(UsageError, identity.load_or_create, Path("/dev/null/x"))
+        self.assertIn("-d", str(error))
+
+
+class SettingsTests(SynchronousTestCase):
+    """Ports and places."""
+
+    def test_ports(self) -> None:
+        """A bare number is a TCP port."""
+        self.assertEqual(serve.endpoint_text("80"), "tcp:80")
+        self.assertEqual(serve.endpoint_text("80", "::1"), "tcp:80:interface=::1")
+        self.assertEqual(serve.endpoint_text("unix:x"), "unix:x")
+
+    def test_locations(self) -> None:
+        """A location is a host and a port, IPv6 with or without brackets."""
+        self.assertEqual(serve.where("example.org:80", None), ("tcp:example.org:80",))
+        self.assertEqual(serve.where("[::1]:80", None), ("tcp:[::1]:80",))
+        for wrong in ("example.org", ":80", "example.org:", "x:0", "x:65536", "x:y", "udp:x:1"):
+            self.assertRaises(UsageError, serve.where, wrong, None)
+
+    def test_several_locations(self) -> None:
+        """A server may be in several places; those that HTTPS leads to have a NURL each."""
+        hints = serve.where("tcp:a.example:80, tor:b.onion:81,i2p:c.i2p:82,d.example:83", None)
+        expected = ("tcp:a.example:80", "tor:b.onion:81", "i2p:c.i2p:82", "tcp:d.example:83")
+        self.assertEqual(hints, expected)
+        who = identity.from_pem(identity.make_pem(), SWISSNUM, "node.pem")
+        self.assertEqual(who.furl(hints).hints, expected)
+        first, second, third = map(nurl.parse, who.nurls(hints))
+        self.assertEqual((first.host, first.port, first.tor), ("a.example", 80, False))
+        self.assertEqual((second.host, second.port, second.tor), ("b.onion", 81, True))
+        self.assertEqual((third.host, third.port, third.tor), ("d.example", 83, False))
+        self.assertRaises(UsageError, serve.where, "i2p:c.i2p:82", None)
+
+    def test_one_server_a_directory(self) -> None:
+        """Two servers never have one directory; the first one's end frees it."""
+        storage = Path(self.mktemp())
+        lock = serve.lock_storage(storage)
+        self.assertRaises(UsageError, serve.lock_storage, storage)
+        os.close(lock)
+        os.close(serve.lock_storage(storage))
+
+
+class Client(Protocol):
+    """Sends requests, gathers answers until there are so many, or the connection ends."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.spki_hash = b""
+        self.wanted = 0
+        self.done: Deferred[list[Reply]] = Deferred()
+        self.lost: Deferred[None] = Deferred()
+
+    def ask(self, *requests: bytes) -> Deferred[list[Reply]]:
+        """Send them all at once."""
+        self.wanted = len(requests)
+        assert self.transport is not None
+        self.transport.write(b"".join(requests))
+        return self.done
+
+    def dataReceived(self, data: bytes) -> None:
+        if not self.spki_hash:
+            transport: Any = self.transport
+            key = transport.getPeerCertificate().to_cryptography().public_key()
+            spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+            self.spki_hash = hashlib.sha256(spki).digest()
+        self.data += data
+        replies = parse_replies(self.data)
+        if len(replies) == self.wanted:
+            self.done.callback(replies)
+
+    def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
+        self.lost.callback(None)
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+@attrs.define
+class _Contexts:
+    """Makes TLS connections that ask for no server's name."""
+
+    options: Any
+    protocols: list[bytes]
+
+    def clientConnectionForTLS(self, protocol: Any) -> Any:
+        """Return one."""
+        connection = SSL.Connection(self.options.getContext(), None)
+        if self.protocols:
+            connection.set_alpn_protos(self.protocols)
+        return connection
+
+
+async def connect(
+    address: nurl.Nurl, protocols: list[bytes] | None = None, **options: Any
+) -> Client:
+    """Connect as real clients do: TLS, whatever the certificate's names and dates."""
+    contexts = ssl.CertificateOptions(verify=False, **options)
+
+    tcp = TCP4ClientEndpoint(reactor, address.host, address.port)
+    endpoint: Any = wrapClientTLS(_Contexts(contexts, protocols or []), tcp)
+    client: Client = await connectProtocol(endpoint, Client())
+    return client
+
+
+class LoopbackTests(TestCase):
+    """A node that listens."""
+
+    timeout = 30
+
+    def settings(self, **options: Any) -> ServeSettings:
+        """Return settings for this test's directory."""
+        return ServeSettings(directory=self.directory, port=LOOPBACK, **options)
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        (self.directory / "private").mkdir(parents=True)
+        (self.directory / "private/storage.swissnum").write_text(SWISSNUM)
+
+    async def start(self, **options: Any) -> serve.StorageNode:
+        """Start a node that does not outlive the test."""
+        node = await serve.start(reactor, self.settings(**options))
+        self.addCleanup(node.stop)
+        return node
+
+    def test_over_tls(self) -> Deferred[None]:
+        """Store and fetch over TLS, with the certificate that the NURL names; then restart and resume."""
+        return Deferred.fromCoroutine(self._test_over_tls())
+
+    async def _test_over_tls(self) -> None:
+        node = await self.start(metrics="0")
+        address = nurl.parse(node.nurl)
+        data = os.urandom(300_000)
+        client = await connect(address)
+        requests = (allocate({0, 1}, len(data)), write(0, 0, data), read(0), write(1, 0, data[:9]))
+        replies = await client.ask(*requests)
+        self.assertEqual([reply.status for reply in replies], [200, 201, 200, 200])
+        self.assertEqual(replies[2].body, data)
+        self.assertTrue(address.recognises(client.spki_hash))
+        await self._check_metrics(node)
+        await node.stop()
+        await client.lost
+
+        again = await self.start()
+        second = nurl.parse(again.nurl)
+        self.assertEqual((second.spki_hash, second.swissnum), (address.spki_hash, SWISSNUM))
+        client = await connect(second)
+        replies = await client.ask(read(0, 0, 10), write(1, 9, data[9:]), read(1, 5, 15))
+        self.assertEqual([reply.status for reply in replies], [206, 201, 206])
+        self.assertEqual(replies[2].body, data[5:15])
+        await again.stop()
+
+    async def _check_metrics(self, node: serve.StorageNode) -> None:
+        port = node.metrics_port
+        response = await Agent(reactor).request(b"GET", f"http://127.0.0.1:{port}/metrics".encode())
+        text = (await readBody(response)).decode()
+        self.assertIn('pipegrid_answers_total{operation="write",status="201"} 1.0', text)
+        self.assertIn("pipegrid_received_bytes_total 300009.0", text)
+        self.assertIn("pipegrid_unfinished_uploads 1.0", text)
+
+    def test_refusals(self) -> Deferred[None]:
+        """A second server, a port that is taken, and nonsense are refused with a sentence."""
+        return Deferred.fromCoroutine(self._test_refusals())
+
+    async def _test_refusals(self) -> None:
+        node = await self.start()
+        port = nurl.parse(node.nurl).port
+        other = ServeSettings(directory=Path(self.mktemp()), port=f"tcp:{port}:interface=127.0.0.1")
+        for settings in (
+            self.settings(),
+            other,
+            attrs.evolve(other, port="nonsense:1"),
+            attrs.evolve(other, port="tcp:x"),
+            attrs.evolve(other, port=LOOPBACK, location="nowhere"),
+        ):
+            with self.assertRaises(UsageError):
+                await serve.start(reactor, settings)
+        await node.stop()
+
+    def test_old_tls_is_refused(self) -> Deferred[None]:
+        """TLS 1.1 is; HTTP/1.1 is what ALPN agrees on."""
+        return Deferred.fromCoroutine(self._test_old_tls())
+
+    async def _test_old_tls(self) -> None:
+        node = await self.start()
+        address = nurl.parse(node.nurl)
+        client = await connect(address, [b"h2", b"http/1.1"])
+        (reply,) = await client.ask(VERSION)
+        self.assertEqual(reply.status, 200)
+        transport: Any = client.transport
+        self.assertEqual(transport.negotiatedProtocol, b"http/1.1")
+        transport.loseConnection()
+        await client.lost
+        old = await connect(
+            address,
+            insecurelyLowerMinimumTo=ssl.TLSVersion.TLSv1_0,
+            lowerMaximumSecurityTo=ssl.TLSVersion.TLSv1_1,
+        )
+        old.ask(VERSION)
+        await old.lost
+        self.assertEqual(old.data, b"")
+        await node.stop()
+
+    def test_serving_until_cancelled(self) -> Deferred[None]:
+        """``serve`` announces the node, and ends in good order when it is cancelled."""
+        return Deferred.fromCoroutine(self._test_cancelled())
+
+    async def _test_cancelled(self) -> None:
+        listening: Deferred[serve.StorageNode] = Deferred()
+        serving = Deferred.fromCoroutine(serve.serve(reactor, self.settings(), listening.callback))
+        node = await listening
+        client = await connect(nurl.parse(node.nurl))
+        await client.ask(VERSION)
+        serving.cancel()
+        await serving
+        await client.lost
+        os.close(serve.lock_storage(node.storage))
