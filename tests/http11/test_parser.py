@@ -86,6 +86,12 @@ FORMS = [
     Form(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "G", [(200, b"", True)]
     ),
+    Form(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"2\r\nab\r\n0\r\nContent-Length: 2\r\nDigest: x\r\n\r\n",
+        "G",
+        [(200, b"ab", True)],
+    ),
     Form(b"HTTP/1.1 200 OK\r\nContent-Length: 3000\r\n\r\n", "H", [(200, b"", True)]),
     Form(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "H", [(200, b"", True)]),
     Form(b"HTTP/1.1 200 OK\r\n\r\n", "H", [(200, b"", True)]),

@@ -206,7 +206,7 @@ class NoConnectionTests(PoolCase):
         reader = Consumer()
         self.pool.request(get("/a", consumer_for=lambda _: reader, expected_response_bytes=10**6))
         self.turn()
-        self.network.connections[0].answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
+        self.network.connections[0].answer(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nabc")
         reader.producer.pauseProducing()
         return reader
 
@@ -231,6 +231,80 @@ class NoConnectionTests(PoolCase):
         other.answer(b"".join(map(ok, other.take_requests())))
         self.assertEqual(self.bodies(asked), [b"GET /b", b"GET /c"])
         self.assertEqual(reader.received, [b"abc"])
+
+    def test_a_slow_reader_is_not_the_hosts_fault(self) -> None:
+        """What stands behind its answer is not asked twice, unless the pause lasts for half a minute."""
+        reader = Consumer()
+        self.pool.request(get("/a", consumer_for=lambda _: reader))
+        behind = self.ask("/b", "/c")
+        self.turn()
+        first = self.network.connections[0]
+        first.take_requests()
+        first.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabc")
+        reader.producer.pauseProducing()
+        self.network.clock.advance(29)
+        self.turn()
+        self.assertEqual(len(self.network.connections), 1)
+        # New requests do not wait for the reader.
+        (new,) = self.ask("/d")
+        self.turn()
+        second = self.network.connections[1]
+        self.assertEqual(second.take_requests(), [b"GET /d"])
+        second.answer(ok(b"D"))
+        self.assertEqual(self.bodies([new]), [b"D"])
+        reader.producer.resumeProducing()
+        first.answer(b"def" + ok(b"B") + ok(b"C"))
+        self.assertEqual(self.bodies(behind), [b"B", b"C"])
+
+    def test_a_reader_that_has_stopped_reading(self) -> None:
+        """After half a minute what stands behind its answer is asked anew."""
+        reader = Consumer()
+        self.pool.request(get("/a", consumer_for=lambda _: reader))
+        behind = self.ask("/b")
+        self.turn()
+        self.network.connections[0].answer(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabc")
+        reader.producer.pauseProducing()
+        self.network.clock.pump([1] * 31)
+        self.turn()
+        self.network.connections[1].answer(ok(b"B"))
+        self.assertEqual(self.bodies(behind), [b"B"])
+
+
+class DropTests(PoolCase):
+    """A host is given up by whoever has another to ask."""
+
+    def test_everything_fails_at_once(self) -> None:
+        """What was sent, what waits, what is being connected; nothing is repeated."""
+        self.make(max_connections=2, max_requests_in_flight=1)
+        asked = self.ask(*"abc")
+        self.turn()
+        self.pool.drop("it was too slow")
+        for d, error in zip(
+            asked, (RequestMaybeProcessed, RequestMaybeProcessed, RequestNotSent), strict=True
+        ):
+            self.assertIn("it was too slow", str(self.failureResultOf(d, error).value))
+        self.turn()
+        self.assertEqual(self.network.live(), [])
+        self.assertTrue(self.pool.is_idle)
+
+    def test_attempts_too(self) -> None:
+        """A connection that is not made yet is not waited for."""
+        self.make(auto_accept=False)
+        (d,) = self.ask("/a")
+        self.pool.drop("it was too slow")
+        self.failureResultOf(d, RequestNotSent)
+        self.assertTrue(self.pool.is_idle)
+
+    def test_it_can_be_asked_again(self) -> None:
+        """Later, or by whoever hears of the failure, on a new connection."""
+        (d,) = self.ask("/a")
+        again: list[Deferred[RawResponse]] = []
+        d.addErrback(lambda _: again.extend(self.ask("/b")))
+        self.turn()
+        self.pool.drop("it was too slow")
+        self.network.serve()
+        self.assertEqual(self.bodies(again), [b"GET /b"])
+        self.assertEqual(len(self.network.connections), 2)
 
 
 class ReplayTests(PoolCase):
@@ -435,6 +509,37 @@ class PipeliningFailsTests(PoolCase):
         self.failureResultOf(d, ResponseError)
         self.turn()
         self.assert_serial(False)
+
+    def test_never_again_after_silence(self) -> None:
+        """Who has another host to ask hears of silence at once, also of what stood behind; no repeats."""
+        asked = self.ask(*"abc", again_after_silence=False, timeout_s=1)
+        self.turn()
+        (side,) = self.network.live()
+        side.answer(ok(side.take_requests()[0]))
+        self.network.clock.advance(1.1)
+        self.assertEqual(self.bodies(asked[:1]), [b"GET a"])
+        self.failureResultOf(asked[1], RequestTimedOut)
+        error = self.failureResultOf(asked[2], RequestMaybeProcessed).value
+        self.assertIn("silent for 1 s", str(error))
+        self.turn()
+        self.assertEqual(self.network.live(), [])
+
+    def test_one_bad_moment_is_soon_forgotten(self) -> None:
+        """The first time a host is spoken to one at a time for a minute, then for twice as long each time."""
+        for minutes in (1, 2, 4, 8, 16, 32, 60, 60):
+            asked = self.ask(*"abc")
+            self.turn()
+            (side,) = self.network.live()
+            side.answer(ok(b"A") + b"and then some")
+            self.network.serve()
+            self.bodies(asked)
+            self.network.clock.advance(60 * minutes - 1)
+            self.turn()
+            self.assert_serial()
+            self.network.live()[0].take_requests()
+            self.network.clock.advance(1)
+            self.turn()
+            self.assert_serial(False)
 
     def test_restarts_are_forgiven(self) -> None:
         """A server that pipelines well may close connections without warning."""

@@ -99,6 +99,7 @@ class PipelinedAgent:
         expected_response_bytes: int | None = None,
         timeout_s: float | None = None,
         idempotent: bool | None = None,
+        again_after_silence: bool = True,
     ) -> Deferred[IResponse]:
         """
         Send a request; fires with the answer's head. Cancelling takes the request back.
@@ -108,6 +109,8 @@ class PipelinedAgent:
                 blocking others; without, the host's habit is the guess.
             timeout_s: silence of the server that is too long, instead of the limits'.
             idempotent: whether it may be repeated, where the method tells it wrongly.
+            again_after_silence: False: never asked of the same host again after silence, for whoever
+                has another host to ask.
         """
         try:
             if method not in _KNOWN_METHODS:
@@ -138,6 +141,7 @@ class PipelinedAgent:
             expected_response_bytes,
             timeout_s,
             idempotent,
+            again_after_silence,
         )
         if headers is not None:
             if headers.hasHeader(b"connection"):
@@ -155,6 +159,15 @@ class PipelinedAgent:
     def pool_for(self, uri: bytes) -> HostPool:
         """The connections to the host of a URI, for raw requests."""
         return self._origin_of(uri).pool
+
+    def drop(self, uri: bytes, reason: str) -> None:
+        """
+        Give up all connections to the host of a URI, now: what is asked of it fails, and is not repeated.
+
+        Args:
+            reason: a clause for the errors, such as "it was too slow".
+        """
+        self._origin_of(uri).pool.drop(reason)
 
     def close(self) -> Deferred[None]:
         """Fail what waits, let what was sent be answered; fires when all connections are gone."""

@@ -11,7 +11,8 @@ a request is taken back               unsent: it is gone. Sent: its answer is re
                                       the answers before it are in.
 a reader pauses                       the transport is paused; what one read had already brought
                                       (256 KiB) is all that is ever held. Does it go on pausing, the
-                                      owner may have what stands behind it asked anew elsewhere
+                                      owner asks elsewhere what is new, and after long what stands
+                                      behind it as well; that at once, if nobody has claimed the answer
 an answer before the whole body       it counts, nothing more is written, and the connection ends
 the last answer (Connection: close)   all that stood behind it is as if never sent
 loss, garbage, silence                every unanswered request is handed back to the owner with
@@ -110,6 +111,7 @@ class PipelinedConnection(Protocol):
         self.ready = False
         self.open = True
         self.held_up = False
+        self._moves_written = False  # as well as what was not
         self.answered_behind = 0
         self._answered = 0
         self._corked = False  # while a read is worked off; what that causes is done at its end
@@ -230,9 +232,11 @@ class PipelinedConnection(Protocol):
         """
         Give up what waits behind the answer that is being read and may be asked anew elsewhere.
 
-        The answers will come here all the same, and are dropped.
+        Answers to what was written will come here all the same, and are dropped: that waits until the
+        reader has been slow for long, unless there is none yet.
         """
-        followers = self.lane.take_followers()
+        lane = self.lane
+        followers = lane.take_followers() if self._moves_written else lane.take_queued()
         for exchange in followers:
             exchange.connection = None
         return followers
@@ -273,6 +277,8 @@ class PipelinedConnection(Protocol):
         self._corked = True
         try:
             self._dispatch(parser.feed(data))
+            if self.lane.written:
+                self.lane.received()
             if self.open and parser.error is None and not parser.closed:
                 self._owner.has_room(self)
         finally:
@@ -353,14 +359,14 @@ class PipelinedConnection(Protocol):
             self._writer.break_off()
             self._refuse_more("the server answered before it had the whole request")
         self._said_close = head.says_close
-        self.lane.answered()
+        self.lane.answered(self._clock.seconds())
         exchange.connection = None
         self._answered += 1
         if self.lane.written:
             self.answered_behind += 1
             if self.lane.written[0] is self._doomed:
                 self._end("the body of the next request was broken off", announced=True)
-        self._owner.answered(exchange)
+        self._owner.answered(self, exchange)
         if not exchange.abandoned:
             exchange.completed()
 
@@ -383,7 +389,7 @@ class PipelinedConnection(Protocol):
         pause = bool(written) and written[0].paused and not written[0].abandoned
         if pause != self._reading_paused:
             self._reading_paused = pause
-            self.held_up = False
+            self.held_up = self._moves_written = False
             transport = cast(IPushProducer, self.transport)
             if pause:
                 transport.pauseProducing()
@@ -498,6 +504,8 @@ class PipelinedConnection(Protocol):
                 return limits.timeout_s if first.timeout_s is None else first.timeout_s
             if not self.held_up:
                 return limits.held_up_after_s
+            if not self._moves_written:
+                return limits.slow_reader_after_s
             return FOREVER if first.claimed else limits.unclaimed_timeout_s
         if self.lane.queued:
             return FOREVER if self._writer.is_scheduled else limits.timeout_s
@@ -511,7 +519,8 @@ class PipelinedConnection(Protocol):
             self._end(f"it was not used for {waited_s:g} s", announced=True)
         elif written and written[0].abandoned:
             self._end(f"an unwanted answer did not come for {waited_s:g} s", announced=True)
-        elif self._reading_paused and not self.held_up:
+        elif self._reading_paused and not self._moves_written:
+            self._moves_written = self.held_up or not written[0].claimed
             self.held_up = True
             self._patience.adjust()
             self._owner.held_up(self)

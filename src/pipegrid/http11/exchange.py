@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from twisted.web.iweb import IBodyProducer
 
 from pipegrid.errors import PipegridError
+from pipegrid.flow.window import Sent
 from pipegrid.http11.parser import ResponseHead
 from pipegrid.reactor.sockets import Buffer
 
@@ -33,6 +34,8 @@ class Exchange:
         idempotent: repeating the request harms nothing, so a lost one is replayed.
         expected_response_bytes: of the answer, head and body; None if nobody knows.
         timeout_s: silence of the server that is too long; None for the connection's default.
+        again_after_silence: whether the same host may be asked again when the connection was silent for
+            too long, where that may have been pipelining's fault.
         closes: the request asks the server to close the connection after it.
 
         connection: which one has it now, if any.
@@ -47,10 +50,12 @@ class Exchange:
         attempts: connections lost under it.
         maybe_processed: one of those may have brought it to the server.
         written_s: when it was handed to the transport, if its answer shows the round trip.
+        token: of the connection's window, where that is measured.
     """
 
     __slots__ = (
         "abandoned",
+        "again_after_silence",
         "attempts",
         "body",
         "charged_bytes",
@@ -73,6 +78,7 @@ class Exchange:
         "response",
         "sent",
         "timeout_s",
+        "token",
         "wanted_bytes",
         "written_s",
     )
@@ -86,6 +92,7 @@ class Exchange:
         idempotent: bool,
         expected_response_bytes: int | None = None,
         timeout_s: float | None = None,
+        again_after_silence: bool = True,
     ) -> None:
         self.method = method
         self.head = head
@@ -100,6 +107,7 @@ class Exchange:
         self.is_head = method == b"HEAD"
         self.expected_response_bytes = expected_response_bytes
         self.timeout_s = timeout_s
+        self.again_after_silence = again_after_silence
         self.closes = False
         self.expects_continue = False
         self.connection: PipelinedConnection | None = None
@@ -114,6 +122,7 @@ class Exchange:
         self.attempts = 0
         self.maybe_processed = False
         self.written_s: float | None = None
+        self.token: Sent | None = None
 
     def __repr__(self) -> str:
         state = (
@@ -139,6 +148,7 @@ class Exchange:
         double = Exchange(self.method, b"", idempotent=True, timeout_s=self.timeout_s)
         double.connection, double.sent, double.abandoned = self.connection, True, True
         double.charged_bytes, double.request_bytes = self.charged_bytes, self.request_bytes
+        double.token, self.token = self.token, None
         self.connection = None
         return double
 

@@ -6,9 +6,13 @@ the estimate jumps up to each longer answer at once, and comes down by a sixteen
 one. So a host that mixes both kinds is treated as one of long answers, which is slower, not wrong.
 
 **Pipelining.** Most servers take it, some do not: they close, or forget what they had read ahead, or
-mix up answers. Such a host is spoken to one request at a time for ``serial_memory_s``. A single
-closed connection proves nothing (servers restart, and close what was idle), two in a row without any
-success in between are enough; garbage or silence behind answers are enough at once.
+mix up answers. Such a host is spoken to one request at a time for a while, longer each time, up to
+``serial_memory_s``. A single closed connection proves nothing (servers restart, and close what was idle), two
+in a row without any success in between are enough; garbage or silence behind answers are enough at once.
+
+**How much may be owed.** ``response_budget_bytes`` is what every server bears. A host that says it is one
+of those known to bear more, or that has answered many requests with others behind them and says that it
+is not built on Twisted, gets a measured window. If that ends badly once, never again.
 """
 
 from __future__ import annotations
@@ -20,6 +24,27 @@ from pipegrid.http11.loss import Loss
 MIN_ASSUMED_BYTES = 256
 PROOF = 10  # answers with others outstanding behind them: a server that does this can pipeline
 
+BEAR_MORE = (
+    b"nginx",
+    b"openresty",
+    b"apache",
+    b"lighttpd",
+    b"caddy",
+    b"varnish",
+    b"h2o",
+    b"ats",
+    b"litespeed",
+)
+"""
+Products that stop reading, and reading ahead, while they cannot write: how ``Server`` begins, in lower case.
+"""
+
+BEAR_LESS = (b"twisted",)
+"""Those that drop the connection when a request comes while they cannot write."""
+
+FIRST_SERIAL_SHARE = 1 / 60
+"""Of ``serial_memory_s``: how long a host is spoken to one request at a time when that happens first."""
+
 
 class HostRecord:
     """
@@ -29,14 +54,20 @@ class HostRecord:
         assumed_response_bytes: what to expect of an answer nobody can predict.
         proven: the host speaks HTTP/1.1 and keeps connections open, so even a request that must not
             be repeated may be written behind others.
+        bears_more: more may be owed than ``response_budget_bytes``.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.assumed_response_bytes = limits.assumed_response_bytes
         self.proven = False
+        self.bears_more = False
         self._strikes = 0
+        self._behind = 0
+        self._product: bytes | None = None
+        self._burned = limits.max_response_budget_bytes <= limits.response_budget_bytes
         self._serial_until = 0.0
+        self._serial_s = limits.serial_memory_s * FIRST_SERIAL_SHARE
 
     def __repr__(self) -> str:
         return (
@@ -49,8 +80,13 @@ class HostRecord:
         """Whether to speak to this host one request at a time."""
         return now < self._serial_until
 
-    def answered(self, exchange: Exchange, now: float) -> None:
-        """Learn from a complete answer."""
+    def answered(self, exchange: Exchange, now: float, others_behind: bool) -> None:
+        """
+        Learn from a complete answer.
+
+        Args:
+            others_behind: whether other requests stood behind this one.
+        """
         size = exchange.received_bytes
         assumed = self.assumed_response_bytes
         if size >= assumed:
@@ -63,9 +99,26 @@ class HostRecord:
             head = exchange.response
             assert head is not None
             if head.version == (1, 0):
+                self._serial_s = self._limits.serial_memory_s
                 self._become_serial(now)
             elif head.keep_alive:
                 self.proven = True
+        if not (self.bears_more or self._burned):
+            self._judge(exchange, others_behind)
+
+    def _judge(self, exchange: Exchange, others_behind: bool) -> None:
+        """See whether more may be owed."""
+        product = self._product
+        if product is None:
+            head = exchange.response
+            assert head is not None
+            named = [value for name, value in head.headers if name == b"server"]
+            product = self._product = named[0].lower() if named else b""
+        self._behind += others_behind
+        if not product or product.startswith(BEAR_LESS):
+            self._burned = True
+        elif self.proven:
+            self.bears_more = product.startswith(BEAR_MORE) or self._behind >= PROOF
 
     def lost(self, loss: Loss, answered_behind: int, now: float) -> bool:
         """
@@ -77,6 +130,8 @@ class HostRecord:
         Returns:
             Whether pipelining was at fault, so that repeating a request alone may go well.
         """
+        if self.bears_more and loss.in_flight > 1 and not loss.announced:
+            self.bears_more, self._burned = False, True
         if answered_behind >= PROOF:
             self._strikes = 0
             if not loss.garbage:
@@ -92,4 +147,5 @@ class HostRecord:
     def _become_serial(self, now: float) -> None:
         self._strikes = 0
         self.proven = False
-        self._serial_until = now + self._limits.serial_memory_s
+        self._serial_until = now + self._serial_s
+        self._serial_s = min(2 * self._serial_s, self._limits.serial_memory_s)

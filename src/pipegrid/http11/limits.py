@@ -21,6 +21,9 @@ class Limits:
         response_budget_bytes: answers that may be outstanding before another request is written.
             A server built on Twisted drops the connection when it comes to a GET while its
             own transport is full (64 KiB), so what precedes a request must fit: 60 KB.
+        max_response_budget_bytes: what the measured budget of a host that is known to bear pipelining
+            may grow to (``http11.host``): 16 MiB are 1.3 Gbit/s at 100 ms. The bytes are on the line,
+            not in our memory. No more than ``response_budget_bytes``: that stays as it is.
         assumed_response_bytes: the size of an answer nobody could predict, until the host has shown
             what it answers: 60 KB then allow 15 requests.
         max_waiting: requests that wait for room, per host or per connection; the next
@@ -34,9 +37,11 @@ class Limits:
         timeout_s: silence of the server while it has something to answer and nobody paused it.
         abandoned_timeout_s: the same while the answer that is due is one nobody wants any more.
         unclaimed_timeout_s: how long an answer whose body nobody asked for may hold up those behind it.
-        held_up_after_s: how long a reader may pause its connection before requests behind it are
-            asked anew on another one. It bounds what a program loses that waits for a later
-            answer before it reads an earlier one; readers that are only slow pause for less.
+        held_up_after_s: how long an answer may lie unclaimed, or its reader pause the connection, before
+            new requests go elsewhere. What stands behind an unclaimed one is then asked anew on another
+            connection, too: a program may wait for a later answer before it reads an earlier one.
+        slow_reader_after_s: how long a reader that has begun may pause before that. Its pauses are ours, not
+            the host's fault, and what is asked anew is sent twice.
         connect_timeout_s: from the start of a connection until it can be used, TLS included.
         idle_timeout_s: after this we close an unused connection. Servers do at 60 s (or 75 s), and
             a request that crosses their closing is lost; so we close first.
@@ -44,13 +49,15 @@ class Limits:
         close_timeout_s: patience for the other side while a connection is closed in good order.
         max_attempts: connections that may be lost under the same request before it fails.
         serial_memory_s: how long a host that mishandled pipelining is spoken to one request at a
-            time before it gets another chance.
+            time at most before it gets another chance. The first time it is a sixtieth of that, then
+            twice as long each time: what looked like it may have been one bad moment.
     """
 
     max_connections: int = 4
     max_requests_in_flight: int = 128
     max_request_bytes_in_flight: int = 4 * 2**20
     response_budget_bytes: int = 60_000
+    max_response_budget_bytes: int = 16 << 20
     assumed_response_bytes: int = 4_000
     max_waiting: int = 10_000
     max_header_bytes: int = 64 * 2**10
@@ -60,6 +67,7 @@ class Limits:
     abandoned_timeout_s: float = 5.0
     unclaimed_timeout_s: float = 60.0
     held_up_after_s: float = 0.5
+    slow_reader_after_s: float = 30.0
     connect_timeout_s: float = 30.0
     idle_timeout_s: float = 45.0
     continue_timeout_s: float = 1.0

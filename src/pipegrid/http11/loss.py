@@ -65,7 +65,7 @@ class Owner(Protocol):
     def has_room(self, connection: PipelinedConnection) -> None:
         """Something was answered, or the connection became ready: more may be submitted."""
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         """One answer is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
 
     def held_up(self, connection: PipelinedConnection) -> None:
@@ -86,7 +86,7 @@ class NoOwner:
     def has_room(self, connection: PipelinedConnection) -> None:
         """The lane's own queue is all there is."""
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         """Nobody learns from it."""
 
     def held_up(self, connection: PipelinedConnection) -> None:

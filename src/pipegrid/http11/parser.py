@@ -102,6 +102,12 @@ Event = ResponseHead | Informational | bytes | End
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
+_TRAILERS_NEED_LENIENCY = hasattr(httptools.HttpResponseParser, "set_dangerous_leniencies")
+"""
+From 0.6.4 on llhttp sees a contradiction in a Content-Length in the trailer of a chunked answer, which is
+whole by then. Told to bear that it also bears one in the head, which is refused here.
+"""
+
 
 class _Violation(Exception):
     """Stops llhttp from within a callback; the sentence is in ``ResponseParser.error``."""
@@ -208,6 +214,8 @@ class ResponseParser:
 
     def _new_llhttp(self) -> None:
         self._llhttp: Any = httptools.HttpResponseParser(self)
+        if _TRAILERS_NEED_LENIENCY:
+            self._llhttp.set_dangerous_leniencies(lenient_chunked_length=True)
         self._bodiless = False  # an answer to HEAD has ended where llhttp sees a body to come
         self._interim = False
         self._passes_on = False  # the body that is being read is none of llhttp's concern
@@ -328,9 +336,12 @@ class ResponseParser:
             for name, value in head.headers:
                 if name == b"content-length":
                     head.length = self._body_left = int(value)
-                    return
-                if name == b"transfer-encoding":
+                elif name == b"transfer-encoding":
                     codings.append(value.strip().lower())
+            if head.length is not None:
+                if codings:
+                    self._fail("it has both a length and a transfer coding")
+                return
             if codings == [b"chunked"]:
                 return
             if codings:

@@ -65,6 +65,7 @@ class HostPool:
         self._connecting: set[Deferred[IProtocol]] = set()
         self._may_grow = True  # not after a failed attempt, until something is answered
         self._assigning = False
+        self._dropping = False
         self._closed = False
 
     def __repr__(self) -> str:
@@ -117,6 +118,30 @@ class HostPool:
             [connection.close() for connection in list(self._connections)]
         ).addCallback(lambda _: None)
         return gone
+
+    def drop(self, reason: str) -> None:
+        """
+        Give up all connections now: what waits, and what was asked, fails and is not repeated.
+
+        What is submitted later, or by whoever hears of a failure, gets new connections.
+
+        Args:
+            reason: a clause for the errors.
+        """
+        waiting, self._waiting = self._waiting, deque()
+        assigning, self._assigning = self._assigning, True
+        self._dropping = True
+        try:
+            for attempt in list(self._connecting):
+                attempt.cancel()
+            for connection in list(self._connections):
+                connection.abort(reason)
+            for exchange in waiting:
+                _fail(exchange, self._not_sent(reason))
+        finally:
+            self._dropping, self._assigning = False, assigning
+        self._may_grow = True
+        self._assign()
 
     # Deciding.
 
@@ -256,10 +281,13 @@ class HostPool:
         if self._waiting:
             self._assign()
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         """See ``Owner``."""
         self._may_grow = True
-        self.record.answered(exchange, self._clock.seconds())
+        record, lane = self.record, connection.lane
+        record.answered(exchange, self._clock.seconds(), bool(lane.written))
+        if record.bears_more:
+            lane.measure()
 
     def held_up(self, connection: PipelinedConnection) -> None:
         """See ``Owner``."""
@@ -269,7 +297,7 @@ class HostPool:
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """See ``Owner``."""
-        self._repeat_or_fail(unsent, pipelining_failed=False)
+        self._repeat_or_fail(unsent)
 
     def lost(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
@@ -285,10 +313,20 @@ class HostPool:
         if not loss.announced:
             for each in unanswered if not loss.answered else unanswered[:1]:
                 each.exchange.attempts += 1
-        self._repeat_or_fail(unanswered, pipelining_failed)
+        self._repeat_or_fail(unanswered, pipelining_failed, loss.timed_out)
 
-    def _repeat_or_fail(self, unanswered: list[Unanswered], pipelining_failed: bool) -> None:
-        again = [each for each in unanswered if self._can_repeat(each, pipelining_failed)]
+    def _repeat_or_fail(
+        self,
+        unanswered: list[Unanswered],
+        pipelining_failed: bool = False,
+        was_silent: bool = False,
+    ) -> None:
+        again = [
+            each
+            for each in unanswered
+            if self._can_repeat(each, pipelining_failed)
+            and not (was_silent and not each.exchange.again_after_silence)
+        ]
         self._waiting.extendleft(each.exchange for each in reversed(again))
         for each in unanswered:
             if not isinstance(each.error, RequestNotSent):
@@ -301,6 +339,7 @@ class HostPool:
         exchange, error = each.exchange, each.error
         if (
             self._closed
+            or self._dropping
             or not exchange.can_be_repeated
             or exchange.attempts >= self._limits.max_attempts
         ):

@@ -74,6 +74,8 @@ class RawRequest:
         let_go: called when all of a long body has been handed to the transport; from then on the request
             does not hold it any more, and cannot be repeated. None: it is held until the answer is there.
         is_gone: whether that has happened.
+        again_after_silence: False: if the connection is silent for too long, this fails at once, also if
+            it stood behind the one whose answer was due; for whoever has another host to ask.
     """
 
     head: bytes
@@ -85,6 +87,7 @@ class RawRequest:
     consumer_for: ConsumerChoice | None = None
     let_go: Callable[[], None] | None = None
     is_gone: bool = False
+    again_after_silence: bool = True
 
 
 @implementer(IPushProducer)
@@ -109,6 +112,7 @@ class RawExchange(Exchange):
             idempotent=method in IDEMPOTENT_METHODS if idempotent is None else idempotent,
             expected_response_bytes=request.expected_response_bytes,
             timeout_s=request.timeout_s,
+            again_after_silence=request.again_after_silence,
         )
         self._request = request
         self._server = server

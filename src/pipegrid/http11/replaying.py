@@ -299,7 +299,7 @@ class UploadConnection:
     def has_room(self, connection: PipelinedConnection) -> None:
         """The lane's own queue is all there is."""
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         """The server gets on."""
         self._reset()
 

@@ -48,6 +48,7 @@ class AgentExchange(Exchange):
         expected_response_bytes: int | None = None,
         timeout_s: float | None = None,
         idempotent: bool | None = None,
+        again_after_silence: bool = True,
     ) -> None:
         Exchange.__init__(
             self,
@@ -56,6 +57,7 @@ class AgentExchange(Exchange):
             idempotent=method in IDEMPOTENT_METHODS if idempotent is None else idempotent,
             expected_response_bytes=expected_response_bytes,
             timeout_s=timeout_s,
+            again_after_silence=again_after_silence,
         )
         self.clock = clock
         self.uri = uri

@@ -171,6 +171,7 @@ class RequestWriter:
         exchange.written_s = self._clock.seconds() if light else None
         if alone:
             self._progress()
+        self._lane.asked(exchange, self._clock.seconds())
         self._parser.expect(exchange.is_head)
         if exchange.producer is None:
             if exchange.request_bytes > PIECE_BYTES:

@@ -109,6 +109,8 @@ class GbsSettings:
             max_requests_in_flight=1000,
             max_request_bytes_in_flight=self.max_upload_bytes_in_flight,
             max_waiting=self.max_waiting,
+            # Tahoe-LAFS's servers are built on Twisted: what is owed must fit into their transport.
+            max_response_budget_bytes=0,
             timeout_s=self.timeout_s,
             connect_timeout_s=self.connect_timeout_s,
             close_timeout_s=1.0,
