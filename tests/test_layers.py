@@ -33,9 +33,10 @@ MAY_IMPORT = {
     "transfer": _FOUNDATION | {"wire", "transport"},
     # A grid serves its local store, and `serve` is configured where clients are.
     "grid": _SERVERS | _CLIENTS,
+    "mirror": _FOUNDATION | {"disk", "http11"},
     "speedtest": _SERVERS | _CLIENTS | {"http11", "grid", "links", "simulation"},
     "buildbot": {"errors", "speedtest"},
-    "cli": _SERVERS | _CLIENTS | {"grid", "speedtest"},
+    "cli": _SERVERS | _CLIENTS | {"grid", "speedtest", "mirror"},
 }
 
 PURE = {

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from pipegrid.flow.pipeline import Pipeline
     from pipegrid.grid import Grid
     from pipegrid.http11 import PipelinedAgent
+    from pipegrid.mirror.mirror import Mirror
 
 _HOMES = {
     "Grid": "pipegrid.grid",
+    "Mirror": "pipegrid.mirror.mirror",
     "Params": "pipegrid.core.params",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
     "parse_cap": "pipegrid.core.caps",
 }
 
-__all__ = ["Grid", "Params", "Pipeline", "PipelinedAgent", "__version__", "parse_cap"]
+__all__ = ["Grid", "Mirror", "Params", "Pipeline", "PipelinedAgent", "__version__", "parse_cap"]
 
 
 def __getattr__(name: str) -> Any:

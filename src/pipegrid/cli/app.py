@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, failure
+from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.version import __version__
@@ -31,6 +31,7 @@ COMMANDS = (
     "encode",
     "decode",
     "serve",
+    "mirror",
     "speedtest",
 )
 """In the order in which people meet them; each is ``command`` in the module ``cmd_NAME``."""
@@ -120,11 +121,16 @@ def start(
 
 
 def start_job(
-    job: GridJob, invocation: Invocation, reactor: Any, open_grid: OpenGrid | None = None
+    job: GridJob | ReactorJob,
+    invocation: Invocation,
+    reactor: Any,
+    open_grid: OpenGrid | None = None,
 ) -> Deferred[int]:
     """Do a job under a running reactor; fires with the exit status, as ``start`` does."""
     from twisted.internet.defer import Deferred
 
+    if isinstance(job, ReactorJob):
+        return Deferred.fromCoroutine(job.run(invocation, reactor))
     if open_grid is None:
         from pipegrid.grid import Grid
 

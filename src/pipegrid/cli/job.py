@@ -98,7 +98,26 @@ class GridJob:
         return status
 
 
-Job = OfflineJob | GridJob
+class ReactorJob:
+    """Work that needs a reactor, and no grid."""
+
+    def __init__(self, work: Callable[[Any, Console], Awaitable[int]]) -> None:
+        self.work = work
+
+    async def run(self, invocation: Invocation, reactor: Any) -> int:
+        """Do it; errors and cancellation become a sentence and a status."""
+        from twisted.internet.defer import CancelledError
+
+        console = invocation.console
+        try:
+            return await self.work(reactor, console)
+        except (CancelledError, Interrupted):
+            return console.complain(Interrupted())
+        except Exception as error:
+            return failure(error, console)
+
+
+Job = OfflineJob | GridJob | ReactorJob
 
 
 def warn(grid: Grid, console: Console, told: tuple[str, ...]) -> None:

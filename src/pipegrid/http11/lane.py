@@ -85,6 +85,26 @@ class Lane:
     def __len__(self) -> int:
         return len(self.queued) + len(self.written)
 
+    @property
+    def owed_bytes(self) -> int:
+        """What is still to come of all answers, as far as that is known."""
+        return self._charged_written + self._charged_queued
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether a request without a body, put behind all the others, could be written at once."""
+        count = len(self.written) + len(self.queued)
+        if not count:
+            return True
+        limits = self.limits
+        return (
+            not self.serial
+            and count < limits.max_requests_in_flight
+            and self._charged_written + self._charged_queued <= self.budget_bytes
+            and self._request_bytes_written + self._request_bytes_queued
+            < limits.max_request_bytes_in_flight
+        )
+
     def has_room(self, exchange: Exchange) -> bool:
         """Whether the request, put behind all the others, could be written at once."""
         return self._may_follow(

@@ -1,0 +1,269 @@
+"""``pipegrid mirror``: package archives from several mirrors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import ReactorJob
+from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.outcome import ExitStatus, unreadable
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.mirror import Report
+    from pipegrid.mirror.source import Tally
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(name="mirror")
+@common_options
+def command() -> None:
+    """
+    Keep directories of packages up to date from several mirrors at once.
+
+    Files are asked for many at a time, hashed while they come, and get their names only when they are
+    right. What is there and known to be right is not asked for, so that a run that was cut off goes on
+    where it stopped.
+    """
+
+
+def _check_options(function: F) -> F:
+    """Add the options that say how much of what is there is read again."""
+    for option in (
+        click.option(
+            "--paranoid", is_flag=True, help="Hash all that is there, whatever is known of it."
+        ),
+        click.option(
+            "--sample",
+            type=click.FloatRange(0, 100),
+            default=0.0,
+            metavar="PERCENT",
+            help="Hash so many percent of what is there, drawn at random.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def fetch_options(function: F) -> F:
+    """Add the options that every command has that fetches."""
+    for option in (
+        click.option(
+            "--durability",
+            type=click.Choice(["none", "batch", "strict"]),
+            default="batch",
+            show_default=True,
+            help="When a file may get its name: at once, when its group is on the disk, or when it is.",
+        ),
+        click.option(
+            "--limit-rate",
+            metavar="BYTES",
+            help="Fetch no more than so many bytes a second, such as 500K or 10M, from all mirrors together.",
+        ),
+        click.option(
+            "--connections",
+            type=click.IntRange(1, 64),
+            default=4,
+            show_default=True,
+            help="To each mirror, at most.",
+        ),
+        click.option(
+            "--dry-run", is_flag=True, help="Fetch and remove nothing; say what would be."
+        ),
+        click.option(
+            "--delete",
+            is_flag=True,
+            help="When all is there, remove files from DEST that are not wanted.",
+        ),
+        click.option(
+            "--from",
+            "urls",
+            multiple=True,
+            required=True,
+            metavar="URL",
+            help="A mirror; give several, and they share the work.",
+        ),
+    ):
+        function = option(function)
+    return _check_options(function)
+
+
+@command.command(name="list")
+@click.argument("file", type=click.Path())
+@click.argument("dest", type=click.Path())
+@fetch_options
+@common_options
+def list_command(
+    file: str,
+    dest: str,
+    urls: tuple[str, ...],
+    delete: bool,
+    dry_run: bool,
+    connections: int,
+    limit_rate: str | None,
+    durability: str,
+    sample: float,
+    paranoid: bool,
+) -> ReactorJob:
+    """
+    Fetch the files that FILE names into DEST.
+
+    A line a file: SHA-256 in hex, size in bytes, path, with blanks between. The path is relative to each
+    URL and to DEST, and may hold blanks.
+    """
+    limit = None if limit_rate is None else byte_size(limit_rate)
+
+    async def work(reactor: Any, console: Console) -> int:
+        from pipegrid.cli.mirroring import Display
+        from pipegrid.mirror.lists import lines_of, read_list
+        from pipegrid.mirror.mirror import Mirror
+
+        with ExitStack() as stack:
+            try:
+                source = stack.enter_context(open(file, "rb"))
+            except OSError as error:
+                raise unreadable(file, error) from error
+            display = stack.enter_context(Display(console))
+            mirror = Mirror(
+                reactor,
+                urls,
+                dest,
+                durability=durability,  # type: ignore[arg-type]
+                connections=connections,
+                paranoid=paranoid,
+                sample=sample / 100,
+                limit_bytes_per_s=limit,
+                progress=display.show,
+                dry_run=dry_run,
+            )
+            try:
+                report = await mirror.sync(read_list(lines_of(source), file))
+                removed: list[str] = []
+                if not report.failed_files:
+                    source.seek(0)
+                    if not dry_run:
+                        await mirror.complete(read_list(lines_of(source), file))
+                    if delete:
+                        source.seek(0)
+                        removed = await mirror.delete_others(
+                            read_list(lines_of(source), file), dry_run
+                        )
+            finally:
+                await mirror.close()
+        return tell(console, report, dest, removed, dry_run)
+
+    return ReactorJob(work)
+
+
+@command.command(name="verify")
+@click.argument("dest", type=click.Path(exists=True, file_okay=False))
+@_check_options
+@common_options
+def verify_command(dest: str, sample: float, paranoid: bool) -> ReactorJob:
+    """
+    Look whether all that the last complete run wanted is in DEST, and right.
+
+    A file that was hashed once and has not changed since costs a look, not a reading.
+    """
+
+    async def work(reactor: Any, console: Console) -> int:
+        from pipegrid.cli.mirroring import Display
+        from pipegrid.mirror.mirror import Mirror
+
+        with Display(console) as display:
+            mirror = Mirror(
+                reactor, (), dest, paranoid=paranoid, sample=sample / 100, progress=display.show
+            )
+            try:
+                report = await mirror.verify()
+            finally:
+                await mirror.close()
+        for path, why in report.failed:
+            console.say(f"pipegrid: {path}: {why}")
+        _tell_how_many_more(console, report)
+        text = f"{report.present_files} of {report.wanted_files} files are there and right"
+        console.result(
+            text,
+            {
+                "dest": dest,
+                "files": report.wanted_files,
+                "bytes": report.wanted_bytes,
+                "right": report.present_files,
+                "wrong": report.failed_files,
+            },
+        )
+        return ExitStatus.CORRUPTION if report.failed_files else ExitStatus.DONE
+
+    return ReactorJob(work)
+
+
+def tell(console: Console, report: Report, dest: str, removed: list[str], dry_run: bool) -> int:
+    """Print what has become of a run; returns the exit status."""
+    from pipegrid.cli.outcome import printable
+
+    for path, why in report.failed:
+        console.say(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
+    _tell_how_many_more(console, report)
+    would = "would be " if dry_run else ""
+    for path in removed:
+        console.detail(f"{printable(path)} {would or 'was '}removed")
+    for tally in report.ranking:
+        console.say(_ranked(tally))
+    text = (
+        f"{report.fetched_files} files, {report.fetched_bytes} bytes {would}fetched;"
+        f" {report.present_files} were there, {report.failed_files} failed"
+    )
+    if removed:
+        text += f", {len(removed)} {would}removed"
+    console.result(
+        text,
+        {
+            "dest": dest,
+            "dry_run": dry_run,
+            "files": report.wanted_files,
+            "bytes": report.wanted_bytes,
+            "fetched": report.fetched_files,
+            "fetched_bytes": report.fetched_bytes,
+            "present": report.present_files,
+            "failed": report.failed_files,
+            "removed": len(removed),
+            "retries": report.retries,
+            "seconds": round(report.elapsed_s, 3),
+            "mirrors": [
+                {
+                    "url": tally.url,
+                    "files": tally.files,
+                    "bytes": tally.received_bytes,
+                    "bytes_per_s": round(tally.bytes_per_s),
+                    "refused": tally.refused,
+                    "broken": tally.broken,
+                    "given_up": tally.given_up,
+                }
+                for tally in report.ranking
+            ],
+        },
+    )
+    return ExitStatus.FAILED if report.failed_files else ExitStatus.DONE
+
+
+def _tell_how_many_more(console: Console, report: Report) -> None:
+    more = report.failed_files - len(report.failed)
+    if more:
+        console.say(f"pipegrid: {more} more files, for reasons like these")
+
+
+def _ranked(tally: Tally) -> str:
+    rate = f"{tally.bytes_per_s / 1e6:.1f} MB/s" if tally.bytes_per_s else "nothing"
+    text = f"{tally.url}: {tally.files} files, {rate}"
+    if tally.refused or tally.broken:
+        text += f"; {tally.refused} lacking or wrong, {tally.broken} broken"
+    if tally.given_up is not None:
+        from pipegrid.cli.outcome import printable
+
+        text += f"; given up ({printable(tally.given_up)})"
+    return text

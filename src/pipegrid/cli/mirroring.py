@@ -1,0 +1,50 @@
+"""The progress of a mirroring on a terminal: files, bytes, rate, time left."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.console import Console
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.mirror import Report
+
+
+class Display:
+    """A context manager: a bar on stderr, if somebody watches."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Any = None
+        if console.shows_progress:
+            import tqdm
+
+            tqdm.tqdm.monitor_interval = 0  # no thread of its own
+            self._bar = tqdm.tqdm(
+                desc="mirror", total=0, unit="B", unit_scale=True, leave=False, file=console.stderr
+            )
+            console.clear_with(self._bar.clear)
+
+    def show(self, report: Report) -> None:
+        """Show how far it is."""
+        bar = self._bar
+        if bar is None:
+            return
+        bar.total = report.wanted_bytes
+        done = report.present_files + report.fetched_files
+        bar.set_postfix_str(f"{done}/{report.wanted_files} files", refresh=False)
+        bar.update(report.present_bytes + report.fetched_bytes - bar.n)
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._console.clear_with(lambda: None)
+            self._bar.close()

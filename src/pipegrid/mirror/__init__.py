@@ -1,0 +1,1 @@
+"""Package archives from several mirrors over pipelined HTTP: incremental, verified, crash-safe."""

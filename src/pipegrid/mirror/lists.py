@@ -1,0 +1,66 @@
+"""
+``mirror list``: what is wanted, a line a file.
+
+    hash in hex, blanks, size in bytes, blanks, path
+
+The path is last, relative to each URL and to the destination, and may hold blanks. Empty lines, and lines
+that begin with ``#``, say nothing. The hash is SHA-256, or by its length SHA-384 or SHA-512.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import IO
+
+from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
+
+MAX_LINE_BYTES = 4096
+_LINE = re.compile(r"([0-9A-Fa-f]{64,128})[ \t]+([0-9]{1,16})[ \t]+(\S.*)")
+
+
+def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
+    """
+    Yield what the lines of a list name.
+
+    Args:
+        lines: each at most ``MAX_LINE_BYTES`` long, with or without its end.
+        name: of the list, for errors.
+
+    Raises:
+        BadEntry: a line is none of those above, or names a path that is refused.
+    """
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise BadEntry(f"{name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes")
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise BadEntry(f"{name}, line {number}: it is not UTF-8") from None
+        if not text.strip() or text[0] == "#":
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None:
+            raise BadEntry(
+                f"{name}, line {number}: {shown(text)} is not SHA-256, size and path; give a file a line"
+            )
+        try:
+            algorithm = f"sha{4 * len(match[1])}"
+            yield wanted(match[3], int(match[2]), {algorithm: match[1]})
+        except BadEntry as error:
+            raise BadEntry(f"{name}, line {number}: {error}") from None
+
+
+def list_line(entry: Wanted) -> bytes:
+    """Return the line of a file whose size is known."""
+    return b"%s %d %s\n" % (
+        entry.digest.hex().encode("ascii"),
+        entry.size or 0,
+        entry.path.encode("utf-8"),
+    )
+
+
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an open file; one that is too long comes in parts that are."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line

@@ -1,0 +1,242 @@
+"""
+Which file is asked of which mirror next: decisions, without a connection, a clock or a file.
+
+**Goal.** Every mirror's line is full until the last file; no file is lost because one mirror failed;
+nobody waits for the slowest.
+
+**Queue.** Files go out largest first. The first request on a connection is then a large one, so that TCP
+opens its window; the many small ones fill the pipes at the end, when every line is fast.
+
+**Failures.** A file that a mirror could not give is put back for *another* mirror. What mirrors lack or
+have wrong (``refused``) they are not asked for again, and when all have refused a file, it has failed.
+What broke on its way (``broken``: lost connections, silence, answers cut short) is nobody's verdict:
+others are asked first, then the same again, ``MAX_BREAKS`` times in all for each mirror. What was never
+looked at (``unasked``) is no failure.
+
+**The last word.** The mirror that served the index knows what it names. While others could still give a
+file it does not have to; but what it refuses only counts as refused by all when all others did, too.
+
+**Invariant.** Each file is in exactly one of: waiting, on its way (once or, when the end is near, twice),
+done, failed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Literal
+
+from pipegrid.mirror.wanted import Wanted
+
+MAX_BREAKS = 3
+"""Times that a file may break on its way from one mirror. Each costs a connection at least."""
+
+UNKNOWN_BYTES = 1 << 20
+"""What a file of unknown size counts as: an index, which others wait for."""
+
+Failure = Literal["refused", "broken"]
+
+
+class Errand:
+    """
+    One file and what became of asking for it. There may be hundreds of thousands: it is kept small.
+
+    Attributes: refused_by, under_way: bits, one a mirror: those that lack it or have it wrong, those that
+        are asked now. breaks: how often it broke on its way from each; None: never. reasons: the last
+        reason of each mirror, for people. is_over: done, or failed.
+    """
+
+    __slots__ = ("breaks", "is_over", "reasons", "refused_by", "under_way", "wanted")
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.refused_by = 0
+        self.under_way = 0
+        self.is_over = False
+        self.breaks: dict[int, int] | None = None
+        self.reasons: dict[int, str] | None = None
+
+    def __repr__(self) -> str:
+        state = "over" if self.is_over else "under way" if self.under_way else "waiting"
+        return f"<Errand {self.wanted.path!r} {state}>"
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts as."""
+        return UNKNOWN_BYTES if self.wanted.size is None else self.wanted.size
+
+    def breaks_at(self, mirror: int) -> int:
+        """How often it broke on its way from a mirror."""
+        return 0 if self.breaks is None else self.breaks.get(mirror, 0)
+
+    def note(self, mirror: int, reason: str) -> None:
+        """Keep why a mirror could not give it."""
+        if self.reasons is None:
+            self.reasons = {}
+        self.reasons[mirror] = reason
+
+
+class Plan:
+    """
+    The files of one mirroring.
+
+    Args:
+        mirrors: how many there are; they are numbered from 0.
+
+    Attributes:
+        failed: what no mirror could give.
+        done_files, done_bytes: what has come.
+        retries: how often a file was put back.
+    """
+
+    def __init__(self, mirrors: int) -> None:
+        self.failed: list[Errand] = []
+        self.done_files = self.done_bytes = self.retries = 0
+        self._mirrors = mirrors
+        self._gone: set[int] = set()
+        self._resting: set[int] = set()
+        # Largest first; the count keeps equal sizes in the order in which they came.
+        self._waiting: list[tuple[int, int, Errand]] = []
+        self._count = 0
+        # Not for every mirror: few, so they are looked through.
+        self._again: list[Errand] = []
+        self._open = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan {len(self._waiting)} waiting, {len(self._again)} again, {self._open} open,"
+            f" {self.done_files} done, {len(self.failed)} failed>"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every file is done or has failed."""
+        return not self._open
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits to be asked for."""
+        return bool(self._waiting or self._again)
+
+    def add(self, wanted: Wanted) -> None:
+        """One more file is wanted."""
+        self._open += 1
+        self._put(Errand(wanted))
+
+    def next(self, mirror: int) -> Errand | None:
+        """Return what to ask this mirror for now; None: nothing that it may be asked for waits."""
+        errand = self._take_again(mirror)
+        if errand is None:
+            if not self._waiting or mirror in self._gone:
+                return None
+            errand = heapq.heappop(self._waiting)[2]
+        errand.under_way |= 1 << mirror
+        return errand
+
+    def copy(self, errand: Errand, mirror: int) -> bool:
+        """Ask another mirror, too, for what one is slow to give; returns whether it may be asked."""
+        if errand.is_over or errand.under_way >> mirror & 1 or not self._may_ask(errand, mirror):
+            return False
+        errand.under_way |= 1 << mirror
+        return True
+
+    def done(self, errand: Errand, mirror: int, size_bytes: int) -> bool:
+        """Note that it has come and is right; returns False if another mirror was quicker."""
+        self._arrived(errand, mirror)
+        if errand.is_over:
+            return False
+        errand.is_over = True
+        self._open -= 1
+        self.done_files += 1
+        self.done_bytes += size_bytes
+        return True
+
+    def unasked(self, errand: Errand, mirror: int) -> None:
+        """The mirror never looked at the request, or it was taken back: that is no failure."""
+        self._arrived(errand, mirror)
+        self._put_back(errand)
+
+    def failed_at(self, errand: Errand, mirror: int, kind: Failure, reason: str) -> None:
+        """Note that this mirror could not give it; it is put back for another one, or has failed."""
+        self._arrived(errand, mirror)
+        errand.note(mirror, reason)
+        if kind == "refused":
+            errand.refused_by |= 1 << mirror
+        else:
+            breaks = errand.breaks = errand.breaks or {}
+            breaks[mirror] = breaks.get(mirror, 0) + 1
+        if not errand.is_over:
+            self.retries += 1
+        self._put_back(errand)
+
+    def rests(self, mirror: int, resting: bool = True) -> None:
+        """This mirror is left alone for a while (or no longer): nothing waits for it in particular."""
+        if resting:
+            self._resting.add(mirror)
+        else:
+            self._resting.discard(mirror)
+
+    def gave_up(self, mirror: int, reason: str) -> None:
+        """This mirror is asked for nothing any more; what was asked of it has been told already."""
+        self._gone.add(mirror)
+        waiting, self._waiting = self._waiting, []
+        again, self._again = self._again, []
+        for errand in again + [entry[2] for entry in waiting]:
+            if len(self._gone) == self._mirrors:
+                errand.note(mirror, reason)
+            self._put_back(errand)
+
+    def _put(self, errand: Errand) -> None:
+        self._count += 1
+        heapq.heappush(self._waiting, (-errand.size_bytes, self._count, errand))
+
+    def _put_back(self, errand: Errand) -> None:
+        if errand.is_over or errand.under_way:
+            return
+        if not any(self._may_ask(errand, mirror) for mirror in range(self._mirrors)):
+            errand.is_over = True
+            self._open -= 1
+            self.failed.append(errand)
+        elif errand.refused_by or errand.breaks:
+            self._again.append(errand)
+        else:
+            self._put(errand)
+
+    def _arrived(self, errand: Errand, mirror: int) -> None:
+        assert errand.under_way >> mirror & 1, errand
+        errand.under_way &= ~(1 << mirror)
+
+    def _may_ask(self, errand: Errand, mirror: int) -> bool:
+        return (
+            mirror not in self._gone
+            and not errand.refused_by >> mirror & 1
+            and errand.breaks_at(mirror) < MAX_BREAKS
+        )
+
+    def _take_again(self, mirror: int) -> Errand | None:
+        """What came back goes out first, to a mirror where it did not break yet, if there is one."""
+        for index, errand in enumerate(self._again):
+            if not self._may_ask(errand, mirror):
+                continue
+            breaks = errand.breaks_at(mirror)
+            others = (
+                errand.breaks_at(other)
+                for other in range(self._mirrors)
+                if other not in self._resting and self._may_ask(errand, other)
+            )
+            if breaks <= min(others, default=breaks):
+                return self._again.pop(index)
+        return None
+
+    def waiting(self) -> Iterator[Errand]:
+        """Yield what waits, in no order."""
+        for entry in self._waiting:
+            yield entry[2]
+        yield from self._again
+
+    def _check_invariants(self) -> None:
+        """For tests."""
+        for errand in self.waiting():
+            assert not errand.is_over, errand
+            assert not errand.under_way, errand
+        assert self._open >= 0, self

@@ -1,0 +1,322 @@
+"""
+From received bytes to verified files under their names.
+
+The reactor only gathers; hashing, writing, syncing and renaming are done by one thread beside it, for as
+many files at once as have come while it was busy. So groups are as large as the disk is slow, and nothing
+waits for company.
+
+**Order.** A file gets its name after its bytes are as durable as the policy demands, and counts as there
+after its name is (``disk.commit``). What has the wrong hash never gets a name.
+
+**Bounds.** ``MAX_HELD_BYTES`` are gathered or with the thread; beyond that the mirrors are not read from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from hashlib import new as new_hash
+from itertools import count
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.disk import files
+from pipegrid.disk.commit import Disk, Policy, commit_group
+from pipegrid.errors import NoSpace, PipegridError
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+from pipegrid.reactor.workers import CpuWorkers
+
+STREAM_BYTES = 1 << 20
+"""A file that is longer is hashed and written while it is received, in pieces of this size."""
+
+MAX_HELD_BYTES = 24 << 20
+RESUME_BYTES = MAX_HELD_BYTES // 2
+
+MAX_GROUP_FILES = 128
+"""Files of one group are open until it is durable."""
+
+MAX_GROUP_BYTES = 8 << 20
+
+
+class Receiver:
+    """
+    One file that is being received. To be used by one mirror's answer.
+
+    Attributes:
+        size_bytes: what was received so far.
+    """
+
+    __slots__ = ("_gathered_bytes", "_sink", "arrival", "is_over", "pieces", "size_bytes")
+
+    def __init__(self, sink: Sink, wanted: Wanted) -> None:
+        self._sink = sink
+        self.arrival = Arrival(sink.destination, wanted)
+        self.pieces: list[bytes] = []
+        self.size_bytes = 0
+        self.is_over = False
+        self._gathered_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Some more of the file."""
+        size = len(data)
+        self.pieces.append(data)
+        self.size_bytes += size
+        self._gathered_bytes += size
+        self._sink.hold(size)
+        if self._gathered_bytes >= STREAM_BYTES:
+            self._sink.stream(self.arrival, self.take())
+
+    def take(self) -> list[bytes]:
+        """Return what was gathered; it is the caller's now."""
+        pieces, self.pieces = self.pieces, []
+        self._gathered_bytes = 0
+        return pieces
+
+    def finish(self, ended: Callable[[str | None], None]) -> None:
+        """
+        All of it was received.
+
+        Args:
+            ended: called once the file has its name, with None, or with a clause that says why it is wrong.
+        """
+        self.is_over = True
+        self._sink.finish(self.arrival, self.take(), ended)
+
+    def discard(self) -> None:
+        """It will not be complete. Calling it again, or after ``finish``, does nothing."""
+        if not self.is_over:
+            self.is_over = True
+            self._sink.drop(self.arrival, self.take())
+
+
+class Arrival:
+    """
+    A file on the disk that has no name yet; a ``disk.commit.Committable``. Of the sink's thread alone.
+
+    Attributes:
+        wrong: why it is not what is wanted, as a clause.
+    """
+
+    resumed = False
+    gone = False
+    _openings = count()
+
+    def __init__(self, destination: Destination, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.wrong: str | None = None
+        self.share_bytes = 0
+        self.opened = 0
+        self._destination = destination
+        self._hasher: Any = None
+        self._fd = -1
+        self._name = ""
+
+    @property
+    def device(self) -> int:
+        return self._destination.device
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
+
+    def write(self, pieces: list[bytes]) -> None:
+        """Hash and write some more."""
+        hasher = self._hasher
+        if hasher is None:
+            hasher = self._hasher = new_hash(self.wanted.algorithm)
+        for piece in pieces:
+            hasher.update(piece)
+        if self._fd < 0:
+            self._open()
+        files.write_all_pieces(self._fd, pieces, self.share_bytes)
+        self.share_bytes += sum(map(len, pieces))
+
+    def end(self, pieces: list[bytes]) -> bool:
+        """Write the rest; returns whether it is what is wanted. If not, there is no file of it any more."""
+        wanted = self.wanted
+        if self._hasher is None:
+            hasher = new_hash(wanted.algorithm)
+            for piece in pieces:
+                hasher.update(piece)
+            if hasher.digest() != wanted.digest:
+                return self._is_wrong()
+            self._hasher = hasher
+            self._open()
+            if pieces:
+                files.write_all_pieces(self._fd, pieces, 0)
+            self.share_bytes = sum(map(len, pieces))
+        else:
+            if pieces:
+                self.write(pieces)
+            if self._hasher.digest() != wanted.digest:
+                return self._is_wrong()
+        self._destination.note(self._fd, wanted)
+        return True
+
+    def _open(self) -> None:
+        self._fd, self._name = self._destination.open_incoming(self.wanted)
+        self.opened = next(self._openings)
+
+    def _is_wrong(self) -> bool:
+        self.wrong = f"its {self.wanted.algorithm} is another one"
+        self.discard()
+        return False
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def publish(self) -> tuple[str, ...]:
+        try:
+            directory = self._destination.publish(self._name, self.wanted.path)
+        except BadEntry:
+            self.discard()
+            raise
+        except OSError as error:
+            self.discard()
+            raise self._destination.error(error, "hold the files") from error
+        os.close(self._fd)
+        self._fd = -1
+        return (directory,)
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._destination.discard(self._name)
+
+
+class Sink:
+    """
+    Args:
+        workers: with one thread, so that jobs are done in their order.
+        full: called with True when mirrors should not be read from, and with False when they should again.
+        broken: called once if the destination can take nothing any more.
+        noted: called with the size of everything that is received.
+
+    Attributes:
+        held_bytes: gathered, or with the thread.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        workers: CpuWorkers,
+        policy: Policy,
+        full: Callable[[bool], None],
+        broken: Callable[[PipegridError], None],
+        noted: Callable[[int], None] | None = None,
+    ) -> None:
+        self.destination = destination
+        self.held_bytes = 0
+        self._workers = workers
+        self._policy = policy
+        self._full = full
+        self._broken = broken
+        self._noted = noted
+        self._disk = Disk()
+        self._is_full = False
+        self._error: PipegridError | None = None
+        self._ready: list[tuple[Arrival, list[bytes], int, Callable[[str | None], None]]] = []
+        self._busy = False
+        self._idle: list[Deferred[None]] = []
+
+    def receiver(self, wanted: Wanted) -> Receiver:
+        """Begin to receive a file."""
+        return Receiver(self, wanted)
+
+    def hold(self, size_bytes: int) -> None:
+        """So many bytes more are in memory."""
+        self.held_bytes += size_bytes
+        if self._noted is not None:
+            self._noted(size_bytes)
+        if self.held_bytes > MAX_HELD_BYTES and not self._is_full:
+            self._is_full = True
+            self._full(True)
+
+    def stream(self, arrival: Arrival, pieces: list[bytes]) -> None:
+        """Hash and write a part of a long file, behind all that was asked for before."""
+        size = sum(map(len, pieces))
+        done = self._workers.run(arrival.write, pieces)
+        done.addErrback(lambda failure: self._fail(failure.value))
+        done.addBoth(lambda _: self._release(size))
+
+    def finish(
+        self, arrival: Arrival, pieces: list[bytes], ended: Callable[[str | None], None]
+    ) -> None:
+        """See ``Receiver.finish``."""
+        self._ready.append((arrival, pieces, sum(map(len, pieces)), ended))
+        if not self._busy:
+            self._next_group()
+
+    def drop(self, arrival: Arrival, pieces: list[bytes]) -> None:
+        """See ``Receiver.discard``."""
+        self._release(sum(map(len, pieces)))
+        if arrival.opened or arrival._hasher is not None:
+            self._workers.run(arrival.discard).addErrback(lambda _: None)
+
+    def flush(self) -> Deferred[None]:
+        """Fire when everything that was received has its name."""
+        waiting: Deferred[None] = Deferred()
+        self._idle.append(waiting)
+        self._look_idle()
+        return waiting
+
+    def _next_group(self) -> None:
+        group = self._ready[:MAX_GROUP_FILES]
+        size = 0
+        for index, entry in enumerate(group):
+            size += entry[2]
+            if size >= MAX_GROUP_BYTES:
+                del group[index + 1 :]
+                break
+        del self._ready[: len(group)]
+        self._busy = True
+        done = self._workers.run(self._store, group)
+        done.addErrback(lambda failure: self._fail(failure.value))
+        done.addBoth(self._stored, group, size)
+
+    def _store(self, group: Sequence[tuple[Arrival, list[bytes], int, Any]]) -> None:
+        """In the thread: hash, write, make durable, name."""
+        right = [arrival for arrival, pieces, _, _ in group if arrival.end(pieces)]
+        outcomes = commit_group(right, self._policy, self._disk)
+        for arrival, outcome in zip(right, outcomes, strict=True):
+            if isinstance(outcome, BadEntry):
+                arrival.wrong = str(outcome)
+            elif isinstance(outcome, NoSpace):
+                raise self.destination.error(OSError(28, "no space"), "hold the files")
+            elif outcome is not None:
+                raise MirrorError(f"{self.destination.path} cannot keep files: {outcome}")
+
+    def _stored(self, _: object, group: Sequence[tuple[Any, Any, int, Any]], size: int) -> None:
+        self._busy = False
+        if self._error is None:
+            for arrival, _pieces, _size, ended in group:
+                ended(arrival.wrong)
+        self._release(size)
+        if self._ready and not self._busy and self._error is None:
+            self._next_group()
+        self._look_idle()
+
+    def _release(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        if self._is_full and self.held_bytes <= RESUME_BYTES:
+            self._is_full = False
+            self._full(False)
+
+    def _fail(self, error: BaseException | None) -> None:
+        if self._error is not None:
+            return
+        if isinstance(error, OSError):
+            error = self.destination.error(error, "hold the files")
+        elif not isinstance(error, PipegridError):
+            error = MirrorError(f"{self.destination.path} cannot hold the files: {error!r}")
+        self._error = error
+        self._broken(error)
+
+    def _look_idle(self) -> None:
+        if not (self._busy or self._ready) or self._error is not None:
+            idle, self._idle = self._idle, []
+            for waiting in idle:
+                waiting.callback(None)

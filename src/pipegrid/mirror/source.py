@@ -1,0 +1,535 @@
+"""
+One mirror: its connections, what is asked on them, and how it does.
+
+A ``Source`` owns its connections (``http11.Owner``) and fills each as far as its window allows, from the
+plan, largest files first. What becomes of a request is told to the plan; a mirror that fails again and
+again rests, longer each time, and is given up in the end.
+
+What a mirror answers is looked at before a byte of it is kept: anything but 200 with the right length is
+a refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from pipegrid.errors import PipegridError, UsageError
+from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, RequestNotSent, Unanswered
+from pipegrid.http11.host import HostRecord
+from pipegrid.http11.parser import ResponseHead
+from pipegrid.mirror.plan import Errand, Plan
+from pipegrid.mirror.sink import Receiver, Sink
+from pipegrid.mirror.wanted import shown
+from pipegrid.version import __version__
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
+_SAFE = "/~+:@!$&'()*,;="
+
+CONNECTIONS = 4
+REST_S = 0.5
+MAX_RESTS = 6
+"""Half a second, one, two…: a mirror that has not given a byte for half a minute of tries is given up."""
+
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses that say "not now"; the others say "not this"."""
+
+LIMITS = Limits(
+    max_requests_in_flight=4096,
+    max_response_budget_bytes=16 << 20,
+    max_attempts=1,
+    timeout_s=60.0,
+    idle_timeout_s=300.0,
+    held_up_after_s=float("inf"),
+)
+"""
+Bytes bound what is asked, not numbers. The watcher knows better than a time limit whether a mirror
+stalls, and who pauses is our disk.
+"""
+
+
+@attrs.define
+class Tally:
+    """
+    What one mirror has done.
+
+    Attributes:
+        busy_s: during which it owed something.
+        broken: requests that broke on their way; ``refused``: that it lacked or had wrong.
+    """
+
+    url: str
+    files: int = 0
+    received_bytes: int = 0
+    busy_s: float = 0.0
+    refused: int = 0
+    broken: int = 0
+    connections: int = 0
+    given_up: str | None = None
+
+    @property
+    def bytes_per_s(self) -> float:
+        """While it owed something."""
+        return self.received_bytes / self.busy_s if self.busy_s else 0.0
+
+
+@attrs.frozen
+class Address:
+    """
+    Where a mirror is.
+
+    Attributes:
+        prefix: of every request's target, ending in ``/``.
+    """
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    prefix: bytes
+    netloc: bytes
+
+
+def parse_url(url: str) -> Address:
+    """
+    Take a mirror's URL apart.
+
+    Raises:
+        UsageError: it is none of http or https, has no host, or a user, a query, or a fragment.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{shown(url)} is not the URL of a mirror ({error})") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"{shown(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
+        )
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError(
+            f"{shown(url)}: the URL of a mirror has no user, query or fragment; give http://HOST/PATH"
+        )
+    path = quote(parts.path.rstrip("/") + "/", safe=_SAFE + "%")
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
+    try:
+        netloc = parts.netloc.encode("ascii")
+    except UnicodeEncodeError:
+        raise UsageError(f"{shown(url)}: give the host's name in ASCII (xn--…)") from None
+    return Address(url, parts.scheme, parts.hostname, port, path.encode("ascii"), netloc)
+
+
+class SourceEvents(Protocol):
+    """What a source tells whoever runs it."""
+
+    def arrived(self, source: Source, errand: Errand, size_bytes: int) -> None:
+        """A file is there, under its name."""
+
+    def changed(self) -> None:
+        """Something was put back, failed or refused: others may have something to do, or all is over."""
+
+
+class FileExchange(Exchange):
+    """One file, asked of one mirror."""
+
+    __slots__ = ("_receiver", "_source", "errand")
+
+    def __init__(self, source: Source, errand: Errand, head: bytes) -> None:
+        size = errand.size_bytes
+        Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
+        self._source = source
+        self.errand = errand
+        self._receiver: Receiver | None = None
+
+    def head_received(self, head: ResponseHead) -> None:
+        wanted = self.errand.wanted
+        if head.status != 200:
+            self._source.bad_status(self, head)
+        elif wanted.size is not None and head.length not in (None, wanted.size):
+            self._source.refuse(self, f"it has {head.length} bytes, and {wanted.size} by the index")
+        else:
+            self._receiver = self._source.sink.receiver(wanted)
+            self.paused = self._source.is_paused
+
+    def body_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        receiver.write(data)
+        size = self.errand.wanted.size
+        if size is not None and receiver.size_bytes > size:
+            self._source.refuse(self, f"it has more than the {size} bytes of the index")
+
+    def completed(self) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        size = self.errand.wanted.size
+        if size is not None and receiver.size_bytes != size:
+            receiver.discard()
+            self._source.refused(self.errand, f"it has {receiver.size_bytes} bytes of {size}")
+        else:
+            self._source.received(self.errand, receiver)
+
+    def failed(self, error: PipegridError) -> None:
+        self.let_go()
+        self._source.failed(self.errand, error)
+
+    def let_go(self) -> None:
+        """Nothing more is kept of what was received."""
+        if self._receiver is not None:
+            self._receiver.discard()
+
+
+class Source:
+    """
+    Args:
+        number: of this mirror in the plan.
+        connect: makes the endpoint for one more connection.
+
+    Attributes:
+        is_paused: the sink takes no more for now.
+        last_byte_s: when anything was received, or asked of an idle mirror; by connection.
+        asked_bytes: of files, in all.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        address: Address,
+        plan: Plan,
+        sink: Sink,
+        clock: IReactorTime,
+        connect: Callable[[], IStreamClientEndpoint],
+        events: SourceEvents,
+        connections: int = CONNECTIONS,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.number = number
+        self.address = address
+        self.sink = sink
+        self.tally = Tally(address.url)
+        self.is_paused = False
+        self.last_byte_s: dict[PipelinedConnection, float] = {}
+        self._plan = plan
+        self._clock = clock
+        self._connect = connect
+        self._events = events
+        self._wanted_connections = connections
+        self._limits = limits
+        self._name = address.netloc.decode("ascii")
+        self._record = HostRecord(limits)
+        self._connections: list[PipelinedConnection] = []
+        self._connecting: set[Deferred[Any]] = set()
+        self.asked_bytes = 0
+        self._rests = 0
+        self._resting: IDelayedCall | None = None
+        self._busy_since_s: float | None = None
+        self._closed = False
+        self._head_tail = (
+            b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n\r\n"
+            % (address.netloc, __version__.encode("ascii"))
+        )
+
+    def __repr__(self) -> str:
+        return f"<Source {self._name}: {self._connections}, {self.tally}>"
+
+    @property
+    def connections(self) -> list[PipelinedConnection]:
+        """Those that are up."""
+        return self._connections
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it is asked for nothing any more."""
+        return self.tally.given_up is not None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is left alone for a moment."""
+        return self._resting is not None
+
+    def work(self) -> None:
+        """Ask for what waits, as far as the windows allow; make connections for the rest."""
+        if self._closed or self.is_given_up or self._resting is not None:
+            return
+        for connection in list(self._connections):
+            self._feed(connection)
+        coming = len(self._connecting) + sum(not each.ready for each in self._connections)
+        count = len(self._connections) + len(self._connecting)
+        while (
+            self._plan.waits
+            and count < self._wanted_connections
+            and coming < self._wanted_connections
+        ):
+            if count >= 1 and self._record.is_serial(self._clock.seconds()):
+                break
+            if not self._open_connection():
+                break
+            coming, count = coming + 1, count + 1
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading, or go on."""
+        self.is_paused = paused
+        now_s = self._clock.seconds()
+        for connection in list(self._connections):
+            self.last_byte_s[connection] = now_s
+            for exchange in list(connection.lane.written)[:1]:
+                if exchange.response is not None and not exchange.abandoned:
+                    exchange.paused = paused
+                    connection.pause_changed(exchange)
+        if not paused:
+            self.work()
+
+    @property
+    def owed_bytes(self) -> int:
+        """What was asked and has not come."""
+        return sum(connection.lane.owed_bytes for connection in self._connections)
+
+    def stalled(self, connection: PipelinedConnection, reason: str) -> None:
+        """Take back all that was asked on a connection, and leave the mirror alone for a while."""
+        self._rest(reason)
+        connection.abort(reason)
+
+    def under_way(self) -> list[Errand]:
+        """Return what it was asked for and has not given, in the order in which it will."""
+        lanes = [connection.lane for connection in self._connections]
+        return [
+            exchange.errand
+            for lane in lanes
+            for exchange in (*lane.written, *lane.queued)
+            if isinstance(exchange, FileExchange) and not exchange.abandoned
+        ]
+
+    def ask_too(self, errand: Errand) -> bool:
+        """Ask for what another mirror is slow to give; returns whether it was."""
+        ready = [each for each in self._connections if each.ready and each.open]
+        if not ready or self.is_paused or not self._plan.copy(errand, self.number):
+            return False
+        self._ask(min(ready, key=lambda each: each.lane.owed_bytes), errand)
+        return True
+
+    def forget(self, errand: Errand) -> None:
+        """It has come from elsewhere."""
+        for connection in self._connections:
+            for exchange in (*connection.lane.written, *connection.lane.queued):
+                if isinstance(exchange, FileExchange) and exchange.errand is errand:
+                    self._take_back(exchange)
+                    self._plan.unasked(errand, self.number)
+                    return
+
+    def close(self) -> None:
+        """End everything now; what is under way is forgotten."""
+        self._closed = True
+        call, self._resting = self._resting, None
+        if call is not None:
+            call.cancel()
+        for attempt in list(self._connecting):
+            attempt.cancel()
+        for connection in list(self._connections):
+            connection.abort("the mirror is finished")
+
+    # Asking.
+
+    def _feed(self, connection: PipelinedConnection) -> None:
+        lane = connection.lane
+        if not (connection.ready and connection.open) or self.is_paused:
+            return
+        if self._resting is not None or self.is_given_up:
+            return
+        now_s = self._clock.seconds()
+        lane.serial = self._record.is_serial(now_s)
+        if not lane.written:
+            self.last_byte_s[connection] = now_s
+        while lane.takes_more:
+            errand = self._plan.next(self.number)
+            if errand is None:
+                break
+            self._ask(connection, errand)
+        self._note_busy(now_s)
+
+    def _ask(self, connection: PipelinedConnection, errand: Errand) -> None:
+        path = errand.wanted.path
+        if _PLAIN_PATH.fullmatch(path) is None:
+            path = quote(path, safe=_SAFE)
+        head = b"GET %s%s%s" % (self.address.prefix, path.encode("ascii"), self._head_tail)
+        self.asked_bytes += errand.size_bytes
+        connection.submit(FileExchange(self, errand, head))
+
+    def _note_busy(self, now_s: float) -> None:
+        owes = any(
+            connection.lane.written or connection.lane.queued for connection in self._connections
+        )
+        since_s = self._busy_since_s
+        if since_s is not None:
+            self.tally.busy_s += now_s - since_s
+        self._busy_since_s = now_s if owes else None
+
+    # What exchanges tell.
+
+    def received(self, errand: Errand, receiver: Receiver) -> None:
+        """All of it is here."""
+        size = receiver.size_bytes
+        self.tally.received_bytes += size
+        self._rests = 0
+
+        def ended(wrong: str | None) -> None:
+            if wrong is not None:
+                self.refused(errand, wrong)
+            elif self._plan.done(errand, self.number, size):
+                self.tally.files += 1
+                self._events.arrived(self, errand, size)
+
+        receiver.finish(ended)
+
+    def bad_status(self, exchange: FileExchange, head: ResponseHead) -> None:
+        """It does not give the file."""
+        status = head.status
+        if 300 <= status < 400:
+            self.refuse(
+                exchange, "it redirects elsewhere, where nobody said that it may be fetched from"
+            )
+        elif status in TRANSIENT:
+            self._take_back(exchange)
+            self._rest(f"it answers {status}")  # before it could be asked again at once
+            self._broken(exchange.errand, f"it answers {status}")
+        else:
+            self.refuse(exchange, f"it answers {status}")
+
+    def refuse(self, exchange: FileExchange, reason: str) -> None:
+        """What it gives is not what is wanted; the rest of it is not, either."""
+        self._take_back(exchange)
+        self.refused(exchange.errand, reason)
+
+    def _take_back(self, exchange: FileExchange) -> None:
+        exchange.let_go()
+        exchange.withdraw()
+
+    def refused(self, errand: Errand, reason: str) -> None:
+        """It lacks the file, or has it wrong."""
+        self.tally.refused += 1
+        self._plan.failed_at(errand, self.number, "refused", reason)
+        self._events.changed()
+
+    def _broken(self, errand: Errand, reason: str) -> None:
+        self.tally.broken += 1
+        self._plan.failed_at(errand, self.number, "broken", reason)
+        self._events.changed()
+
+    def failed(self, errand: Errand, error: PipegridError) -> None:
+        """The connection ended before all of it had come."""
+        self._broken(errand, str(error))
+
+    # Connections.
+
+    def _open_connection(self) -> bool:
+        """Begin to make one; returns whether another may be tried."""
+        made: list[PipelinedConnection] = []
+
+        def build() -> PipelinedConnection:
+            made.append(PipelinedConnection(self._clock, self._limits, self._name, self))
+            return made[-1]
+
+        attempt = self._connect().connect(Factory.forProtocol(build))
+        self._connecting.add(attempt)
+        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
+        attempt.addBoth(self._connected, attempt, made)
+        return self._resting is None and not self.is_given_up
+
+    def _connected(
+        self, result: object, attempt: Deferred[Any], made: list[PipelinedConnection]
+    ) -> None:
+        self._connecting.discard(attempt)
+        if self._closed:
+            if made:
+                made[-1].abort("the mirror is finished")
+        elif isinstance(result, Failure):
+            if not self._connections:
+                self._rest(str(result.value).rstrip(".") or type(result.value).__name__)
+        elif made[-1].open:
+            connection = made[-1]
+            self._connections.append(connection)
+            self.tally.connections += 1
+            self.last_byte_s[connection] = self._clock.seconds()
+            self._feed(connection)
+
+    def _rest(self, reason: str) -> None:
+        """Leave it alone for a while, longer each time; in the end for ever."""
+        if self._resting is not None or self.is_given_up or self._closed:
+            return
+        self._rests += 1
+        if self._rests > MAX_RESTS:
+            self.give_up(reason)
+            return
+        self._plan.rests(self.number)
+        self._resting = self._clock.callLater(REST_S * 2 ** (self._rests - 1), self._rested)
+        self._events.changed()
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._plan.rests(self.number, False)
+        self.work()
+
+    def give_up(self, reason: str) -> None:
+        """Ask it for nothing any more."""
+        self.tally.given_up = reason
+        for connection in list(self._connections):
+            connection.abort(reason)
+        self._plan.gave_up(self.number, reason)
+        self._events.changed()
+
+    # ``http11.Owner``.
+
+    def has_room(self, connection: PipelinedConnection) -> None:
+        self.last_byte_s[connection] = self._clock.seconds()
+        self._feed(connection)
+
+    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
+        lane = connection.lane
+        self._record.answered(exchange, self._clock.seconds(), bool(lane.written))
+        if self._record.bears_more:
+            lane.measure()
+
+    def held_up(self, connection: PipelinedConnection) -> None:
+        """Its reader is our disk."""
+
+    def gave_back(self, unsent: list[Unanswered]) -> None:
+        self._put_back(unsent, broken=0)
+
+    def lost(
+        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
+    ) -> None:
+        now_s = self._clock.seconds()
+        self._note_busy(now_s)
+        self.last_byte_s.pop(connection, None)
+        if connection in self._connections:
+            self._connections.remove(connection)
+        self._record.lost(loss, connection.answered_behind, now_s)
+        # The first is the one whose answer was due; about those behind it nothing is known.
+        self._put_back(unanswered, broken=0 if loss.announced else 1)
+        if self._closed:
+            return
+        if loss.answered or loss.announced:
+            self.work()
+        else:
+            self._rest(loss.reason)
+
+    def _put_back(self, unanswered: list[Unanswered], broken: int) -> None:
+        for each in unanswered:
+            exchange = each.exchange
+            assert isinstance(exchange, FileExchange)
+            exchange.let_go()
+            if broken and not isinstance(each.error, RequestNotSent):
+                broken -= 1
+                self._broken(exchange.errand, str(each.error))
+            else:
+                self._plan.unasked(exchange.errand, self.number)
+        if unanswered:
+            self._events.changed()

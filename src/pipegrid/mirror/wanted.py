@@ -1,0 +1,143 @@
+"""
+What a mirror is to hold: paths, sizes, hashes; and which of them are refused before anything is asked.
+
+An index is written by strangers. A path that could lead out of the destination, a hash that proves
+nothing and a size that is none are refused here, once, for every kind of index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import attrs
+
+from pipegrid.errors import PipegridError
+
+DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
+"""The hashes that prove a file, and their lengths; in the order in which they are preferred."""
+
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 255
+"""Of a part of a path: what file systems hold."""
+
+MAX_DEPTH = 32
+
+MAX_SIZE_BYTES = 1 << 44
+"""16 TiB: no archive has a larger file, and sums of sizes stay far from any limit."""
+
+_PLAIN_PATH = re.compile(
+    r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
+)
+"""What nearly all paths are; they need no closer look, unless they are long."""
+
+HIDDEN = ".pipegrid-mirror"
+"""In the destination: what is not published yet, the lock, what is known to be good."""
+
+
+class BadEntry(PipegridError):
+    """An index asks for something that is not done; the text says what and where."""
+
+
+class MirrorError(PipegridError):
+    """The mirror could not be brought up to date; what is there is still what it was, or better."""
+
+
+@attrs.frozen(slots=True)
+class Wanted:
+    """
+    One file.
+
+    Attributes:
+        path: below every mirror's URL and below the destination; parts with ``/`` between them.
+        size: bytes; None if the index does not say, which only indexes of indexes may.
+        algorithm: of the hash, one of ``DIGEST_BYTES``.
+        digest: of the whole file.
+    """
+
+    path: str
+    size: int | None
+    algorithm: str
+    digest: bytes
+
+
+def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Wanted:
+    """
+    Check one entry of an index.
+
+    Args:
+        hashes: by name in lower case; bytes, or hex.
+
+    Raises:
+        BadEntry: the path is not one below the destination, the size none, or no hash proves anything.
+    """
+    check_path(path)
+    if size is not None and not 0 <= size <= MAX_SIZE_BYTES:
+        raise BadEntry(f"{shown(path)} is said to have {size} bytes, which no file has")
+    for algorithm, length in DIGEST_BYTES.items():
+        value = hashes.get(algorithm)
+        if value is None:
+            continue
+        digest = _from_hex(value) if isinstance(value, str) else value
+        if digest is None or len(digest) != length:
+            raise BadEntry(f"the {algorithm} of {shown(path)} is not one: {shown(str(value))}")
+        return Wanted(path, size, algorithm, digest)
+    if not hashes:
+        raise BadEntry(f"{shown(path)} has no hash, so nobody could tell whether it is right")
+    weak = ", ".join(sorted(shown(name) for name in hashes))
+    raise BadEntry(
+        f"{shown(path)} has only weaker hashes ({weak}); SHA-256 or better is needed, ask the archive for it"
+    )
+
+
+def check_path(path: str) -> None:
+    """
+    Refuse a path that is not plainly one below a directory.
+
+    Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
+        another control character, a backslash, what UTF-8 cannot encode, or is one of the mirror's own.
+    """
+    if len(path) <= MAX_NAME_BYTES and _PLAIN_PATH.fullmatch(path) and path.count("/") < MAX_DEPTH:
+        return
+    try:
+        encoded = path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadEntry(f"the path {shown(path)} is not text") from None
+    parts = path.split("/")
+    wrong = None
+    if not path:
+        wrong = "is empty"
+    elif path[0] == "/":
+        wrong = "is absolute"
+    elif len(encoded) > MAX_PATH_BYTES or any(
+        len(part.encode("utf-8")) > MAX_NAME_BYTES for part in parts
+    ):
+        wrong = "is too long"
+    elif len(parts) > MAX_DEPTH:
+        wrong = "is too deep"
+    elif ".." in parts:
+        wrong = "leads out of the mirror"
+    elif "" in parts or "." in parts:
+        wrong = "has an empty part"
+    elif "\\" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
+        wrong = "has a character that no archive uses"
+    elif parts[0] == HIDDEN:
+        wrong = "is one of the mirror's own"
+    if wrong is not None:
+        raise BadEntry(f"the path {shown(path)} {wrong}; the index is not to be trusted")
+
+
+def shown(text: str, limit: int = 120) -> str:
+    """Return text of strangers as it may stand in a sentence: quoted, escaped, bounded."""
+    if len(text) > limit:
+        text = text[:limit] + "…"
+    return ascii(text)
+
+
+def _from_hex(value: str) -> bytes | None:
+    if len(value) > 2 * max(DIGEST_BYTES.values()) or not value.isascii() or not value.isalnum():
+        return None
+    try:
+        return bytes.fromhex(value)
+    except ValueError:
+        return None

@@ -1,0 +1,184 @@
+"""``pipegrid mirror`` on a real reactor, from web servers on this machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+from twisted.web.server import Site
+from twisted.web.static import File
+
+from pipegrid.cli.app import start
+from pipegrid.cli.console import Console
+
+
+class MirrorTests(TestCase):
+    """The command line."""
+
+    def setUp(self) -> None:
+        self.archive = Path(self.mktemp())
+        self.dest = Path(self.mktemp())
+        rng = random.Random(1)
+        self.files = {
+            f"pool/{letter}/{letter} {number}.deb": rng.randbytes(rng.randrange(9000))
+            for letter in "abc"
+            for number in range(20)
+        }
+        self.files["pool/large"] = rng.randbytes(3_000_000)
+        for path, data in self.files.items():
+            (self.archive / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.archive / path).write_bytes(data)
+        self.list = Path(self.mktemp())
+        self.write_list(self.files)
+        self.urls = [self.serve(self.archive) for _ in range(2)]
+
+    def serve(self, directory: Path) -> str:
+        """Start a web server; returns its URL."""
+        site = Site(File(str(directory)))
+        port: Any = reactor.listenTCP(0, site, interface="127.0.0.1")  # type: ignore[attr-defined, arg-type]
+        self.addCleanup(port.stopListening)
+        return f"http://127.0.0.1:{port.getHost().port}/"
+
+    def write_list(self, files: dict[str, bytes]) -> None:
+        """Name these in the list."""
+        self.list.write_text(
+            "".join(
+                f"{sha256(data).hexdigest()}  {len(data)} {path}\n" for path, data in files.items()
+            )
+        )
+
+    def found(self) -> dict[str, bytes]:
+        """What is there."""
+        return {
+            str(path.relative_to(self.dest)): path.read_bytes()
+            for path in self.dest.rglob("*")
+            if path.is_file() and ".pipegrid-mirror" not in path.parts
+        }
+
+    async def run_command(self, *arguments: str) -> tuple[int, str, str]:
+        """Run it; returns status, stdout, stderr."""
+        out, err = io.BytesIO(), io.StringIO()
+        console = Console(io.BytesIO(), out, err)
+        status = await start(["mirror", *arguments], console, reactor)
+        return status, out.getvalue().decode(), err.getvalue()
+
+    def mirror_list(self, *options: str) -> Any:
+        """Run ``mirror list``."""
+        given = [each for url in self.urls for each in ("--from", url)]
+        return self.run_command("list", str(self.list), str(self.dest), *given, *options)
+
+    async def _test_list_and_verify(self) -> None:
+        status, out, err = await self.mirror_list()
+        self.assertEqual((status, self.found()), (0, self.files))
+        self.assertEqual(out.count("\n"), 1)
+        self.assertIn(f"{len(self.files)} files", out)
+        for url in self.urls:
+            self.assertIn(url, err)
+        status, out, _ = await self.mirror_list("--json")
+        told = json.loads(out)
+        self.assertEqual((status, told["fetched"], told["present"]), (0, 0, len(self.files)))
+        status, out, _ = await self.run_command("verify", str(self.dest))
+        self.assertEqual(status, 0)
+        path = min(self.files)
+        (self.dest / path).write_bytes(b"?")
+        status, out, err = await self.run_command("verify", str(self.dest))
+        self.assertEqual(status, 5)
+        self.assertIn(path, err)
+        self.assertIn(f"{len(self.files) - 1} of {len(self.files)}", out)
+
+    def test_list_and_verify(self) -> Deferred[None]:
+        """Everything comes, once; what is wrong afterwards is named, with status 5."""
+        return Deferred.fromCoroutine(self._test_list_and_verify())
+
+    async def _test_delete(self) -> None:
+        await self.mirror_list()
+        kept = dict(list(self.files.items())[:5])
+        self.write_list(kept)
+        before = self.found()
+        status, out, _ = await self.mirror_list("--delete", "--dry-run", "--json")
+        self.assertEqual((status, self.found()), (0, before))
+        self.assertEqual(json.loads(out)["removed"], len(self.files) - 5)
+        status, out, _ = await self.mirror_list("--delete")
+        self.assertEqual((status, self.found()), (0, kept))
+        self.assertNotIn("b", [path.name for path in (self.dest / "pool").iterdir()])
+
+    def test_delete(self) -> Deferred[None]:
+        """What is not wanted goes, and empty directories with it; a dry run only says so."""
+        return Deferred.fromCoroutine(self._test_delete())
+
+    async def _test_dry_run(self) -> None:
+        status, out, _ = await self.mirror_list("--dry-run")
+        self.assertEqual((status, self.found()), (0, {}))
+        self.assertIn(f"{len(self.files)} files", out)
+        self.assertIn("would be fetched", out)
+
+    def test_dry_run(self) -> Deferred[None]:
+        """Nothing is fetched."""
+        return Deferred.fromCoroutine(self._test_dry_run())
+
+    async def _test_failures(self) -> None:
+        (self.archive / "pool/large").unlink()
+        await self.mirror_list()
+        status, out, err = await self.mirror_list("--delete")
+        self.assertEqual(status, 1)
+        self.assertIn("1 failed", out)
+        self.assertIn("pool/large could not be fetched", err)
+        self.assertEqual(err.count("it answers 404"), 2)
+        # Without a complete run nothing is removed, and nothing is promised.
+        (self.dest / "extra").write_bytes(b"x")
+        await self.mirror_list("--delete")
+        self.assertIn("extra", self.found())
+        status, _, err = await self.run_command("verify", str(self.dest))
+        self.assertEqual(status, 1)
+        self.assertIn("no run to it was complete", err)
+
+    def test_failures(self) -> Deferred[None]:
+        """They are named with each mirror's reason; status 1; and nothing is removed then."""
+        return Deferred.fromCoroutine(self._test_failures())
+
+    async def _test_bad_input(self) -> None:
+        for text, words in (
+            ("nonsense\n", "line 1"),
+            (f"{'0' * 64} 1 ../x\n", "leads out of the mirror"),
+            (f"{'0' * 64} 1 /x\n", "is absolute"),
+        ):
+            self.list.write_text(text)
+            status, out, err = await self.mirror_list()
+            self.assertEqual((status, out, err.count("\n")), (1, "", 1), err)
+            self.assertIn(words, err)
+        self.write_list(self.files)
+        for arguments, words in (
+            (["list", "nowhere", str(self.dest), "--from", self.urls[0]], "cannot read nowhere"),
+            (["list", str(self.list), str(self.list), "--from", self.urls[0]], "File exists"),
+            (["list", str(self.list), str(self.dest), "--from", "ftp://x/"], "not the URL"),
+            (["list", str(self.list), str(self.dest), "--from", "http://u:p@x/"], "no user"),
+            (["list", str(self.list), str(self.dest)], "--from"),
+            (["verify", "nowhere"], "nowhere"),
+            (
+                [
+                    "list",
+                    str(self.list),
+                    str(self.dest),
+                    "--from",
+                    "http://x/",
+                    "--limit-rate",
+                    "x",
+                ],
+                "not a size",
+            ),
+        ):
+            status, out, err = await self.run_command(*arguments)
+            self.assertIn(status, (1, 2))
+            self.assertEqual((out, err.count("\n")), ("", 1), err)
+            self.assertIn(words, err)
+
+    def test_bad_input(self) -> Deferred[None]:
+        """One sentence each."""
+        return Deferred.fromCoroutine(self._test_bad_input())

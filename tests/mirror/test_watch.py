@@ -1,0 +1,75 @@
+"""Which mirror is too slow, and who takes over."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.mirror.watch import Pace, Standing, Theft, has_stalled, theft
+
+MB = 1_000_000
+
+
+class StallTests(SynchronousTestCase):
+    """Silence."""
+
+    def test_a_second_if_there_are_others(self) -> None:
+        """And longer if there is nobody else to ask."""
+        self.assertFalse(has_stalled(0.9, others=True))
+        self.assertTrue(has_stalled(1.1, others=True))
+        self.assertFalse(has_stalled(14, others=False))
+        self.assertTrue(has_stalled(16, others=False))
+
+
+class PaceTests(SynchronousTestCase):
+    """Rates."""
+
+    def test_recent_ones_count(self) -> None:
+        """A mirror that slows down is slow within a few seconds; idle time says nothing."""
+        pace = Pace()
+        received = 0
+        for tick in range(20):
+            pace.note(tick / 4, received, owes=True)
+            received += MB // 4
+        self.assertAlmostEqual(pace.bytes_per_s, MB, delta=MB / 10)
+        for tick in range(20, 60):
+            pace.note(tick / 4, received, owes=False)
+        self.assertAlmostEqual(pace.bytes_per_s, MB, delta=MB / 2)
+        for tick in range(60, 90):
+            pace.note(tick / 4, received, owes=True)
+        self.assertLess(pace.bytes_per_s, MB / 20)
+
+
+class TheftTests(SynchronousTestCase):
+    """The tail."""
+
+    def test_times_are_evened_out(self) -> None:
+        """An idle mirror takes as much as lets both finish at about the same time."""
+        move = theft([Standing(0, 0, 9 * MB, True), Standing(1, 10 * MB, MB, True)])
+        self.assertEqual(move, Theft(0, 1, 9 * MB))
+
+    def test_nobody_is_idle(self) -> None:
+        """Then everybody goes on."""
+        self.assertIsNone(theft([Standing(0, 1, MB, True), Standing(1, 10 * MB, MB, True)]))
+
+    def test_it_will_come_anyway(self) -> None:
+        """What is about to come is left where it is."""
+        self.assertIsNone(theft([Standing(0, 0, MB, True), Standing(1, MB // 4, MB, True)]))
+
+    def test_who_rests_takes_nothing_but_loses(self) -> None:
+        """A mirror that gives nothing is relieved by one that can work."""
+        self.assertIsNone(theft([Standing(0, 0, MB, False), Standing(1, 10 * MB, MB, True)]))
+        move = theft([Standing(0, 0, 0.0, True), Standing(1, 10 * MB, 0.0, False)])
+        self.assertEqual(move, Theft(0, 1, 5 * MB))
+
+    def test_the_fastest_thief_and_the_latest_victim(self) -> None:
+        """Of several."""
+        move = theft(
+            [
+                Standing(0, 0, MB, True),
+                Standing(1, 0, 3 * MB, True),
+                Standing(2, 8 * MB, MB, True),
+                Standing(3, 8 * MB, 2 * MB, True),
+            ]
+        )
+        self.assertEqual(move, Theft(1, 2, 6 * MB))
+        self.assertIsNone(theft([]))
