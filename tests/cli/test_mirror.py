@@ -42,7 +42,7 @@ class MirrorTests(TestCase):
     def serve(self, directory: Path) -> str:
         """Start a web server; returns its URL."""
         site = Site(File(str(directory)))
-        port: Any = reactor.listenTCP(0, site, interface="127.0.0.1")  # type: ignore[attr-defined, arg-type]
+        port: Any = reactor.listenTCP(0, site, interface="127.0.0.1")  # type: ignore[arg-type]
         self.addCleanup(port.stopListening)
         return f"http://127.0.0.1:{port.getHost().port}/"
 

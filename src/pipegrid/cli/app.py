@@ -32,6 +32,7 @@ COMMANDS = (
     "decode",
     "serve",
     "mirror",
+    "pdiff",
     "speedtest",
 )
 """In the order in which people meet them; each is ``command`` in the module ``cmd_NAME``."""

@@ -1,0 +1,205 @@
+"""
+Patches of indexes: ed scripts, read, checked and merged, without a file or a clock.
+
+Archives publish what has changed in an index as ``diff --ed`` writes it: commands from the last line to
+the first,
+
+    LINE[,LINE]d            these lines go
+    LINE[,LINE]c, text, .   these become the text
+    LINEa, text, .          the text comes behind this line
+    s/.//, a                behind a text that ends in "..": the line is ".", and the text goes on
+
+A patch is for the result of the one before it. ``merge`` works them out on paper: what is left is one
+list of pieces, each a range of lines of the first index or lines of a patch, in the order in which they
+are written. So any number of patches costs one pass over the index, and the hash of the result proves all
+of it: index, patches and order.
+
+Sources: POSIX ed; the ``Index`` files of Debian's archive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from pipegrid.errors import PipegridError
+from pipegrid.mirror.wanted import shown
+
+MAX_LINE_NUMBER = 1 << 40
+END = 1 << 62
+"""Stands for the end of the index, whose length nobody knows before it is read."""
+
+_COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
+
+
+class PatchError(PipegridError):
+    """A patch is damaged, or not for this index; the text says which and where. The full index is needed."""
+
+
+@attrs.frozen
+class Edit:
+    """
+    One change: the lines from ``first`` up to and without ``last`` (from 0) become ``text``.
+
+    Attributes:
+        text: whole lines, each with its end.
+    """
+
+    first: int
+    last: int
+    text: list[bytes]
+
+
+Piece = tuple[int, int] | list[bytes]
+"""Lines of the index from the first up to and without the second (from 0), or lines as they are."""
+
+
+def parse(patch: bytes, name: str) -> list[Edit]:
+    """
+    Read an ed script.
+
+    Args:
+        name: of the patch, for errors.
+
+    Returns:
+        The edits, from the first line to the last, none overlapping.
+
+    Raises:
+        PatchError: it is not one, is cut off, or its commands are not in descending order.
+    """
+    edits: list[Edit] = []
+    lines = patch.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        raise PatchError(f"the patch {name} is cut off: its last line has no end")
+    at, count = 0, len(lines)
+    before = END
+    while at < count:
+        number = at + 1
+        command = lines[at].rstrip(b"\n")
+        at += 1
+        match = _COMMAND.fullmatch(command)
+        if match is None:
+            raise PatchError(
+                f"the patch {name} has no command in line {number}: {shown(command.decode('latin-1'), 40)}"
+            )
+        kind = match[3]
+        first = int(match[1])
+        last = int(match[2] or first)
+        if kind == b"a":
+            if match[2]:
+                raise PatchError(f"the patch {name} appends to a range in line {number}")
+            begin = end = first
+        else:
+            begin, end = first - 1, last
+        if begin < 0 or end < begin or (kind != b"a" and last < first) or end > before:
+            raise PatchError(f"the commands of the patch {name} are not in order, in line {number}")
+        text: list[bytes] = []
+        if kind != b"d":
+            at = _read_text(lines, at, text, name)
+        edits.append(Edit(begin, end, text))
+        before = begin
+    edits.reverse()
+    return edits
+
+
+def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) -> int:
+    """Append the lines up to the one that is a dot; returns where the next command stands."""
+    count = len(lines)
+    while True:
+        while at < count and lines[at] != b".\n":
+            text.append(lines[at])
+            at += 1
+        if at >= count:
+            raise PatchError(f"the patch {name} is cut off: a text in it has no end")
+        at += 1
+        # A line that is a dot was written as two; the first is taken away again, and the text goes on.
+        if not (at < count and lines[at] == b"s/.//\n"):
+            return at
+        if not text or text[-1][:1] != b".":
+            raise PatchError(f"the patch {name} takes away what is not there, in line {at + 1}")
+        text[-1] = text[-1][1:]
+        at += 1
+        if not (at < count and lines[at] == b"a\n"):
+            return at
+        at += 1
+
+
+def merge(patches: Sequence[Sequence[Edit]]) -> list[Piece]:
+    """
+    Return what the result of all the patches, one behind the other, consists of.
+
+    Args:
+        patches: the edits of each, as ``parse`` returns them; the first is for the index.
+
+    Returns:
+        Pieces; the ranges rise, and the last one ends at ``END`` unless everything behind was replaced.
+    """
+    pieces: list[Piece] = [(0, END)]
+    for edits in patches:
+        pieces = _apply(pieces, edits)
+    return pieces
+
+
+def _apply(pieces: list[Piece], edits: Sequence[Edit]) -> list[Piece]:
+    out: list[Piece] = []
+    rest = _Lines(pieces)
+    at = 0
+    for edit in edits:
+        rest.take(edit.first - at, out)
+        rest.skip(edit.last - edit.first)
+        if edit.text:
+            _add(out, edit.text)
+        at = edit.last
+    rest.take(2 * END, out)  # lines of patches stand before those of the index, too
+    return out
+
+
+class _Lines:
+    """The lines of pieces, taken from the front."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._pieces = iter(pieces)
+        self._piece: Piece | None = next(self._pieces, None)
+
+    def take(self, count: int, out: list[Piece]) -> None:
+        """Move so many lines to ``out``, or all that there are."""
+        for piece in self._next(count):
+            _add(out, piece)
+
+    def skip(self, count: int) -> None:
+        """Leave out so many."""
+        for _ in self._next(count):
+            pass
+
+    def _next(self, count: int) -> Iterator[Piece]:
+        while count > 0 and self._piece is not None:
+            piece = self._piece
+            size = len(piece) if isinstance(piece, list) else piece[1] - piece[0]
+            if size <= count:
+                yield piece
+                self._piece = next(self._pieces, None)
+                count -= size
+            elif isinstance(piece, list):
+                yield piece[:count]
+                self._piece = piece[count:]
+                return
+            else:
+                middle = piece[0] + count
+                yield (piece[0], middle)
+                self._piece = (middle, piece[1])
+                return
+
+
+def _add(out: list[Piece], piece: Piece) -> None:
+    last = out[-1] if out else None
+    if isinstance(piece, list):
+        if isinstance(last, list):
+            last.extend(piece)
+        else:
+            out.append(list(piece))
+    elif isinstance(last, tuple) and last[1] == piece[0]:
+        out[-1] = (last[0], piece[1])
+    elif piece[1] > piece[0]:
+        out.append(piece)

@@ -1,0 +1,246 @@
+"""Patches of indexes: ed scripts as ``diff`` makes them, one and many, whole and damaged."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import random
+import subprocess
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli.app import start
+from pipegrid.cli.console import Console
+from pipegrid.mirror import patching
+from pipegrid.mirror.patching import apply_patches
+from pipegrid.mirror.pdiff import Edit, PatchError, merge, parse
+
+LINES = (
+    b"a\n",
+    b"b\n",
+    b".\n",
+    b"..\n",
+    b"...\n",
+    b"\n",
+    b"s/.//\n",
+    b"1d\n",
+    b"long " * 30 + b"\n",
+)
+
+SCRIPT = (*LINES, b"1a\n", b"2c\n", b"1,2d\n")
+
+
+def diff(old: bytes, new: bytes, directory: Path) -> bytes:
+    """Return what ``diff --ed`` says, which the archive publishes."""
+    for name, data in (("old", old), ("new", new)):
+        (directory / name).write_bytes(data)
+    return subprocess.run(
+        ["diff", "--ed", "old", "new"], cwd=directory, stdout=subprocess.PIPE, check=False
+    ).stdout
+
+
+class PatchCase(SynchronousTestCase):
+    """A scratch directory."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp()).absolute()
+        self.directory.mkdir(parents=True)
+        self.count = 0
+
+    def file(self, data: bytes) -> str:
+        """Make a file; returns its path."""
+        self.count += 1
+        path = self.directory / f"file{self.count}"
+        path.write_bytes(data)
+        return str(path)
+
+    def patched(self, index: bytes, *patches: bytes) -> bytes:
+        """Return what comes out, whose hash and size must be as told."""
+        out = self.directory / "out"
+        with out.open("wb") as file:
+            told = apply_patches(self.file(index), [self.file(p) for p in patches], file.fileno())
+        data = out.read_bytes()
+        self.assertEqual((told.size_bytes, told.digest), (len(data), sha256(data).digest()))
+        return data
+
+
+class ApplyTests(PatchCase):
+    """What comes out is what ``diff`` compared with."""
+
+    @given(st.data())
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    def test_any_history(self, data: st.DataObject) -> None:
+        """One patch after the other, and all at once, lead from the first version to the last."""
+        versions = [
+            b"".join(data.draw(st.lists(st.sampled_from(LINES), max_size=12))) for _ in range(4)
+        ]
+        patches = [diff(old, new, self.directory) for old, new in pairwise(versions)]
+        for old, patch, new in zip(versions, patches, versions[1:], strict=False):
+            self.assertEqual(self.patched(old, patch), new)
+        self.assertEqual(self.patched(versions[0], *patches), versions[-1])
+
+    def test_large_ones(self) -> None:
+        """Longer than chunks and blocks; with numpy and without."""
+        rng = random.Random(7)
+        lines = [b"%d %s\n" % (n, b"x" * rng.randrange(200)) for n in range(60_000)]
+        versions = [lines]
+        for _ in range(3):
+            lines = list(lines)
+            for _ in range(100):
+                at = rng.randrange(len(lines))
+                lines[at : at + rng.randrange(4)] = [b"new\n"] * rng.randrange(4)
+            versions.append(lines)
+        joined = [b"".join(version) for version in versions]
+        self.assertGreater(len(joined[0]), 4 * patching.CHUNK_BYTES)
+        patches = [diff(old, new, self.directory) for old, new in pairwise(joined)]
+        self.assertEqual(self.patched(joined[0], *patches), joined[-1])
+        with mock.patch.object(patching, "_numpy", return_value=None):
+            self.assertEqual(self.patched(joined[0], *patches), joined[-1])
+
+    def test_packed(self) -> None:
+        """Index and patches may be packed, in any of four ways."""
+        for pack in (gzip.compress, lzma.compress, bz2.compress, zstandard.compress):
+            self.assertEqual(self.patched(pack(b"a\nb\n"), pack(b"2c\nc\n.\n")), b"a\nc\n")
+
+    def test_the_ends(self) -> None:
+        """Before the first line, behind the last, and a last line that has no end."""
+        self.assertEqual(self.patched(b"a\n", b"1a\nz\n.\n0a\nx\n.\n"), b"x\na\nz\n")
+        self.assertEqual(self.patched(b"", b"0a\nx\n.\n"), b"x\n")
+        self.assertEqual(self.patched(b"a\nb", b"2d\n"), b"a\n")
+        self.assertEqual(self.patched(b"a\nb\n", b"1,2d\n"), b"")
+        self.assertEqual(self.patched(b"a\nb\n", b""), b"a\nb\n")
+
+
+class MergeTests(SynchronousTestCase):
+    """Patches become one list of pieces."""
+
+    def test_what_cancels_out_leaves_nothing(self) -> None:
+        """A line that comes and goes is not written, and neighbours are one piece."""
+        pieces = merge([[Edit(5, 5, [b"x\n"])], [Edit(5, 6, [])]])
+        self.assertEqual(pieces, merge([]))
+
+    def test_ranges_rise(self) -> None:
+        """So one pass is enough."""
+        rng = random.Random(3)
+        patches = []
+        for _ in range(30):
+            marks = sorted(rng.sample(range(1000), 20))
+            patches.append(
+                [
+                    Edit(a, b, [b"t\n"] * rng.randrange(3))
+                    for a, b in zip(marks[::2], marks[1::2], strict=True)
+                ]
+            )
+        at = 0
+        for piece in merge(patches):
+            if isinstance(piece, tuple):
+                self.assertGreaterEqual(piece[0], at)
+                self.assertGreater(piece[1], piece[0])
+                at = piece[1]
+
+
+class DamageTests(PatchCase):
+    """Whatever is wrong is said in a sentence."""
+
+    def test_bad_patches(self) -> None:
+        """No commands, cut off, out of order, for another index."""
+        for patch, words in (
+            (b"nonsense\n", "no command in line 1"),
+            (b"<html>\n", "no command"),
+            (b"1c\nx\n", "no end"),
+            (b"1c\nx\n.", "cut off"),
+            (b"1a\n", "no end"),
+            (b"1d\n2d\n", "not in order"),
+            (b"1,3d\n2d\n", "not in order"),
+            (b"3,2d\n", "not in order"),
+            (b"0d\n", "not in order"),
+            (b"1,2a\nx\n.\n", "appends to a range"),
+            (b"1c\nx\n.\ns/.//\n", "takes away"),
+            (b"9d\n", "speaks of line 8"),
+            (b"4c\nx\n.\n", "speaks of line 4"),
+            (b"9a\nx\n.\n", "speaks of line 9"),
+            (b"99999999999999d\n", "no command"),
+            (gzip.compress(b"1d\n")[:-4], "cut off"),
+            (b"\x1f\x8bgarbage", "damaged"),
+            (b"\xfd7zXZ\0garbage and more", "damaged"),
+        ):
+            error = self.assertRaises(PatchError, self.patched, b"a\nb\nc\n", patch)
+            self.assertIn(words, str(error))
+            self.assertTrue(str(error).isprintable(), error)
+
+    def test_bombs(self) -> None:
+        """A patch that unpacks to more than one may have is given up before it is held."""
+        self.patch(patching, "MAX_PATCH_BYTES", 1 << 20)
+        for pack in (gzip.compress, lzma.compress, bz2.compress, zstandard.compress):
+            error = self.assertRaises(PatchError, self.patched, b"a\n", pack(bytes(64 << 20)))
+            self.assertIn("larger", str(error))
+
+    @given(
+        st.binary(max_size=40)
+        | st.lists(st.sampled_from((*LINES, b"1a\n", b"2c\n", b"1,2d\n"))).map(b"".join)
+    )
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_anything(self, patch: bytes) -> None:
+        """A script is read or refused."""
+        try:
+            edits = parse(patch, "it")
+        except PatchError:
+            return
+        at = 0
+        for edit in edits:
+            self.assertTrue(at <= edit.first <= edit.last)
+            at = edit.last
+
+
+class CommandTests(PatchCase):
+    """``pipegrid pdiff``."""
+
+    def run_command(self, *arguments: str) -> tuple[int, str, str]:
+        """Run it; returns status, stdout, stderr."""
+        out, err = io.BytesIO(), io.StringIO()
+        done = start(["pdiff", *arguments], Console(io.BytesIO(), out, err), Clock())
+        return self.successResultOf(done), out.getvalue().decode(), err.getvalue()
+
+    def test_it(self) -> None:
+        """The result is there if its hash is right, and else nothing is."""
+        index, patch = self.file(b"a\nb\n"), self.file(b"2d\n")
+        out = str(self.directory / "new")
+        digest = sha256(b"a\n").hexdigest()
+        status, told, _ = self.run_command(index, patch, "-o", out, "--sha256", digest.upper())
+        self.assertEqual((status, told), (0, f"{digest}  2  {out}\n"))
+        self.assertEqual(Path(out).read_bytes(), b"a\n")
+        os.unlink(out)
+        status, told, error = self.run_command(index, patch, "-o", out, "--sha256", "0" * 64)
+        self.assertEqual((status, told), (1, ""))
+        self.assertIn("another SHA-256", error)
+        self.assertFalse(os.path.exists(out))
+
+    def test_wrong_input(self) -> None:
+        """One sentence each."""
+        index, patch = self.file(b"a\nb\n"), self.file(b"7d\n")
+        out = str(self.directory / "new")
+        for arguments, words in (
+            ((index, patch, "-o", out), "not for"),
+            (("nowhere", patch, "-o", out), "nowhere"),
+            ((index, "nowhere", "-o", out), "nowhere"),
+            ((index, "-o", out), "PATCH"),
+            ((index, patch), "-o"),
+            ((index, patch, "-o", out, "--sha256", "12"), "64 hexadecimal digits"),
+            ((index, patch, "-o", index), "exists already"),
+        ):
+            status, told, error = self.run_command(*arguments)
+            self.assertIn(status, (1, 2))
+            self.assertEqual((told, error.count("\n")), ("", 1), error)
+            self.assertIn(words, error)
+            self.assertEqual(sorted(os.listdir(self.directory)), ["file1", "file2"])
