@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import WriteLost
+from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import shareway as lanes
@@ -24,6 +24,7 @@ SI = b"i" * 16
 SECRETS = UploadSecrets(LeaseSecrets(b"r" * 32, b"c" * 32), b"u" * 32)
 BLOCK = 1000
 MESSAGE = 10 * BLOCK
+SHARE_BYTES = 50 * BLOCK
 
 
 class Server(MemoryServer):
@@ -65,7 +66,9 @@ class LaneTestCase(SynchronousTestCase):
 
     def lane(self, **options: Any) -> Lane:
         peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
-        return Lane(peer, 0, SI, SECRETS, 0, self.changed, self.changed, Clock(), **options)
+        return Lane(
+            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, Clock(), **options
+        )
 
     def changed(self) -> None:
         """Nobody waits."""
@@ -101,6 +104,175 @@ class TurnTests(LaneTestCase):
         """Whoever has one lane needs no turns."""
         self.send(self.lane(), 0, 30)
         self.assertEqual([length for _, length in self.server.writes], [MESSAGE] * 3)
+
+
+class AlreadyThereTests(LaneTestCase):
+    """What the server says that it has is not sent to it."""
+
+    def answer(self, number: int, *required: tuple[int, int]) -> None:
+        """Answer a write with what is still needed, in blocks."""
+        ranges = tuple((begin * BLOCK, end * BLOCK) for begin, end in required)
+        self.server.answers[number].callback(WriteResult(False, ranges))
+
+    def sent(self) -> list[tuple[int, int]]:
+        """Return what was written, in blocks: from, and to before."""
+        return [(at // BLOCK, (at + length) // BLOCK) for at, length in self.server.writes]
+
+    def end(self, lane: Lane, first: int = SHARE_BYTES // BLOCK - 1) -> None:
+        """Send the trailer, which is the last block."""
+        lane.send(ShareWrite(0, first * BLOCK, (bytes(BLOCK),)))
+        lane.finish()
+
+    def test_what_is_there_is_passed_over(self) -> None:
+        """After the first answer, by block; what is missing goes in messages as ever."""
+        lane = self.lane()
+        self.send(lane, 0, 10)
+        self.answer(0, (10, 12), (30, 50))
+        self.assertEqual(lane.acknowledged_bytes, 28 * BLOCK)
+        self.send(lane, 10, 49)
+        self.end(lane)
+        self.assertEqual(self.sent(), [(0, 10), (10, 12), (30, 40), (40, 50)])
+        self.assertEqual((lane.has_trailer, lane.all_sent), (True, True))
+
+    def test_the_message_that_is_being_gathered(self) -> None:
+        """It is not sent either if all of it is there; else all of it is, and not more."""
+        lane = self.lane()
+        self.send(lane, 0, 15)
+        self.answer(0, (20, 50))
+        self.send(lane, 15, 20)
+        self.assertEqual(self.sent(), [(0, 10)])
+        self.send(lane, 20, 30)
+        self.assertEqual(self.sent(), [(0, 10), (20, 30)])
+
+    def test_a_gathered_message_of_which_some_is_missing(self) -> None:
+        """It goes at once when what follows is there: nobody knows how long the next one takes."""
+        lane = self.lane()
+        self.send(lane, 0, 15)
+        self.answer(0, (14, 15), (20, 50))
+        self.send(lane, 15, 16)
+        self.assertEqual(self.sent(), [(0, 10), (10, 15)])
+
+    def test_only_the_last_bytes_are_missing(self) -> None:
+        """The first message, and they."""
+        lane = self.lane()
+        self.send(lane, 0, 10)
+        self.answer(0, (49, 50))
+        self.send(lane, 10, 49)
+        self.end(lane)
+        self.assertEqual(self.sent(), [(0, 10), (49, 50)])
+        self.server.answers[1].callback(WriteResult(True))
+        self.assertEqual((lane.state, lane.acknowledged_bytes), ("stored", SHARE_BYTES))
+
+    def test_a_block_that_is_there_in_part(self) -> None:
+        """It is sent whole; servers take equal bytes twice."""
+        lane = self.lane()
+        self.send(lane, 0, 10)
+        self.server.answers[0].callback(WriteResult(False, ((25 * BLOCK + 1, SHARE_BYTES),)))
+        self.send(lane, 10, 35)
+        self.assertEqual(self.sent(), [(0, 10), (25, 35)])
+
+    def test_an_answer_that_comes_late(self) -> None:
+        """It knows nothing of what was sent behind its write, and makes nobody send that again."""
+        lane = self.lane()
+        self.send(lane, 0, 30)
+        self.answer(0, (10, 50))
+        self.send(lane, 30, 40)
+        self.answer(1, (20, 50))
+        self.assertEqual(self.sent(), [(0, 10), (10, 20), (20, 30), (30, 40)])
+        self.assertEqual(lane.acknowledged_bytes, 20 * BLOCK)
+
+    def test_segments_that_are_sent_again(self) -> None:
+        """Of what was lost with a connection, only what the server does not have; the rest counts as sent."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 30)
+        self.server.answers[1].errback(WriteLost("the connection was lost"))
+        self.answer(0, (10, 15), (20, 50))
+        self.assertEqual(lane.missed, range(10, 20))
+        self.send(lane, 10, 20)
+        lane.flush()
+        self.assertFalse(lane.missed)
+        self.assertEqual(self.sent()[3:], [(10, 15)])
+
+    def doubtful(self, *, lets_go: bool) -> Lane:
+        """Return a lane whose server said that it has what it has not."""
+        lane = self.lane(lets_go=lets_go)
+        self.send(lane, 0, 10)
+        self.answer(0, (49, 50))
+        self.send(lane, 10, 49)
+        self.end(lane)
+        self.answer(1, (30, 40))
+        self.assertEqual((lane.state, lane.ended), ("doubtful", False))
+        self.assertEqual(self.server.calls, [])
+        lane.resolve_doubt()
+        return lane
+
+    def test_what_was_passed_over_wrongly(self) -> None:
+        """The list is asked; then all of it is sent, and nothing that the server says is believed."""
+        lane = self.doubtful(lets_go=True)
+        self.assertEqual([name for name, _ in self.server.calls], ["list_shares"])
+        self.assertEqual((lane.state, lane.missed, lane.all_sent), ("open", range(10, 49), False))
+        self.assertTrue(lane.has_trailer, "that was sent")
+        self.send(lane, 10, 20)
+        self.answer(2, (49, 50))
+        self.send(lane, 20, 49)
+        lane.finish()
+        self.assertEqual(self.sent()[2:], [(10, 20), (20, 30), (30, 40), (40, 49)])
+        for number in (3, 4, 5):
+            self.answer(number, (49, 50))
+        lane.resolve_doubt()
+        self.assertEqual(lane.state, "lost", "once is enough")
+
+    def test_a_share_that_is_there_after_all(self) -> None:
+        """Somebody else's write completed it."""
+        self.server.storage.shares[SI, 0] = b"x"
+        lane = self.doubtful(lets_go=True)
+        self.assertEqual(lane.state, "stored")
+
+    def test_who_cannot_make_them_again(self) -> None:
+        """A repair's lane is lost then."""
+        lane = self.doubtful(lets_go=False)
+        self.assertEqual(lane.state, "lost")
+
+    def test_a_trailer_that_was_passed_over_wrongly(self) -> None:
+        """It is sent after all."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 10)
+        self.answer(0, (10, 11))
+        self.send(lane, 10, 49)
+        self.end(lane)
+        self.assertEqual(self.sent(), [(0, 10), (10, 11)])
+        self.answer(1, (49, 50))
+        lane.resolve_doubt()
+        self.assertEqual((lane.state, lane.has_trailer), ("open", False))
+
+    def test_the_server_has_nothing_any_more(self) -> None:
+        """It knows no such upload: the share is lost, and begins anew with another lane."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 10)
+        self.answer(0, (49, 50))
+        self.send(lane, 10, 49)
+        self.end(lane)
+        self.server.answers[1].errback(NoSuchShare("forgotten"))
+        lane.resolve_doubt()
+        self.assertEqual(lane.state, "lost")
+
+    def test_a_server_that_says_nothing(self) -> None:
+        """Of an empty answer nothing follows; all is sent."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 10)
+        self.server.answers[0].callback(WriteResult(False))
+        self.send(lane, 10, 49)
+        self.end(lane)
+        self.assertEqual(sum(length for _, length in self.server.writes), SHARE_BYTES)
+        self.assertEqual(lane.acknowledged_bytes, 10 * BLOCK)
+
+    def test_other_bytes_are_there(self) -> None:
+        """The share is lost, and its upload to be forgotten."""
+        lane = self.lane(lets_go=True)
+        self.send(lane, 0, 10)
+        self.server.answers[0].errback(ConflictingWrite("other bytes"))
+        self.assertEqual(lane.state, "lost")
+        self.assertIsInstance(lane.error, ConflictingWrite)
 
 
 class LostTests(LaneTestCase):

@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -27,7 +27,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.ring import permutation_seed
-from pipegrid.errors import NoSuchShare, ServerUnreachable, WriteLost
+from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerUnreachable, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
@@ -90,6 +90,8 @@ class Line:
         lies: share numbers that it claims to have.
         breaks: operation to an error that is not a server's, as of a bug in a transport.
         forget: how many more writes find their unfinished upload forgotten.
+        required: what it says that it still needs, whatever that is; None: the truth.
+        discards: writes are taken and thrown away; conflicts: they are said to meet other bytes.
         lets_go: writes whose sender allows it are let go of in the next turn.
         let_go: those that were, and are not answered.
         stream_limit: bytes after which a stream loses its connection.
@@ -111,6 +113,8 @@ class Line:
         self.lies: set[int] = set()
         self.breaks: dict[str, Exception] = {}
         self.forget = 0
+        self.required: tuple[tuple[int, int], ...] | None = None
+        self.discards = self.conflicts = False
         self.lets_go = False
         self.let_go: dict[Deferred[Any], None] = {}
         self.vanished: set[Deferred[Any]] = set()
@@ -174,8 +178,17 @@ class Line:
             if self.forget and (storage_index, share_number) in self.storage.uploads:
                 self.forget -= 1
                 del self.storage.uploads[storage_index, share_number]
+            if self.conflicts:
+                return fail(ConflictingWrite(f"{self.name} has other bytes", self.name))
+            if self.discards:
+                return succeed(WriteResult(False, self.required or ((0, 1),)))
             answer = self.memory.write(storage_index, share_number, offset, data, upload_secret)
-            return answer.addErrback(refused)
+            return answer.addCallbacks(taken, refused)
+
+        def taken(result: WriteResult) -> WriteResult:
+            if self.required is None or result.complete:
+                return result
+            return WriteResult(False, self.required)
 
         def refused(failure: Failure) -> WriteResult:
             failure.trap(NoSuchShare)

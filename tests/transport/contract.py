@@ -280,6 +280,24 @@ class StorageServerContract(Mixin):
         self.assertTrue(self.resolve(rest).complete)
         self.assertEqual(self.get(0), data)
 
+    def test_answers_tell_what_was_there_before(self) -> None:
+        """The first write on a new connection hears of all that the share has, or it has nothing else."""
+        self.resolve(self.server.allocate(SI, {0}, 10, SECRETS))
+        for offset, data in ((0, b"abc"), (5, b"fg")):
+            self.resolve(self.server.write(SI, 0, offset, [data], SECRETS.upload))
+        self.resolve(self.server.disconnect())
+        self.server = self.make_server()
+        self.resolve(self.server.allocate(SI, {0}, 10, SECRETS))
+        result = self.resolve(self.server.write(SI, 0, 2, [b"cd"], SECRETS.upload))
+        if not self.RESUMES:
+            self.assertEqual(result, WriteResult(False, ((0, 2), (4, 10))))
+            return
+        self.assertEqual(result, WriteResult(False, ((4, 5), (7, 10))))
+        self.resolve(self.server.write(SI, 0, 4, [b"e"], SECRETS.upload))
+        result = self.resolve(self.server.write(SI, 0, 7, [b"hij"], SECRETS.upload))
+        self.assertEqual(result, WriteResult(True))
+        self.assertEqual(self.get(0), b"abcdefghij")
+
     def test_resumption_on_a_new_connection(self) -> None:
         """An unfinished upload goes on with the same secret, whatever allocate says of it."""
         self.resolve(self.server.allocate(SI, {0, 1}, 6, SECRETS))

@@ -210,12 +210,12 @@ class Repair:
             moves = self._plan.moves()
             for peer in dict.fromkeys(moves.values()):
                 numbers = {number for number, home in moves.items() if home is peer}
-                self._open_lanes(peer, numbers, header)
+                self._open_lanes(peer, numbers, header, encoder.share_bytes)
             if all(lane.acknowledged_bytes for lane in self._lanes.open):
                 return
             await self._wait()
 
-    def _open_lanes(self, peer: Peer, numbers: set[int], header: bytes) -> None:
+    def _open_lanes(self, peer: Peer, numbers: set[int], header: bytes, share_bytes: int) -> None:
         secrets = self._allocations.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
         for number in sorted(numbers):
@@ -224,6 +224,7 @@ class Repair:
                 number,
                 self._storage_index,
                 secrets,
+                share_bytes,
                 0,
                 self._changed.fire,
                 self._changed.fire,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.errors import NoSpace
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.plan import UploadPlan
@@ -79,8 +78,8 @@ class OpenLanes:
                 lane.bug.raiseException()
             if lane.error is not None:
                 self.reasons[lane.peer.name] = str(lane.error)
-            if isinstance(lane.error, NoSpace):
-                self.forget(lane)  # what it took of the last room is of use to nobody
+            if lane.is_useless:
+                self.forget(lane)
         return ended
 
     def let_go(self, *, abort: bool = False) -> None:

@@ -8,6 +8,8 @@ upload looks at ``blocked`` and ``state``, and is woken whenever they may have c
 A large batch need not be kept until it is acknowledged, if the transfer can code segments again: on a long
 path several times as much as memory should hold may be on its way. What is lost with a connection then is
 ``missed``, as are the segments that went by before the lane was opened.
+
+What the server has already, of an upload that was cut off, is not sent again (``already``).
 """
 
 from __future__ import annotations
@@ -22,9 +24,17 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import NoSuchShare, ServerError, ServerRefused, WriteLost
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSpace,
+    NoSuchShare,
+    ServerError,
+    ServerRefused,
+    WriteLost,
+)
 from pipegrid.flow.pipeline import UNDELIVERED
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.already import AlreadyThere, joined
 from pipegrid.wire.messages import UploadSecrets, WriteResult
 
 T = TypeVar("T")
@@ -72,6 +82,7 @@ class Lane:
     The way of one share to one server.
 
     Args:
+        share_bytes: of the whole share.
         missed: so many segments went by before this lane was opened; they are coded again and sent at
             the end.
         changed: called after every event that may let the upload go on.
@@ -83,13 +94,13 @@ class Lane:
 
     Attributes:
         state: ``open``, perhaps ``doubtful`` (the server knows no unfinished share: it may have
-            forgotten it, or completed it with an answer that got lost), and in the end ``stored``,
-            ``refused`` (the server will not), ``lost`` (it did forget), ``failed`` (the server is
-            gone) or ``dropped`` (taken back).
+            forgotten it, or completed it with an answer that got lost; or all was sent or passed over, and
+            it wants more), and in the end ``stored``, ``refused`` (the server will not), ``lost`` (it did
+            forget, or has other bytes), ``failed`` (the server is gone) or ``dropped`` (taken back).
         ended: whether the state is final.
         granted: False once the server has left the share out of its answer to the allocation.
         missed: segments that the transfer has to code again and send, in this order.
-        acknowledged_bytes: what the server has confirmed.
+        acknowledged_bytes: what the server has confirmed, or said that it has from before.
         stalled_s: how long this lane has kept others waiting, so far.
         last_sign: when the server last acknowledged anything of this lane.
         has_trailer: whether the hashes behind the blocks have gone by, and were not lost.
@@ -104,6 +115,7 @@ class Lane:
         share_number: int,
         storage_index: bytes,
         secrets: UploadSecrets,
+        share_bytes: int,
         missed: int,
         changed: Callable[[], None],
         stored: Callable[[], None],
@@ -126,6 +138,10 @@ class Lane:
         self.all_sent = False
         self._storage_index = storage_index
         self._secrets = secrets
+        self._share_bytes = share_bytes
+        self._already = AlreadyThere()
+        self._confirmed_bytes = 0
+        self._incomplete = False
         self._changed = changed
         self._stored = stored
         self._clock = clock
@@ -159,6 +175,16 @@ class Lane:
         oldest = next(iter(self._calls.values()), None)
         return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
 
+    @property
+    def is_useless(self) -> bool:
+        """
+        Whether what the server has of a share that has ended is of no use to anybody.
+
+        It takes some of the last room; or it is not what was sent, and a rerun would go on with it.
+        """
+        wrong = self.state == "lost" and self._incomplete
+        return wrong or isinstance(self.error, (NoSpace, ConflictingWrite))
+
     def misses_next(self, segment: int) -> bool:
         """Whether this is the next segment to be coded again for this lane."""
         return self.state == "open" and bool(self.missed) and segment == self.missed.start
@@ -178,6 +204,8 @@ class Lane:
         """
         if self.state != "open":
             return
+        if write.offset < self._already.upto and self._pass_over(write, segment):
+            return
         batch = self._batch
         if batch is not None and write.offset != batch.offset + batch.length:
             self.flush()
@@ -189,7 +217,7 @@ class Lane:
         if segment is None:
             self.has_trailer = batch.has_trailer = True
         else:
-            batch.segments = _joined(batch.segments, range(segment, segment + 1))
+            batch.segments = joined(batch.segments, range(segment, segment + 1))
             if self.misses_next(segment):
                 self.missed = self.missed[1:]
         if batch.length < min(BATCH_BYTES, MIN_BATCH_BYTES):
@@ -200,12 +228,29 @@ class Lane:
         if batch.length >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes)):
             self.flush()
 
+    def _pass_over(self, write: ShareWrite, segment: int | None) -> bool:
+        """Do not send what the server has; returns whether that is so."""
+        if not self._already.covers(write.offset, write.offset + write.length):
+            return False
+        self.flush()  # what comes next does not follow what was gathered
+        if segment is None:
+            self.has_trailer = True
+            self._already.pass_over(_NO_SEGMENTS, True)
+        else:
+            self._already.pass_over(range(segment, segment + 1), False)
+            if self.misses_next(segment):
+                self.missed = self.missed[1:]
+        return True
+
     def flush(self) -> None:
-        """Send what has been gathered."""
+        """Send what has been gathered, unless the server turned out to have it meanwhile."""
         batch = self._batch
         if batch is None or self.state != "open":
             return
         self._batch = None
+        if self._already.covers(batch.offset, batch.offset + batch.length):
+            self._already.pass_over(batch.segments, batch.has_trailer)
+            return
         self._flushed += 1
         pipeline = self.peer.pipeline
         if self._lets_go and batch.length >= LET_GO_BYTES:
@@ -254,22 +299,27 @@ class Lane:
     def _written(self, result: WriteResult, batch: _Batch) -> None:
         if not self.ended:
             self.last_sign = self._clock.seconds()
-            self.acknowledged_bytes += batch.length
+            self._confirmed_bytes += batch.length
             if result.complete:
+                self.acknowledged_bytes = self._share_bytes
                 self.close("stored")
                 self._stored()
                 return
+            self._already.answered(result.required, self._share_bytes)
+            self.acknowledged_bytes = max(self._confirmed_bytes, self._already.total_bytes)
             self._check_complete()
         self._changed()
 
     def _check_complete(self) -> None:
-        # All is sent and answered, and still the server wants more: it has lost something.
+        # All is sent or passed over, and answered, and still the server wants more: it has lost something, or
+        # never had it.
         if self.state == "open" and self.all_sent and not self._calls:
+            self._incomplete = True
             self.close("doubtful")
 
     def _write_failed(self, failure: Failure, batch: _Batch) -> object:
         if self.state == "open" and failure.check(WriteLost):
-            self.missed = _joined(self.missed, batch.segments)
+            self.missed = joined(self.missed, batch.segments)
             self.has_trailer = self.has_trailer and not batch.has_trailer
             self.all_sent = False
             self._lost_writes = True
@@ -295,11 +345,11 @@ class Lane:
         """
         Find out what became of a doubtful share, once all that was sent is answered.
 
-        One that was not granted is refused; of any other the server is asked.
+        One that was not granted is refused, unless its writes were taken; of any other the server is asked.
         """
         if self.state != "doubtful" or self._calls:
             return
-        if not self.granted:
+        if not self.granted and not self._incomplete:
             self.close("refused")
             return
         question = self.peer.server.list_shares(self._storage_index)
@@ -307,8 +357,21 @@ class Lane:
         question.addCallbacks(self._listed, self._call_failed)
 
     def _listed(self, share_numbers: frozenset[int]) -> None:
-        self.close("stored" if self.share_number in share_numbers else "lost")
+        if self.share_number in share_numbers:
+            self.close("stored")
+        elif self._incomplete and self._lets_go and self._already.passed_over and not self.ended:
+            self._send_after_all()
+        else:
+            self.close("lost")
         self._changed()
+
+    def _send_after_all(self) -> None:
+        """The server does not have what it said: it gets all that was passed over, coded again."""
+        segments, trailer = self._already.take_back()
+        self.missed = joined(self.missed, segments)
+        self.has_trailer = self.has_trailer and not trailer
+        self.all_sent = self._incomplete = False
+        self.state = "open"
 
     def close(self, state: str) -> None:
         """Enter this state, and let go of the bytes; what is on the wire stays there."""
@@ -337,13 +400,6 @@ class Lane:
         return done.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
 
 
-def _joined(one: range, other: range) -> range:
-    """Return all from the first of both to the last; what lies between them as well."""
-    if not one or not other:
-        return one or other
-    return range(min(one.start, other.start), max(one.stop, other.stop))
-
-
 def _tell_nobody() -> None:
     """The transfer is over."""
 
@@ -354,4 +410,6 @@ def _state_after(error: BaseException | None) -> str:
         return "dropped"
     if isinstance(error, NoSuchShare):
         return "doubtful"
+    if isinstance(error, ConflictingWrite):
+        return "lost"  # whoever looks at it has the server forget what it has
     return "refused" if isinstance(error, ServerRefused) else "failed"

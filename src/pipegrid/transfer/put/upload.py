@@ -267,6 +267,7 @@ class Upload:
                     number,
                     self._storage_index,
                     secrets,
+                    self._encoder.share_bytes,
                     self._next_segment,
                     self._changed.fire,
                     self._share_stored,
