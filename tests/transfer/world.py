@@ -427,8 +427,10 @@ class World:
         happy: int = 7,
         upload: UploadSettings | None = None,
         download: DownloadSettings | None = None,
+        caches: tuple[Path, ...] = (),
     ) -> None:
         self.clock = Clock()
+        self._caches = caches
         self.network = Clock()
         self.params = params or Params()
         self.lines = [Line(self.network, i, rtt_s, bytes_per_s) for i in range(servers)]
@@ -442,7 +444,15 @@ class World:
 
     def client(self, lease_secret: bytes = b"s" * 32) -> Grid:
         """Return another client of the same grid, with windows of its own."""
-        config = GridConfig(Path(), self.params, self.happy, CONVERGENCE, lease_secret, None)
+        config = GridConfig(
+            Path(),
+            self.params,
+            self.happy,
+            CONVERGENCE,
+            lease_secret,
+            None,
+            caches=self._caches,
+        )
         peers = [
             Peer(
                 peer.server,

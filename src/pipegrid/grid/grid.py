@@ -38,6 +38,7 @@ from pipegrid.transfer.get.line import ClientLine
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.put.keynotes import KeyNotes
 from pipegrid.transfer.put.many import ManyPuts
 from pipegrid.transfer.put.putter import Putter
 from pipegrid.transfer.put.source import SourceLike, size_of
@@ -62,6 +63,9 @@ UPLOAD_MEMORY_BYTES = 32 << 20
 What all uploads together may hold while they code, beyond the windows: large files go one behind
 the other, small ones side by side. With the windows it keeps a client under 64 MiB.
 """
+
+NOTES_NAME = "unfinished"
+"""Below the directory in which a client keeps what it remembers."""
 
 
 class Grid:
@@ -109,6 +113,7 @@ class Grid:
             client_secrets=ClientSecrets(config.lease_secret),
             memory=Budget(UPLOAD_MEMORY_BYTES),
             settings=upload_settings or UploadSettings(),
+            notes=_key_notes(config, self._warnings),
         )
         self._line = ClientLine()
         self._guesses = Guesses()
@@ -190,7 +195,8 @@ class Grid:
             params: other than configured.
             happy: servers of happiness wanted, other than configured.
             convergence: the convergence secret, other than configured; ``b""`` for none.
-            random_key: use a fresh key, so that the cap never equals another.
+            random_key: use a fresh key, so that the cap never equals another. If the put of a file (named by
+                its path, of more than one segment) is cut off, the next put of it with a random key goes on.
             progress: called with acknowledged and total bytes of shares.
 
         Raises (through the Deferred):
@@ -472,3 +478,8 @@ class Grid:
             return result
 
         return running.addBoth(ended)
+
+
+def _key_notes(config: GridConfig, warnings: Warnings) -> KeyNotes | None:
+    """Return where puts with random keys are noted: where a client may write, if it may anywhere."""
+    return KeyNotes(config.caches[0] / NOTES_NAME, warnings.add) if config.caches else None

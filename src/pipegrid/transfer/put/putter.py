@@ -24,8 +24,15 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.codingline import DEPTH
+from pipegrid.transfer.put.keynotes import KeyNote, KeyNotes
 from pipegrid.transfer.put.keys import convergent_key, random_key
-from pipegrid.transfer.put.source import BytesSource, Source, SourceLike, open_source
+from pipegrid.transfer.put.source import (
+    BytesSource,
+    FileSource,
+    Source,
+    SourceLike,
+    open_source,
+)
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
@@ -52,6 +59,7 @@ class Putter:
 
     Args:
         memory: what all uploads together may hold while they code.
+        notes: remembers the secrets of puts with random keys while they run; None: nobody does.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class Putter:
         client_secrets: ClientSecrets,
         memory: Budget,
         settings: UploadSettings,
+        notes: KeyNotes | None = None,
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -70,6 +79,7 @@ class Putter:
         self._client_secrets = client_secrets
         self._memory = memory
         self._settings = settings
+        self._notes = notes
         self._turns = Turns(clock, _FILES_PER_TURN)
         self._descriptors = Budget(_OPEN_FILES)
         self._opened: dict[Source, int] = {}
@@ -134,16 +144,45 @@ class Putter:
             data = await self._workers.run_if_large(size, source.read_at, 0, size)
             self._close(source)  # a hundred small files need not be open while they are sent
             source = BytesSource(data, source.name)
-        if convergence is None:
+        note = await self._take_note(source, geometry) if convergence is None else None
+        if note is None:
+            return await self._store(source, geometry, happy, convergence, progress)
+        done = False
+        try:
+            stored = await self._store(source, geometry, happy, note.secret, progress)
+            done = True
+            return stored
+        finally:
+            if done:
+                note.remove()
+            else:
+                note.keep()
+
+    async def _take_note(self, source: Source, geometry: Geometry) -> KeyNote | None:
+        """Return the note of a put with a random key, if it can go on after an interruption."""
+        if self._notes is None or not isinstance(source, FileSource) or source.path is None:
+            return None
+        return await self._workers.run(self._notes.take, source.path, source.identity, geometry)
+
+    async def _store(
+        self,
+        source: Source,
+        geometry: Geometry,
+        happy: int,
+        secret: bytes | None,
+        progress: Progress | None,
+    ) -> PutResult:
+        """Store a file whose key comes of its content and a secret, or of nothing."""
+        if secret is None:
             key = random_key()
         else:
-            key = await convergent_key(source, geometry, convergence, self._workers)
+            key = await convergent_key(source, geometry, secret, self._workers)
 
         async def check_source() -> None:
-            if source.check_unchanged() or convergence is None:
+            if source.check_unchanged() or secret is None:
                 return
             # The time stamps cannot tell; the content can.
-            if key != await convergent_key(source, geometry, convergence, self._workers):
+            if key != await convergent_key(source, geometry, secret, self._workers):
                 raise SourceError(
                     f"{source.name} changed while it was read; nothing was stored, try again "
                     "when nobody writes to it"

@@ -75,7 +75,13 @@ class BytesSource:
 
 
 class FileSource:
-    """Plaintext in a regular file, read by position, so that it does not matter who else seeks."""
+    """
+    Plaintext in a regular file, read by position, so that it does not matter who else seeks.
+
+    Attributes:
+        path: the absolute path by which a caller named it; None if it was not opened by that.
+        identity: device, inode, size, and when it was last changed, in nanoseconds since 1970.
+    """
 
     def __init__(self, file: BinaryIO, name: str, owned: bool) -> None:
         self._file = file
@@ -86,6 +92,8 @@ class FileSource:
         self._opened = _signature(found)
         self._racy = time.time() - max(found.st_mtime, found.st_ctime) < _RACY_S
         self.size = found.st_size
+        self.path: str | None = None
+        self.identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes, however many reads it takes."""
@@ -147,7 +155,10 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
         except ValueError as error:
             raise SourceError(f"{path!r} is no path: {error}; give another") from error
         try:
-            return _from_file(file, name or path, owned=True)
+            opened = _from_file(file, name or path, owned=True)
+            if not file.closed:  # else it was no regular file, and was copied
+                opened.path = os.fsdecode(os.path.abspath(path))
+            return opened
         except BaseException:
             file.close()
             raise
@@ -187,7 +198,7 @@ def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
         ) from error
 
 
-def _from_file(file: BinaryIO, name: str, owned: bool) -> Source:
+def _from_file(file: BinaryIO, name: str, owned: bool) -> FileSource:
     if _is_plain(file):
         return FileSource(file, name, owned)
     spool: BinaryIO = tempfile.TemporaryFile(prefix="pipegrid-")  # noqa: SIM115
