@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -113,14 +114,14 @@ class TakingTests(NotesTestCase):
     def test_removed_while_it_is_opened(self) -> None:
         """The put that had it ends in that moment: there is a new one, which is a file of its own."""
         first = self.take()
-        flock = keynotes.fcntl.flock
+        flock = fcntl.flock
 
         def late(*args: int) -> None:
-            self.patch(keynotes.fcntl, "flock", flock)
+            self.patch(fcntl, "flock", flock)
             first.remove()
             flock(*args)
 
-        self.patch(keynotes.fcntl, "flock", late)
+        self.patch(fcntl, "flock", late)
         second = self.take()
         self.assertFalse(second.resumed)
         self.assertNotEqual(second.secret, first.secret)

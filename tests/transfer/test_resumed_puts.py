@@ -261,6 +261,23 @@ class ProgressTests(ResumedTestCase):
             self.assertLessEqual(line.sent_bytes, lacked + WINDOW + 2 * MESSAGE + 1000)
 
 
+class FoolscapTests(ResumedTestCase):
+    """Where it cannot be done, that is said."""
+
+    def test_servers_that_forget(self) -> None:
+        """Whoever interrupts a put hears which part of it is lost; whoever has only others hears nothing."""
+        self.make_world()
+        grid = self.world.grid
+        self.cut(0.2)
+        self.assertEqual(grid.warnings, ())
+        for peer in self.world.clients_peers[:4]:
+            peer.protocol = "foolscap"
+        grid = self.world.grid
+        self.cut(0.5)
+        [warning] = grid.warnings
+        self.assertIn("begins anew on 4 of 10 servers: they are spoken to over Foolscap", warning)
+
+
 class LiarTests(ResumedTestCase):
     """A server's word decides what is sent to it, and never what counts as stored."""
 

@@ -114,6 +114,7 @@ class Grid:
             memory=Budget(UPLOAD_MEMORY_BYTES),
             settings=upload_settings or UploadSettings(),
             notes=_key_notes(config, self._warnings),
+            say=self._warnings.add,
         )
         self._line = ClientLine()
         self._guesses = Guesses()

@@ -9,8 +9,9 @@ checked for changes in between.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
@@ -60,6 +61,7 @@ class Putter:
     Args:
         memory: what all uploads together may hold while they code.
         notes: remembers the secrets of puts with random keys while they run; None: nobody does.
+        say: told, in a sentence, what the user should know beside the outcome.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Putter:
         memory: Budget,
         settings: UploadSettings,
         notes: KeyNotes | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -80,6 +83,7 @@ class Putter:
         self._memory = memory
         self._settings = settings
         self._notes = notes
+        self._say = say
         self._turns = Turns(clock, _FILES_PER_TURN)
         self._descriptors = Budget(_OPEN_FILES)
         self._opened: dict[Source, int] = {}
@@ -207,8 +211,20 @@ class Putter:
             except UnhappyError:
                 if not upload.contended or wait_s is None:
                     raise
+            except CancelledError:
+                self._say_what_is_lost(geometry)
+                raise
             await deferLater(self._clock, wait_s)
         raise AssertionError("the last round returns or raises")
+
+    def _say_what_is_lost(self, geometry: Geometry) -> None:
+        """A put was cut off; over Foolscap unfinished shares go with the connection."""
+        forgetful = sum(peer.protocol == "foolscap" for peer in self._peers)
+        if forgetful and geometry.num_segments > 1:
+            self._say(
+                f"an interrupted put begins anew on {forgetful} of {len(self._peers)} servers: they are "
+                "spoken to over Foolscap, where unfinished shares are gone with the connection"
+            )
 
 
 def _held_bytes(geometry: Geometry) -> int:

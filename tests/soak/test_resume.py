@@ -1,0 +1,42 @@
+"""Puts of real processes that are cut off and run again; ``make soak`` and ``make interop`` in small."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+from misc.soak import resume
+from misc.soak.kill_put import Violation
+from misc.soak.resume import PIPEGRID, WINDOW_BYTES, Round, Servers
+from twisted.trial.unittest import SynchronousTestCase
+
+SERVERS = 3
+SIZE = 20_000_000
+
+
+class ResumeTests(SynchronousTestCase):
+    """``misc/soak/resume.py``, on servers of ours."""
+
+    def test_only_what_is_missing_is_sent(self) -> None:
+        """
+        After SIGINT, and after SIGKILL with a random key while a server was restarted.
+
+        It is noticed if a server is sent more than is promised.
+        """
+        scratch = Path(self.mktemp()).resolve()
+        scratch.mkdir()
+        servers = Servers(PIPEGRID, SERVERS, scratch)
+        self.addCleanup(servers.close)
+        rng = random.Random(16)
+        for what in (
+            Round(PIPEGRID, signal.SIGINT, restart=False),
+            Round(PIPEGRID, signal.SIGKILL, restart=True, random_key=True),
+        ):
+            found = resume.play(servers, what, SIZE, rng)
+            self.assertLess(found.missing, 0.6 * found.whole)
+            self.assertLess(found.sent, found.missing + SERVERS * WINDOW_BYTES + 0.02 * SIZE)
+        self.patch(resume, "WINDOW_BYTES", -SIZE)
+        with self.assertRaises(Violation) as caught:
+            resume.play(servers, what, SIZE, rng)
+        self.assertIn("bytes too many", str(caught.exception))
