@@ -318,7 +318,8 @@ def play(servers: Servers, what: Round, size: int, rng: random.Random) -> Figure
 
 def _play(servers: Servers, what: Round, size: int, rng: random.Random) -> Figures:
     path = servers.client / "file"
-    path.write_bytes(content := rng.randbytes(size))
+    pieces = [rng.randbytes(min(_PIECE_BYTES, size - at)) for at in range(0, size, _PIECE_BYTES)]
+    path.write_bytes(content := b"".join(pieces))
     status, out, err = servers.put(path, what.random_key, what.signal)
     expected = 130 if what.signal == signal.SIGINT else -what.signal
     if status != expected or out:

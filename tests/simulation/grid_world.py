@@ -66,7 +66,7 @@ CLIENT = "client"
 CONVERGENCE = b"world"
 LEASE_SECRET = b"s" * 32
 
-LIES = ("claims", "discards", "swaps", "garbles", "invents", "shortens")
+LIES = ("claims", "discards", "swaps", "garbles", "invents", "shortens", "overstates")
 """What a server may lie about; see ``LyingStore``."""
 
 
@@ -125,6 +125,7 @@ class LyingStore(ShareStore):
     * ``garbles``: it gives wrong bytes.
     * ``invents``: it gives bytes of shares that it does not have.
     * ``shortens``: it gives less than there is.
+    * ``overstates``: of an unfinished share it says that it needs its last byte, and nothing else.
     """
 
     def __init__(self, host: StorageHost) -> None:
@@ -172,6 +173,10 @@ class LyingStore(ShareStore):
     def _adopt(self, *args: Any) -> Upload:
         upload = self._real_adopt(*args)
         _limit(upload, self._host)
+        if "overstates" in self._host.lies:
+            upload.required = lambda: (  # type: ignore[method-assign]
+                (upload.share_bytes - 1, upload.share_bytes),
+            )
         if "discards" in self._host.lies:
 
             def publish() -> tuple[str, ...]:

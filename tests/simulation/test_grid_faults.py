@@ -140,6 +140,11 @@ class KnownTests(SynchronousTestCase):
         lies = Lies("s4", ("claims",), tuple(range(10)))
         self.check(plain(trouble=(lies,)), "stored", "got")
 
+    def test_servers_that_say_they_have_more(self) -> None:
+        """What they do not have is sent to them after all, be it all of them who say so."""
+        trouble = tuple(Lies(f"s{n}", ("overstates",), ()) for n in range(10))
+        self.check(plain(trouble=trouble), "stored", "got")
+
     def test_servers_that_throw_away(self) -> None:
         """They are believed; while k others are honest nothing is lost."""
         trouble = tuple(Lies(f"s{n}", ("discards",), ()) for n in range(7))

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from misc.command import environment
@@ -359,6 +360,17 @@ class PutTests(UploadTestCase):
         started = self.world.grid.put(self.path)
         self.assertEqual(self.notes(), [])
         self.world.run(started)
+
+    def test_old_ones_go_with_any_put(self) -> None:
+        """A week later the first put of a process removes them, whatever its key."""
+        self.cut(self.path)
+        [note] = self.notes()
+        self.world.run(self.world.client().put(content(1000)))
+        self.assertEqual(self.notes(), [note])
+        week_ago = time.time() - MAX_AGE_S - 10
+        os.utime(note, (week_ago, week_ago))
+        self.world.run(self.world.client().put(content(1000)))
+        self.assertEqual(self.notes(), [])
 
     def test_a_sentence_reaches_the_user(self) -> None:
         """What is wrong with a note is among the grid's warnings, and the put is done."""

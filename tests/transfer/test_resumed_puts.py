@@ -261,6 +261,41 @@ class ProgressTests(ResumedTestCase):
             self.assertLessEqual(line.sent_bytes, lacked + WINDOW + 2 * MESSAGE + 1000)
 
 
+class RepairTests(ResumedTestCase):
+    """An interrupted repair goes on when it is run again."""
+
+    def test_only_what_is_missing_is_sent(self) -> None:
+        """It sends a header first, and hears what is there before anything else leaves."""
+        self.make_world()
+        whole = dict(enumerate(self.ring[:4]))
+        self.world.plant(self.file, whole)
+        told = Told()
+        started = self.world.grid.repair(self.file.cap, progress=told)
+        while not told or told[-1][0] < 0.54 * told[-1][1]:
+            self.assertTrue(self.world.step())
+        started.addErrback(lambda _: None)
+        started.cancel()
+        self.world.settle()
+        self.world.grid = self.world.client()
+        index = self.file.cap.storage_index
+        missing = {}
+        for number, line in enumerate(self.ring):
+            if number not in whole:
+                upload = line.storage.uploads[index, number]
+                missing[line] = self.share_bytes - upload.received.total
+                self.assertLess(missing[line], 0.6 * self.share_bytes)
+            line.sent_bytes = 0
+        again = Told()
+        result = self.world.run(self.world.grid.repair(self.file.cap, progress=again))
+        self.assertTrue(result.whole)
+        self.assert_bytes_right(self.file)
+        for line, lacked in missing.items():
+            self.assertLessEqual(line.sent_bytes, lacked + MESSAGE + BLOCK)
+        done, total = again[1]
+        self.assertGreaterEqual(done, 0.3 * total, "what is there counts")
+        self.assertEqual(again[-1], (total, total))
+
+
 class FoolscapTests(ResumedTestCase):
     """Where it cannot be done, that is said."""
 

@@ -22,8 +22,8 @@ is removed and not overwritten: a disk may keep it, as it may the file. Servers 
 is as random as any.
 
 **Bounds.** Files of more than one segment have notes: a smaller one is one message to each server, and
-there is nothing to go on with. Notes that nobody has taken up for a week are removed, since servers keep
-nothing longer; and the oldest of more than ``MAX_NOTES``.
+there is nothing to go on with. A note that nobody has taken up for a week is removed by the next put of
+whatever kind, since servers keep nothing longer; and of more than ``MAX_NOTES`` the oldest.
 
 **Several processes.** A note is locked while its put runs. Whoever finds it locked has a fresh key and no
 note: two puts at the same time are two, with two caps. The kernel drops the lock with the process. A note
@@ -132,6 +132,11 @@ class KeyNotes:
             )
         return None
 
+    def forget_old(self) -> None:
+        """Remove what nobody will go on with; nothing is made, and nothing said."""
+        with suppress(OSError):
+            self._tidy("")
+
     def _open(self, path: str) -> KeyNote | None:
         """Return the note of that name; None: it was just removed, or set aside."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -165,10 +170,11 @@ class KeyNotes:
     def _tidy(self, wanted: str) -> None:
         """Remove notes that are too old, or too many; those in use stay."""
         notes = []
-        for entry in os.scandir(self._directory):
-            with suppress(OSError):
-                if entry.name != wanted and entry.is_file(follow_symlinks=False):
-                    notes.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if entry.name != wanted and entry.is_file(follow_symlinks=False):
+                        notes.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
         notes.sort(reverse=True)
         too_old = self._clock() - MAX_AGE_S
         for place, (changed, path) in enumerate(notes):

@@ -84,6 +84,7 @@ class Putter:
         self._settings = settings
         self._notes = notes
         self._say = say
+        self._tidied = notes is None
         self._turns = Turns(clock, _FILES_PER_TURN)
         self._descriptors = Budget(_OPEN_FILES)
         self._opened: dict[Source, int] = {}
@@ -100,6 +101,9 @@ class Putter:
         Store one file; ``convergence`` None means a random key. See ``Grid.put``.
         """
         started = self._clock.seconds()
+        if not self._tidied and self._notes is not None:
+            self._tidied = True
+            self._notes.forget_old()  # mostly there is no such directory
         source = await self._open(given)
         try:
             if is_literal_size(source.size):
