@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,7 @@ OVERHEAD = 0.01
 HANDSHAKE_BYTES = 20_000
 TIMEOUT_S = 600.0
 _PIECE_BYTES = 1 << 18
+_SETTLE_S = 0.3
 _PAGES_BYTES = 2 * 4096
 """Those of a container's header and of its lease hold little of the share."""
 
@@ -230,16 +232,17 @@ class Servers:
         except BaseException:
             self.close()
             raise
+        params = Params(REQUIRED, count)
+        create_client(self.client, params=params, happy=count, files={SERVERS_NAME: ""})
+        self.speak(HTTPS)
+
+    def speak(self, protocol: str) -> None:
+        """Let the client speak to them in this way from now on."""
         addresses = [
             node.address().at(proxy.port)
             for node, proxy in zip(self.nodes, self.proxies, strict=True)
         ]
-        create_client(
-            self.client,
-            params=Params(REQUIRED, count),
-            happy=count,
-            files={SERVERS_NAME: servers_file(addresses, HTTPS)},
-        )
+        (self.client / SERVERS_NAME).write_text(servers_file(addresses, protocol), "utf-8")
 
     def close(self) -> None:
         """End all of it."""
@@ -292,7 +295,7 @@ class Servers:
         before = -1
         while (now := sum(map(stored_bytes, self.nodes))) != before:
             before = now
-            threading.Event().wait(0.5)
+            time.sleep(_SETTLE_S)
 
     def restart(self, node: StorageNode) -> None:
         """End a server and start it again."""

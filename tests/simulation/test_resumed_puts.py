@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.params import Params
 from pipegrid.storage.uploads import note
 from pipegrid.transfer.results import PutResult
+from pipegrid.transfer.settings import UploadSettings
 from tests.simulation.grid_world import Client, GridWorld
 
 RTT_S = 0.1
@@ -54,8 +55,13 @@ class ResumedTestCase(SynchronousTestCase):
         self.addCleanup(self.world.close)
 
     def client(self, name: str) -> Client:
-        """Return a client with windows that are known, and small."""
-        return self.world.client(name, params=Params(3, 10, SEGMENT), window=lambda: WINDOW)
+        """Return a patient client with windows that are known, and small."""
+        return self.world.client(
+            name,
+            params=Params(3, 10, SEGMENT),
+            window=lambda: WINDOW,
+            upload=UploadSettings(grace_s=60),
+        )
 
     def cut(self, data: bytes, cut: Cut) -> int:
         """Put the file until it is cut off; return how many bytes the servers lack then."""
@@ -141,6 +147,19 @@ class BytesTests(ResumedTestCase):
             _, missing, sent = self.check(cut)
             self.assertLess(missing, whole * (1 - cut.part) + 10 * WASTE, cut)
             self.assertLessEqual(sent, (1 + HEADS) * (missing + 10 * WASTE), cut)
+
+    def test_a_server_that_dies_under_the_rerun(self) -> None:
+        """It comes back at once, and gets what it lacks: a window more, which may have died with it."""
+        for at_s in (0.15, 0.25, 0.35):
+            self.make_world()
+            data = Random(16).randbytes(SIZE)
+            missing = self.cut(data, Cut(0.3))
+            victim = self.world.servers[3].host
+            self.world.clock.callLater(at_s, victim.crash)
+            self.world.clock.callLater(at_s + RTT_S / 2, victim.restart)
+            result, _, sent = self.timed_put("again", data)
+            self.assertEqual(result.happiness, 10)
+            self.assertLessEqual(sent, (1 + HEADS) * (missing + 12 * WASTE), f"{at_s} s")
 
     def test_over_one_line(self) -> None:
         """All servers behind one line of 100 Mbit/s."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from misc.soak import resume
 from misc.soak.kill_put import Violation
 from misc.soak.resume import PIPEGRID, WINDOW_BYTES, Round, Servers
+from misc.speedtest.peers.nodes import FOOLSCAP, HTTPS
 from twisted.trial.unittest import SynchronousTestCase
 
 SERVERS = 3
@@ -22,7 +23,8 @@ class ResumeTests(SynchronousTestCase):
         """
         After SIGINT, and after SIGKILL with a random key while a server was restarted.
 
-        It is noticed if a server is sent more than is promised.
+        Over Foolscap it cannot be, and whoever interrupts a put is told so. And it is noticed if a
+        server is sent more than is promised.
         """
         scratch = Path(self.mktemp()).resolve()
         scratch.mkdir()
@@ -36,7 +38,13 @@ class ResumeTests(SynchronousTestCase):
             found = resume.play(servers, what, SIZE, rng)
             self.assertLess(found.missing, 0.6 * found.whole)
             self.assertLess(found.sent, found.missing + SERVERS * WINDOW_BYTES + 0.02 * SIZE)
+        servers.speak(FOOLSCAP)
+        status, _, said = servers.put(servers.client / "file", False, signal.SIGINT)
+        self.assertEqual(status, 130)
+        self.assertIn("an interrupted put begins anew on 3 of 3 servers", said)
+        self.assertIn("over Foolscap", said)
+        servers.speak(HTTPS)
         self.patch(resume, "WINDOW_BYTES", -SIZE)
         with self.assertRaises(Violation) as caught:
-            resume.play(servers, what, SIZE, rng)
+            resume.play(servers, Round(PIPEGRID, signal.SIGINT, restart=False), SIZE // 3, rng)
         self.assertIn("bytes too many", str(caught.exception))
