@@ -258,17 +258,21 @@ class PutTests(UploadTestCase):
     def setUp(self) -> None:
         self.patch(shareway, "BATCH_BYTES", 8192)
         self.caches = Path(self.mktemp())
+        self.not_ours = Path(self.mktemp())
         self.world = World(
             params=Params(3, 10, 30_000),
             window_bytes=20_000,
             held_bytes=20_000,
             bytes_per_s=200_000.0,
-            caches=(self.caches,),
+            caches=(self.caches, self.not_ours),
         )
         self.path = Path(self.mktemp()).resolve()
         self.path.write_bytes(content(self.SIZE))
 
     def notes(self) -> list[Path]:
+        self.assertFalse(
+            self.not_ours.exists(), "nothing is ever written in a Tahoe-LAFS node's directory"
+        )
         return sorted(self.caches.glob("unfinished/*"))
 
     def cut(self, source: object) -> None:
