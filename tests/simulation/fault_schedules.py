@@ -19,7 +19,7 @@ then a get.
 * A put that was cancelled, or whose process died, does not stand in the way of the next.
 * When all is over nothing is left: no connection, no timer, no open file, nothing in flight, and no
   error in the log that nobody took. Servers that nothing happened to hold no unfinished upload of a put that
-  was not broken off.
+  was not broken off, and did not fail because others were lost under it.
 """
 
 from __future__ import annotations
@@ -468,6 +468,8 @@ class Performance:
             self.require(error.reached < error.wanted, f"happy, and still unhappy: {error}")
             enough = len(self.untouched) < self.schedule.happy
             self.require(enough, f"{len(self.untouched)} servers were at hand: {error}")
+            # If servers were lost in the middle, what the others have is left for a rerun.
+            self.broken_off = self.broken_off or bool(self.schedule.put.events)
             return "unhappy" + again
         self.check_stored(result)
         self.check_nothing_in_flight(client)

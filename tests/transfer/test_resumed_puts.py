@@ -226,6 +226,40 @@ class MissingTests(ResumedTestCase):
             self.assertLessEqual(sent, most, f"seed {seed}")
 
 
+class FailedTests(ResumedTestCase):
+    """A put that failed because servers went away goes on when they are back."""
+
+    def test_servers_that_go_away_in_the_middle(self) -> None:
+        """Those that stayed keep what they have, and so do they."""
+        self.make_world()
+        told = Told()
+        started = self.world.grid.put(self.data, progress=told)
+        while not told or told[-1][0] < 0.5 * told[-1][1]:
+            self.assertTrue(self.world.step())
+        for line in self.ring[:4]:
+            line.down = True
+        with self.assertRaises(UnhappyError):
+            self.world.run(started)
+        self.world.settle()
+        for line in self.world.lines:
+            line.down = False
+            line.sent_bytes = 0
+        self.world.grid = self.world.client()
+        missing = self.missing()
+        self.assertLess(sum(missing.values()), 6 * self.share_bytes)
+        self.rerun()
+        self.assert_only(missing)
+
+    def test_servers_that_were_never_there(self) -> None:
+        """A rerun would fail as well: what the others have of it is given up."""
+        self.make_world()
+        for line in self.ring[:4]:
+            line.down = True
+        with self.assertRaises(UnhappyError):
+            self.world.run(self.world.grid.put(self.data))
+        self.assertEqual([line.storage.uploads for line in self.world.lines], [{}] * 10)
+
+
 class ProgressTests(ResumedTestCase):
     """Progress begins with what is there."""
 

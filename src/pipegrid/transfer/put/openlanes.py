@@ -6,6 +6,8 @@ What an end means for the placement is the transfer's business.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 
@@ -13,6 +15,8 @@ from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.shareway import Lane
+
+_NONE: Mapping[int, Peer] = {}
 
 FORGET_S = 2.0
 """For a server that does not answer; it forgets by itself after half an hour."""
@@ -52,6 +56,13 @@ class OpenLanes:
             if lane.peer is peer:
                 lane.cancel("failed")
 
+    @property
+    def lost_midway(self) -> bool:
+        """Whether some server failed that had taken a part of its share, but not all."""
+        return any(
+            lane.state == "failed" and lane.acknowledged_bytes for lane in [*self.open, *self.ended]
+        )
+
     def until_silence(self, now: float) -> float:
         """Return how long until the first lane's server has been silent for too long."""
         signs = [lane.last_sign for lane in self.open if lane.waiting]
@@ -82,12 +93,13 @@ class OpenLanes:
                 self.forget(lane)
         return ended
 
-    def let_go(self, *, abort: bool = False) -> None:
+    def let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         """
         Give up whatever is unanswered, so that nothing of the transfer is left behind here.
 
         Args:
             abort: have servers forget unfinished shares, too; they stay for a rerun to resume otherwise.
+            keep: but not these, of the shares with these numbers at these servers.
         """
         unfinished = [lane for lane in self.open if not lane.ended]
         for lane in [*self.open, *self.ended]:
@@ -95,7 +107,8 @@ class OpenLanes:
             lane.detach()
         if abort:
             for lane in unfinished:
-                self.forget(lane)
+                if keep.get(lane.share_number) is not lane.peer:
+                    self.forget(lane)
 
     def forget(self, lane: Lane) -> None:
         """Have its server forget the unfinished share of a lane that has ended."""

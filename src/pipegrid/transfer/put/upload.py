@@ -13,7 +13,7 @@ Nothing waits for the slowest server without need: a lane may cost the others at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -45,6 +45,8 @@ SLOW = 2.0
 
 _TICK_S = 0.01
 """No shorter waits: what is left of a patience may be less than the clock can tell."""
+
+_NONE: Mapping[int, Peer] = {}
 
 _ROUNDING_S = 1e-6
 """Waits that make up a grace may add up to so much less than it."""
@@ -136,6 +138,12 @@ class Upload:
         except (CancelledError, GeneratorExit):
             # Unfinished shares stay allocated, since a rerun resumes them.
             self._let_go()
+            raise
+        except UnhappyError:
+            # If servers went away in the middle a rerun goes on when they are back, with what is where it
+            # will look for it.
+            self._let_go(abort=True, keep=self._plan.first() if self._lanes.lost_midway else {})
+            await self._lanes.forgotten(self._clock)
             raise
         except BaseException:
             self._let_go(abort=True)
@@ -376,8 +384,8 @@ class Upload:
         lane.cancel("dropped")
         self._lanes.forget(lane)
 
-    def _let_go(self, *, abort: bool = False) -> None:
-        self._lanes.let_go(abort=abort)
+    def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
+        self._lanes.let_go(abort=abort, keep=keep)
         self._allocations.cancel()
 
     # Events.
