@@ -17,7 +17,16 @@ from pipegrid.cli.console import Console
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, SourceError
-from pipegrid.transfer.results import CheckResult, GetResult, PutResult, RepairResult, ServerStatus
+from pipegrid.transfer.put.many import ManyPuts
+from pipegrid.transfer.put.source import size_of
+from pipegrid.transfer.results import (
+    CheckResult,
+    GetResult,
+    PutResult,
+    RenewResult,
+    RepairResult,
+    ServerStatus,
+)
 
 
 @attrs.define
@@ -49,6 +58,7 @@ class FakeGrid:
     config: FakeConfig = attrs.field(factory=FakeConfig)
     check_result: CheckResult | None = None
     repair_result: RepairResult | None = None
+    renew_result: RenewResult | None = None
     servers: list[ServerStatus] = attrs.field(factory=list)
     held: dict[str, Deferred[None]] = attrs.field(factory=dict)
     seen: list[tuple[Any, dict[str, Any]]] = attrs.field(factory=list)
@@ -69,10 +79,28 @@ class FakeGrid:
         self.closed = True
         return succeed(None)
 
-    def put(self, source: Any, **options: Any) -> Deferred[PutResult]:
-        """Answer with a cap that holds the file."""
-        self.seen.append((source, options))
-        return self._do(str(source), lambda: self._put(source))
+    def put_many(
+        self,
+        sources: Any,
+        *,
+        progress: Any = None,
+        hashing: Any = None,
+        ended: Any = None,
+        **options: Any,
+    ) -> Deferred[list[Any]]:
+        """Answer with caps that hold the files, which go as they do on a real grid."""
+
+        def start(number: int, pace: Any) -> Deferred[PutResult]:
+            def report(done: int, total: int) -> None:
+                pace(done, total)
+                if progress is not None:
+                    progress(number, done, total)
+
+            self.seen.append((sources[number], {**options, "progress": report}))
+            return self._do(str(sources[number]), lambda: self._put(sources[number]))
+
+        sizes = [size_of(source) for source in sources]
+        return Deferred.fromCoroutine(ManyPuts(sizes, start, ended).run()).addCallback(lambda _: [])
 
     def _put(self, source: Any) -> PutResult:
         try:
@@ -101,6 +129,11 @@ class FakeGrid:
         """Answer with what the test prepared."""
         self.seen.append((cap, options))
         return self._do(str(cap), lambda: cast(RepairResult, self.repair_result))
+
+    def renew(self, cap: Cap) -> Deferred[RenewResult]:
+        """Answer with what the test prepared."""
+        self.seen.append((cap, {}))
+        return self._do(str(cap), lambda: cast(RenewResult, self.renew_result))
 
     def status(self) -> Deferred[list[ServerStatus]]:
         """Answer with what the test prepared."""

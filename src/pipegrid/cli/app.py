@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
@@ -27,23 +28,27 @@ COMMANDS = (
     "get",
     "check",
     "repair",
+    "renew",
     "status",
     "encode",
     "decode",
+    "storage-index",
     "serve",
     "mirror",
     "pdiff",
     "speedtest",
 )
-"""In the order in which people meet them; each is ``command`` in the module ``cmd_NAME``."""
+"""In the order in which people meet them; each is ``command`` in ``cmd_NAME``, with ``_`` for ``-``."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A group that imports a command's module when the command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; no arguments at all get the help, on stderr, as they ask for nothing."""
-        if not args:
+        if (
+            not args and not ctx.resilient_parsing
+        ):  # a shell that wants the commands has none, either
             invocation: Invocation = ctx.obj
             invocation.console.say(ctx.get_help())
             ctx.exit(ExitStatus.USAGE)
@@ -57,7 +62,7 @@ class LazyGroup(click.Group):
         """Return one command, or None."""
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"pipegrid.cli.cmd_{cmd_name}").command
+        command = import_module(f"pipegrid.cli.cmd_{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -1,15 +1,15 @@
-"""``pipegrid check``: is the file still there?"""
+"""``pipegrid check``: are the files still there?"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.health import fields, say_more, summary
-from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.cli.options import cap_arguments, check_caps, common_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -17,32 +17,60 @@ if TYPE_CHECKING:
     from pipegrid.transfer.results import CheckResult
 
 
+FILES_AT_ONCE = 10
+
+
 @click.command(name="check")
-@click.argument("cap")
+@cap_arguments
 @click.option("--verify", is_flag=True, help="Fetch all shares and verify every byte of them.")
+@click.option(
+    "--add-lease",
+    is_flag=True,
+    help="Add a lease to the good shares, or renew it, as 'renew' does.",
+)
 @wait_option
 @common_options
-def command(cap: str, verify: bool) -> GridJob:
+@click.pass_obj
+def command(
+    invocation: Invocation,
+    caps: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    verify: bool,
+    add_lease: bool,
+) -> GridJob:
     """
-    Tell how many shares of a file are left.
+    Tell how many shares of files are left.
 
     The exit status is 0 if all are there, 1 if some are missing, 4 if too few are left to restore
-    the file, 5 if some are damaged.
+    the file, 5 if some are damaged; with several files, 1 if these differ.
     """
-
+    check_caps(caps, cap_files)
+    from pipegrid.cli.files import NamedFile, each_in_order, identity, named_files
     from pipegrid.core.filecaps import checkable
 
-    file = checkable(cap)
+    files = named_files(invocation.console, caps, cap_files, checkable)
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.progress import Progress
 
-        with Progress(console, "check") as progress:
-            result = await grid.check(file, verify=verify, progress=progress.transfer())
-        console.result(summary(result), {"cap": cap.strip(), **fields(result)})
-        if not console.json:
-            say_more(console, result)
-        return status(result)
+        with Progress(console, "check", "share") as progress:
+
+            async def check(file: NamedFile[Any]) -> CheckResult:
+                report = progress.transfer()
+                options = {"add_lease": True} if add_lease else {}
+                return await grid.check(file.cap, verify=verify, progress=report, **options)
+
+            def show(file: NamedFile[Any], result: CheckResult) -> ExitStatus:
+                lead = f"{file.label}: " if len(files) > 1 else ""
+                more = {"renewed": result.renewed, "reasons": result.reasons} if add_lease else {}
+                console.result(lead + summary(result), {**identity(file), **fields(result), **more})
+                if not console.json:
+                    say_more(console, result, lead)
+                for reason in result.reasons:
+                    console.say(f"pipegrid: {lead}no lease: {reason}")
+                return status(result)
+
+            return await each_in_order(console, files, FILES_AT_ONCE, check, show)
 
     return GridJob(work)
 
@@ -53,4 +81,4 @@ def status(result: CheckResult) -> ExitStatus:
         return ExitStatus.NOT_ENOUGH_SHARES
     if result.corrupt:
         return ExitStatus.CORRUPTION
-    return ExitStatus.DONE if result.healthy else ExitStatus.FAILED
+    return ExitStatus.DONE if result.healthy and not result.reasons else ExitStatus.FAILED

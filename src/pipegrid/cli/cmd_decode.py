@@ -7,13 +7,13 @@ from contextlib import ExitStack
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import OfflineJob
-from pipegrid.cli.options import common_options
+from pipegrid.cli.job import Invocation, OfflineJob
+from pipegrid.cli.options import cap_file_option, check_caps, common_options
 
 
 @click.command(name="decode")
-@click.argument("cap")
-@click.argument("share_files", nargs=-1, metavar="SHAREFILE...", type=click.Path())
+@click.argument("words", nargs=-1, metavar="CAP SHAREFILE|DIR...", type=click.Path())
+@cap_file_option
 @click.option(
     "-o",
     "--output",
@@ -24,40 +24,72 @@ from pipegrid.cli.options import common_options
 )
 @click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
 @common_options
-def command(cap: str, share_files: tuple[str, ...], output: str, force: bool) -> OfflineJob:
+@click.pass_obj
+def command(
+    invocation: Invocation,
+    words: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    output: str,
+    force: bool,
+) -> OfflineJob:
     """
     Restore the file that CAP names from any k of its share files.
 
     They may be shares that 'encode' wrote or files from a storage server's directory, under any names. Files
-    that do not belong, or are damaged, are named and left out.
+    that do not belong, or are damaged, are named and left out. In a DIR, such as a storage server's whole
+    directory or one with the directories of many, the file's own shares are found by its storage index.
+    With --cap-file, which must hold one cap, all arguments are share files.
     """
+    caps, paths = ((), words) if cap_files else (words[:1], words[1:])
+    check_caps(caps, cap_files)
 
     def work(console: Console) -> int:
-        return decode(console, cap, share_files, output, force)
+        return decode(console, caps, cap_files, paths, output, force)
 
     return OfflineJob(work)
 
 
 def decode(
-    console: Console, text: str, share_files: tuple[str, ...], output: str, force: bool
+    console: Console,
+    caps: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    paths: tuple[str, ...],
+    output: str,
+    force: bool,
 ) -> int:
     """Restore one file to where it shall go."""
+    from pipegrid.cli.files import named_files
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.render import corruption_fields, plural, warn_of_corruption
+    from pipegrid.core.caps import LitCap
     from pipegrid.core.filecaps import readable
     from pipegrid.errors import UsageError
     from pipegrid.transfer.offline import decode_file
+    from pipegrid.transfer.sharefinder import ShareFinder
 
-    cap = readable(text)
+    files = named_files(console, caps, cap_files, readable)
+    if len(files) > 1:
+        raise UsageError(f"decode restores one file, but {len(files)} caps were given; give one")
+    cap = files[0].cap
     if console.json and output == "-":
         raise UsageError("--json would mix with the file on standard output; choose a file for -o")
+    if not isinstance(cap, LitCap):
+        finder = ShareFinder(cap.storage_index)
+        paths = tuple(finder.among(paths))
+        if finder.others:
+            console.say(
+                f"pipegrid: {plural(finder.others, 'file')} left out that the directory's name says to be of "
+                f"another storage index than {files[0].base_name}"
+            )
     with ExitStack() as stack:
         sink = console.data_sink
         if output != "-":
             sink = stack.enter_context(OutputFile(output, force)).file
-        progress = stack.enter_context(Progress(console, "decode"))
-        result = decode_file(cap, share_files, sink, progress=progress.transfer())
+        progress = None
+        if output != "-" or not console.results.isatty():
+            progress = stack.enter_context(Progress(console, "decode")).transfer()
+        result = decode_file(cap, paths, sink, progress=progress)
     warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
     console.detail(f"{plural(result.size, 'byte')} from shares {used or 'none'}")

@@ -1,32 +1,47 @@
-"""``pipegrid get``: fetch a file, or a part of it."""
+"""``pipegrid get``: fetch files, or a part of one."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, wait_option
+from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.cli.options import (
+    EMPTY_NAME,
+    cap_arguments,
+    check_caps,
+    common_options,
+    wait_option,
+)
+from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.places import destinations
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
+    from pipegrid.cli.files import NamedFile
+    from pipegrid.cli.progress import ProgressCall
     from pipegrid.core.caps import ChkCap, LitCap
     from pipegrid.grid import Grid
+    from pipegrid.transfer.results import GetResult
+
+
+FILES_AT_ONCE = 4
 
 
 @click.command(name="get")
-@click.argument("cap")
+@cap_arguments
 @click.option(
     "-o",
     "--output",
     type=click.Path(),
-    metavar="FILE",
-    help="Write to FILE, which appears when all of it is verified.  [default: standard output]",
+    metavar="FILE|DIR",
+    help="Write to FILE, which appears when all of it is verified; or into the directory DIR, which is "
+    "made where several files go.  [default: standard output]",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("-f", "--force", is_flag=True, help="Replace files that exist.")
 @click.option(
     "--range",
     "byte_range",
@@ -35,13 +50,24 @@ if TYPE_CHECKING:
 )
 @wait_option
 @common_options
-def command(cap: str, output: str | None, force: bool, byte_range: str | None) -> GridJob:
+@click.pass_obj
+def command(
+    invocation: Invocation,
+    caps: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    byte_range: str | None,
+) -> GridJob:
     """
-    Fetch the file that CAP names.
+    Fetch the files that caps name.
 
     Every byte is verified before it is written. What was written to standard output before an error is
-    good as far as it goes.
+    good as far as it goes. Several files need '-o DIR'; there each is called as the cap file says, or
+    after its storage index.
     """
+    check_caps(caps, cap_files)
+    from pipegrid.cli.files import each_in_order, named_files
     from pipegrid.cli.ranges import resolve
     from pipegrid.core.filecaps import readable
 
@@ -50,13 +76,40 @@ def command(cap: str, output: str | None, force: bool, byte_range: str | None) -
         raise click.UsageError("--force goes with -o", click.get_current_context())
     if output == "":
         raise click.UsageError(f"-o: {EMPTY_NAME}", click.get_current_context())
-    file = readable(cap)
-    start, length = (0, file.size) if byte_range is None else resolve(byte_range, file.size)
+    files = named_files(invocation.console, caps, cap_files, readable)
+    if len(files) > 1 and byte_range is not None:
+        raise UsageError("--range is for one file; leave it out, or fetch them one by one")
+    places = destinations(files, output)
+    cap = files[0].cap
+    start, length = (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
 
     async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.progress import Progress
+
         if console.json and output is None:
             raise UsageError("--json would mix with the file on standard output; add -o FILE")
-        return await fetch(grid, console, file, (start, length), output, force)
+        if places.directory is not None:
+            places.make_directory()
+        with ExitStack() as stack:
+            progress = None
+            if (
+                output is not None or not console.results.isatty()
+            ):  # or it would be in the file's midst
+                progress = stack.enter_context(Progress(console, "get"))
+
+            async def get(file: NamedFile[Any]) -> GetResult:
+                part = (start, length) if len(files) == 1 else (0, file.cap.size)
+                call = None if progress is None else progress.transfer()
+                return await fetch(grid, console, file.cap, part, places.of(file), force, call)
+
+            def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
+                lead = f"{file.label}: " if len(files) > 1 else ""
+                report(console, file, result, places.of(file), lead)
+                return ExitStatus.DONE
+
+            return await each_in_order(
+                console, files, FILES_AT_ONCE, get, show, lambda file: {"path": places.of(file)}
+            )
 
     return GridJob(work)
 
@@ -68,31 +121,36 @@ async def fetch(
     part: tuple[int, int],
     output: str | None,
     force: bool,
-) -> int:
+    progress: ProgressCall | None,
+) -> GetResult:
     """Fetch a part of a file, given as start and length, to where it shall go."""
     from pipegrid.cli.outfile import OutputFile
-    from pipegrid.cli.progress import Progress
-    from pipegrid.cli.render import corruption_fields, warn_of_corruption
 
     with ExitStack() as stack:
         sink = console.data_sink
         if output is not None:
             sink = stack.enter_context(OutputFile(output, force)).file
-        progress = stack.enter_context(Progress(console, "get"))
-        result = await grid.get(
-            cap, sink, start=part[0], length=part[1], progress=progress.transfer()
-        )
+        result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
         sink.flush()
-    warn_of_corruption(console, result.corrupt)
-    console.detail(f"{result.size} bytes from shares {sorted(result.shares_used)}")
+    return result
+
+
+def report(
+    console: Console, file: NamedFile[Any], result: GetResult, output: str | None, lead: str
+) -> None:
+    """Tell what came of one file, each line beginning with ``lead``."""
+    from pipegrid.cli.render import corruption_fields, warn_of_corruption
+
+    warn_of_corruption(console, result.corrupt, lead)
+    console.detail(f"{lead}{result.size} bytes from shares {sorted(result.shares_used)}")
     if console.json:
         console.result(
             "",
             {
                 "path": output,
+                **({} if file.name is None else {"name": file.name}),
                 "size": result.size,
                 "shares_used": result.shares_used,
                 "corrupt": corruption_fields(result.corrupt),
             },
         )
-    return 0

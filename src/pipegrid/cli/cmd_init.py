@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
-from pipegrid.cli.options import choose_params, common_options, encoding_options
+from pipegrid.cli.options import choose_params, common_options, encoding_options, happy_option
 from pipegrid.errors import UsageError
 
 
@@ -39,9 +39,7 @@ from pipegrid.errors import UsageError
     help="A Tahoe-LAFS node's directory to take everything from; it is only read.",
 )
 @encoding_options
-@click.option(
-    "--happy", type=click.IntRange(1, 256), metavar="H", help="Servers that an upload needs."
-)
+@happy_option
 @common_options
 @click.pass_obj
 def command(

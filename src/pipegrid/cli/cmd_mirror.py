@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import ReactorJob
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.outcome import ExitStatus, unreadable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group(name="mirror")
+@click.group(name="mirror", cls=CommandGroup)
 @common_options
 def command() -> None:
     """

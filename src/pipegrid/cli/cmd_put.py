@@ -14,6 +14,7 @@ from pipegrid.cli.options import (
     choose_params,
     common_options,
     encoding_options,
+    happy_option,
     key_options,
     wait_option,
 )
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 @click.command(name="put")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @encoding_options
-@click.option(
-    "--happy",
-    type=click.IntRange(1, 256),
-    metavar="H",
-    help="On how many servers the shares must be, for the file to count as stored.",
-)
+@happy_option
 @key_options
+@click.option(
+    "-l",
+    "--long",
+    is_flag=True,
+    help="Print the name of each file behind its cap; 'get --cap-file' reads that.",
+)
 @wait_option
 @common_options
 def command(
@@ -42,6 +44,7 @@ def command(
     happy: int | None,
     convergence: bytes | None,
     random_key: bool,
+    long: bool,
 ) -> GridJob:
     """
     Store files ('-' is standard input) and print their capabilities.
@@ -66,6 +69,6 @@ def command(
             "convergence": convergence,
             "random_key": random_key,
         }
-        return await Uploads(grid, console, files, options).run()
+        return await Uploads(grid, console, files, options, with_names=long).run()
 
     return GridJob(work)

@@ -10,6 +10,7 @@ import io
 import json
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, TextIO, cast
 
 from pipegrid.cli.outcome import ExitStatus, printable, sentence, status_of
@@ -32,6 +33,10 @@ class ResultStream(io.BufferedIOBase):
     def name(self) -> str:
         """What errors call it."""
         return "standard output"
+
+    def isatty(self) -> bool:
+        """Whether a person reads it as it comes."""
+        return self._stream is not None and self._stream.isatty()
 
     def writable(self) -> bool:
         """Return True, whatever happened: a failed write tells more."""
@@ -80,7 +85,7 @@ class Console:
         self.stderr = stderr
         self.json = False
         self.verbosity = 0
-        self._before_prose: Callable[[], None] = lambda: None
+        self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def data_sink(self) -> BinaryIO:
@@ -96,8 +101,9 @@ class Console:
         """Print one result: text for people, or its documented fields under ``--json``."""
         # A path may hold bytes that are no text; they come out as they went in.
         line = _json_line(fields) if self.json else text.encode("utf-8", "surrogateescape") + b"\n"
-        self.results.write(line)
-        self.results.flush()
+        with self._aside():
+            self.results.write(line)
+            self.results.flush()
 
     def say(self, text: str) -> None:
         """Tell the user something, unless quiet."""
@@ -127,16 +133,16 @@ class Console:
         self._prose(f"pipegrid: {about}{text}")
         return status_of(error)
 
-    def clear_with(self, clear: Callable[[], None]) -> None:
-        """Have ``clear`` called before every line of prose, so that a progress bar makes room."""
-        self._before_prose = clear
+    def print_within(self, aside: Callable[[], AbstractContextManager[None]] | None) -> None:
+        """Have every line, result or prose, printed within this, so that a progress bar makes room."""
+        self._aside = aside or nullcontext
 
     def _prose(self, text: str) -> None:
-        self._before_prose()
         data = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         try:
-            self.stderr.write(data + "\n")
-            self.stderr.flush()
+            with self._aside():
+                self.stderr.write(data + "\n")
+                self.stderr.flush()
         except (OSError, ValueError):
             pass  # nobody listens; the exit status still tells
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
@@ -27,14 +28,25 @@ def summary(result: CheckResult) -> str:
     return text
 
 
-def say_more(console: Console, result: CheckResult) -> None:
-    """Tell what is damaged or out of reach, and with ``-v`` what is where."""
+def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
+    """
+    Tell what is damaged or out of reach, and with ``-v`` what is where.
+
+    Args:
+        lead: what every line begins with, where several files are told of.
+    """
     for error in result.corrupt:
-        console.say(f"pipegrid: {located(error)}")
-    for nickname in result.unreachable:
-        console.say(f"pipegrid: {nickname} is out of reach")
+        console.say(f"pipegrid: {lead}{located(error)}")
+    say_unreachable(console, result.unreachable, lead)
     for number, servers in sorted(result.good_shares.items()):
-        console.detail(f"share {number}: {', '.join(servers)}")
+        console.detail(f"{lead}share {number}: {', '.join(servers)}")
+
+
+def say_unreachable(console: Console, servers: Sequence[str], lead: str = "") -> None:
+    """Name the servers that are out of reach, in one line."""
+    if servers:
+        verb = "is" if len(servers) == 1 else "are"
+        console.say(f"pipegrid: {lead}{', '.join(servers)} {verb} out of reach")
 
 
 def fields(result: CheckResult) -> dict[str, Any]:

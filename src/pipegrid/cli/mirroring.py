@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.progress import aside
 
 if TYPE_CHECKING:
     from pipegrid.mirror.mirror import Report
@@ -22,9 +24,15 @@ class Display:
 
             tqdm.tqdm.monitor_interval = 0  # no thread of its own
             self._bar = tqdm.tqdm(
-                desc="mirror", total=0, unit="B", unit_scale=True, leave=False, file=console.stderr
+                desc="mirror",
+                total=0,
+                unit="B",
+                unit_scale=True,
+                leave=False,
+                dynamic_ncols=True,
+                file=console.stderr,
             )
-            console.clear_with(self._bar.clear)
+            console.print_within(partial(aside, self._bar))
 
     def show(self, report: Report) -> None:
         """Show how far it is."""
@@ -46,5 +54,5 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            self._console.clear_with(lambda: None)
+            self._console.print_within(None)
             self._bar.close()

@@ -143,6 +143,36 @@ def common_options(function: F) -> F:
     return function
 
 
+def cap_arguments(function: F) -> F:
+    """Add the arguments and the option that name files by their caps; ``files.named_files`` reads them."""
+    return click.argument("caps", nargs=-1, metavar="CAP...")(cap_file_option(function))
+
+
+def cap_file_option(function: F) -> F:
+    """Add the option that names files whose caps stand in a file."""
+    return click.option(
+        "--cap-file",
+        "cap_files",
+        multiple=True,
+        type=click.Path(allow_dash=True),
+        metavar="FILE",
+        help="Take caps from FILE, one a line, with or without names, as 'put -l' prints them; '-' is "
+        "standard input. Then they stand neither in the shell's history nor in the list of processes.",
+    )(function)
+
+
+def check_caps(caps: tuple[str, ...], cap_files: tuple[str, ...]) -> None:
+    """
+    Raises:
+        click.UsageError: neither caps nor a cap file were given.
+    """
+    context = click.get_current_context()
+    if not caps and not cap_files:
+        raise click.UsageError("Missing argument 'CAP...' or option '--cap-file'.", context)
+    if "" in cap_files:
+        raise click.UsageError(f"--cap-file: {EMPTY_NAME}", context)
+
+
 def wait_option(function: F) -> F:
     """Add the option that says how many servers must be up."""
     return click.option(
@@ -163,7 +193,8 @@ def encoding_options(function: F) -> F:
             "segment_bytes",
             type=byte_size,
             metavar="SIZE",
-            help="Bytes encoded together, such as 128KiB.  [default: 1MiB]",
+            help="Bytes of a file that are encoded together, such as 128KiB.  [default: the directory's; "
+            "1MiB in a new one]",
         ),
         click.option(
             "-n",
@@ -171,7 +202,8 @@ def encoding_options(function: F) -> F:
             "total_shares",
             type=click.IntRange(1, 256),
             metavar="N",
-            help="How many shares to make.",
+            help="How many shares to make of a file, at most one for each server that shall hold one.  "
+            "[default: the directory's; 10 in a new one, fewer if there are fewer servers]",
         ),
         click.option(
             "-k",
@@ -179,11 +211,23 @@ def encoding_options(function: F) -> F:
             "required_shares",
             type=click.IntRange(1, 256),
             metavar="K",
-            help="How many of them restore the file.",
+            help="How many of a file's shares restore it; the rest may be lost.  [default: the "
+            "directory's; 3 in a new one, fewer if there are fewer than 8 servers]",
         ),
     ):
         function = option(function)
     return function
+
+
+def happy_option(function: F) -> F:
+    """Add the option that says when a file counts as stored."""
+    return click.option(
+        "--happy",
+        type=click.IntRange(1, 256),
+        metavar="H",
+        help="How many servers must hold a share of their own, for a file to count as stored.  [default: the "
+        "directory's, at most as many as there are shares; 7 in a new one, fewer if there are fewer servers]",
+    )(function)
 
 
 def key_options(function: F) -> F:

@@ -7,6 +7,7 @@ Statuses are an interface, documented in ``docs/reference-cli.md``.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 
 import click
 
@@ -52,6 +53,14 @@ def status_of(error: BaseException) -> ExitStatus:
         if isinstance(error, kind):
             return status
     return ExitStatus.FAILED
+
+
+def one_status(statuses: Collection[ExitStatus]) -> ExitStatus:
+    """Return the status of a command on several files: that which all failures share, or 1."""
+    failures = set(statuses) - {ExitStatus.DONE}
+    if len(failures) > 1:
+        return ExitStatus.FAILED
+    return failures.pop() if failures else ExitStatus.DONE
 
 
 def sentence(error: BaseException) -> str:

@@ -23,10 +23,12 @@ def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]
     ]
 
 
-def warn_of_corruption(console: Console, corrupt: Sequence[CorruptionError]) -> None:
-    """Tell of damage that did no harm this time."""
+def warn_of_corruption(
+    console: Console, corrupt: Sequence[CorruptionError], lead: str = ""
+) -> None:
+    """Tell of damage that did no harm this time; ``lead`` says of which file, if there are several."""
     for error in corrupt:
-        console.say(f"pipegrid: worked around damage: {located(error)}")
+        console.say(f"pipegrid: {lead}worked around damage: {located(error)}")
 
 
 def located(error: CorruptionError) -> str:

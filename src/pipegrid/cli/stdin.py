@@ -13,6 +13,8 @@ import select
 import stat
 from typing import BinaryIO
 
+from pipegrid.errors import SourceError
+
 
 class InterruptibleInput:
     """
@@ -46,6 +48,19 @@ class InterruptibleInput:
     def give_up(self) -> None:
         """Make a ``read`` that waits, or is yet to come, fail. From any thread; once."""
         os.close(self._give_up)
+
+
+class NoInput:
+    """Standard input where there is none; reading it says so."""
+
+    name = "standard input"
+
+    def read(self, length: int = -1, /) -> bytes:
+        """
+        Raises:
+            SourceError: always.
+        """
+        raise SourceError("cannot read standard input: it is closed")
 
 
 def interruptible(file: BinaryIO) -> BinaryIO | InterruptibleInput:

@@ -1,7 +1,7 @@
 """
 The files of one ``put``: stored many at once, their caps printed in the order asked for.
 
-Which go at the same time is ``transfer.many``'s decision.
+Which go at the same time is ``Grid.put_many``'s decision.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, printable, sentence
+from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
 from pipegrid.cli.progress import Progress
-from pipegrid.cli.stdin import InterruptibleInput, interruptible
-from pipegrid.errors import SinkError, SourceError
-from pipegrid.transfer.put.many import ManyPuts
+from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
+from pipegrid.errors import SinkError
 from pipegrid.transfer.put.source import size_of
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
-    from pipegrid.transfer.progress import Progress as ProgressCall
     from pipegrid.transfer.results import PutResult
 
 
@@ -32,18 +30,25 @@ class Uploads:
 
     Args:
         files: paths; ``-`` is standard input.
-        options: for ``Grid.put``.
+        options: for ``Grid.put_many``.
+        with_names: print the lines of a cap file, and not only caps.
     """
 
     def __init__(
-        self, grid: Grid, console: Console, files: Sequence[str], options: dict[str, Any]
+        self,
+        grid: Grid,
+        console: Console,
+        files: Sequence[str],
+        options: dict[str, Any],
+        with_names: bool = False,
     ) -> None:
         self._grid = grid
         self._console = console
         self._files = files
         self._options = options
+        self._with_names = with_names
         self._outcomes: dict[int, PutResult | Failure] = {}
-        self._stdin: BinaryIO | InterruptibleInput | None = None
+        self._stdin: BinaryIO | InterruptibleInput | NoInput | None = None
         self._printed = 0
         self._statuses: set[ExitStatus] = set()
 
@@ -54,41 +59,33 @@ class Uploads:
         Returns:
             0; or the status of the failures if they share one; or 1.
         """
-        with Progress(self._console, "put") as progress:
-
-            def start(number: int, note: ProgressCall) -> Deferred[PutResult]:
-                upload = self._upload(self._files[number], _both(note, progress.transfer()))
-                return Deferred.fromCoroutine(upload)
-
-            sizes = [None if path == "-" else size_of(path) for path in self._files]
-            try:
-                await ManyPuts(sizes, start, self._ended).run()
-            except BrokenPipeError:
-                raise SinkError(
-                    "nobody reads standard output any more; run the command again for the caps"
-                ) from None
-        if len(self._statuses) > 1:
-            return ExitStatus.FAILED
-        return next(iter(self._statuses), ExitStatus.DONE)
-
-    async def _upload(self, path: str, progress: ProgressCall) -> PutResult:
-        if path != "-":
-            return await self._grid.put(path, progress=progress, **self._options)
-        source: Any = self._open_stdin()
+        sources: list[Any] = [path if path != "-" else self._open_stdin() for path in self._files]
         try:
-            return await self._grid.put(source, progress=progress, **self._options)
+            with Progress(self._console, "put") as progress:
+                self._bars = BarsOfFiles(progress, sources)
+                await self._grid.put_many(
+                    sources,
+                    progress=self._bars.sent if progress.is_wanted else None,
+                    hashing=self._bars.hashed if progress.is_wanted else None,
+                    ended=self._ended,
+                    **self._options,
+                )
+        except BrokenPipeError:
+            raise SinkError(
+                "nobody reads standard output any more; run the command again for the caps"
+            ) from None
         finally:
-            if isinstance(source, InterruptibleInput):
-                source.give_up()
+            if isinstance(self._stdin, InterruptibleInput):
+                self._stdin.give_up()
+        return one_status(self._statuses)
 
     def _ended(self, number: int, outcome: PutResult | Failure) -> None:
         self._outcomes[number] = outcome
         self._print_in_order()
 
-    def _open_stdin(self) -> BinaryIO | InterruptibleInput:
-        if self._console.stdin is None:
-            raise SourceError("cannot read standard input: it is closed")
-        self._stdin = interruptible(self._console.stdin)
+    def _open_stdin(self) -> BinaryIO | InterruptibleInput | NoInput:
+        stdin = self._console.stdin
+        self._stdin = NoInput() if stdin is None else interruptible(stdin)
         return self._stdin
 
     def _print_in_order(self) -> None:
@@ -116,11 +113,12 @@ class Uploads:
             f"{len(result.shares_found)} found, happiness {result.happiness}, "
             f"{result.elapsed_s:.3f} s"
         )
+        cap = str(result.cap)
         console.result(
-            str(result.cap),
+            as_line(cap, path) if self._with_names else cap,
             {
                 "path": path,
-                "cap": str(result.cap),
+                "cap": cap,
                 "size": result.size,
                 "share_bytes": result.share_bytes,
                 "shares_placed": result.shares_placed,
@@ -131,15 +129,23 @@ class Uploads:
         )
 
 
-def _both(one: ProgressCall, other: ProgressCall | None) -> ProgressCall:
-    """Return what calls both."""
+class BarsOfFiles:
+    """What the files of one ``put`` report, each under its number, on one bar."""
 
-    def call(done: int, total: int) -> None:
-        one(done, total)
-        if other is not None:
-            other(done, total)
+    def __init__(self, progress: Progress, sources: Sequence[Any]) -> None:
+        self._calls = [progress.upload(size_of(source)) for source in sources]
 
-    return call
+    def sent(self, number: int, done: int, total: int) -> None:
+        """So much of a file's shares is acknowledged."""
+        call = self._calls[number][0]
+        assert call is not None
+        call(done, total)
+
+    def hashed(self, number: int, done: int, total: int) -> None:
+        """A file's key was made from so much of it."""
+        call = self._calls[number][1]
+        assert call is not None
+        call(done, total)
 
 
 def _name(path: str) -> str:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
 from pipegrid.core.filecaps import checkable, readable
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
@@ -42,11 +44,13 @@ from pipegrid.transfer.put.keynotes import KeyNotes
 from pipegrid.transfer.put.many import ManyPuts
 from pipegrid.transfer.put.putter import Putter
 from pipegrid.transfer.put.source import SourceLike, size_of
+from pipegrid.transfer.renew import Renewal
 from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import (
     CheckResult,
     GetResult,
     PutResult,
+    RenewResult,
     RepairResult,
     ServerStatus,
 )
@@ -186,6 +190,7 @@ class Grid:
         convergence: bytes | None = None,
         random_key: bool = False,
         progress: Progress | None = None,
+        hashing: Progress | None = None,
     ) -> Deferred[PutResult]:
         """
         Store one file; fires when enough servers hold it, with its cap.
@@ -198,14 +203,18 @@ class Grid:
             convergence: the convergence secret, other than configured; ``b""`` for none.
             random_key: use a fresh key, so that the cap never equals another. If the put of a file (named by
                 its path, of more than one segment) is cut off, the next put of it with a random key goes on.
-            progress: called with acknowledged and total bytes of shares.
+            progress: called with acknowledged and total bytes of shares; its first call tells what was
+                there already.
+            hashing: called before that, with the bytes of the file that its key was made from so far,
+                and its size; not for a file that is read in one go.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read, or changes meanwhile.
             UnhappyError: too few servers took it.
             UsageError: the parameters are impossible.
         """
-        return self._start(self._put(source, params, happy, convergence, random_key, progress))
+        options = (params, happy, convergence, random_key)
+        return self._start(self._put(source, *options, progress, hashing))
 
     async def _put(
         self,
@@ -215,6 +224,7 @@ class Grid:
         convergence: bytes | None,
         random_key: bool,
         progress: Progress | None,
+        hashing: Progress | None,
     ) -> PutResult:
         params = self.config.params if params is None else params
         if happy is None:
@@ -225,7 +235,7 @@ class Grid:
         elif convergence is None:
             convergence = self.config.convergence
         await self._readiness.wait(happy)
-        return await self._putter.put(source, params, happy, convergence, progress)
+        return await self._putter.put(source, params, happy, convergence, progress, hashing)
 
     def put_many(
         self,
@@ -235,6 +245,8 @@ class Grid:
         happy: int | None = None,
         convergence: bytes | None = None,
         random_key: bool = False,
+        progress: Callable[[int, int, int], None] | None = None,
+        hashing: Callable[[int, int, int], None] | None = None,
         ended: Callable[[int, PutResult | Failure], None] | None = None,
     ) -> Deferred[list[PutResult | Failure]]:
         """
@@ -245,14 +257,20 @@ class Grid:
 
         Args:
             sources: see ``put``; so are the other options.
+            progress, hashing: called as those of ``put`` are, with the number of the file in front.
             ended: called with the number of each file, and its outcome, as it ends.
         """
         outcomes: dict[int, PutResult | Failure] = {}
 
-        def start(number: int, progress: Progress) -> Deferred[PutResult]:
-            return Deferred.fromCoroutine(
-                self._put(sources[number], params, happy, convergence, random_key, progress)
-            )
+        def start(number: int, pace: Progress) -> Deferred[PutResult]:
+            def report(done: int, total: int) -> None:
+                pace(done, total)
+                if progress is not None:
+                    progress(number, done, total)
+
+            hashed = None if hashing is None else partial(hashing, number)
+            options = (params, happy, convergence, random_key)
+            return Deferred.fromCoroutine(self._put(sources[number], *options, report, hashed))
 
         def note(number: int, outcome: PutResult | Failure) -> None:
             outcomes[number] = outcome
@@ -355,7 +373,12 @@ class Grid:
         return into.getvalue()
 
     def check(
-        self, cap: str | Cap, *, verify: bool = False, progress: Progress | None = None
+        self,
+        cap: str | Cap,
+        *,
+        verify: bool = False,
+        add_lease: bool = False,
+        progress: Progress | None = None,
     ) -> Deferred[CheckResult]:
         """
         Find out how many shares of a file are where.
@@ -363,15 +386,16 @@ class Grid:
         Args:
             cap: a read cap or verify cap of an immutable file or directory.
             verify: fetch every share and check every byte of it.
+            add_lease: add a lease, or renew it, where a good share was found.
             progress: called with shares verified and shares found.
 
         Raises (through the Deferred):
             CapError: not the cap of an immutable file.
         """
-        return self._start(self._check(cap, verify, progress))
+        return self._start(self._check(cap, verify, progress, add_lease))
 
     async def _check(
-        self, given: str | Cap, verify: bool, progress: Progress | None
+        self, given: str | Cap, verify: bool, progress: Progress | None, add_lease: bool = False
     ) -> CheckResult:
         cap = checkable(given)
         if isinstance(cap, LitCap):
@@ -396,7 +420,43 @@ class Grid:
             progress=progress,
             silence_s=self._download_settings.silence_s,
         )
-        return await check.run()
+        result = await check.run()
+        if not add_lease:
+            return result
+        holders = {peer: None for peers in check.found.holders.values() for peer in peers}
+        leased = await self._renewal(cap).on(holders)
+        return attrs.evolve(
+            result,
+            renewed=sorted(peer.name for peer in leased.peers),
+            reasons=sorted(set(leased.reasons)),
+        )
+
+    def renew(self, cap: str | Cap) -> Deferred[RenewResult]:
+        """
+        Add a lease to every share of a file, or renew it; not a byte of them is read.
+
+        Args:
+            cap: a read cap or verify cap of an immutable file or directory.
+
+        Raises (through the Deferred):
+            CapError: not the cap of an immutable file.
+        """
+        return self._start(self._renew(cap))
+
+    async def _renew(self, given: str | Cap) -> RenewResult:
+        cap = checkable(given)
+        if isinstance(cap, LitCap):
+            return RenewResult(cap, {}, 0, 0, [], [])
+        await self._readiness.wait(cap.required_shares, all_told=True)
+        return await self._renewal(cap).everywhere(self._peers)
+
+    def _renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
+        return Renewal(
+            clock=self._reactor,
+            cap=cap,
+            client_secrets=ClientSecrets(self.config.lease_secret),
+            silence_s=self._download_settings.silence_s,
+        )
 
     def repair(self, cap: str | Cap, *, progress: Progress | None = None) -> Deferred[RepairResult]:
         """

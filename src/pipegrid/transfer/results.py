@@ -64,6 +64,8 @@ class CheckResult:
         corrupt: damage found (only with verification).
         happiness: servers of happiness of the good shares.
         unreachable: servers that could not be asked.
+        renewed: servers on which leases were added or renewed, if that was asked for.
+        reasons: what kept servers from giving a lease, if anything did.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -75,6 +77,32 @@ class CheckResult:
     required_shares: int
     total_shares: int
     unreachable: list[str]
+    renewed: list[str] = attrs.field(factory=list)
+    reasons: list[str] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class RenewResult:
+    """
+    Leases of one file.
+
+    Attributes:
+        leases: share number to the nicknames of the servers that gave a lease on it.
+        unreachable: servers that could not be asked.
+        reasons: what kept servers that have shares from giving a lease.
+    """
+
+    cap: Cap | ChkCap | ChkVerifierCap
+    leases: dict[int, list[str]]
+    required_shares: int
+    total_shares: int
+    unreachable: list[str]
+    reasons: list[str]
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether what has a lease now is enough to restore the file."""
+        return len(self.leases) >= self.required_shares
 
 
 @attrs.frozen

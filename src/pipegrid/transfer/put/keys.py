@@ -12,6 +12,7 @@ import os
 from pipegrid.core.hashes import KEY_BYTES, TaggedHasher, convergent_key_hasher
 from pipegrid.core.params import Geometry
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.source import Source
 
 _SLICE_BYTES = 8 << 20
@@ -24,14 +25,25 @@ def random_key() -> bytes:
 
 
 async def convergent_key(
-    source: Source, geometry: Geometry, convergence: bytes, workers: CpuWorkers
+    source: Source,
+    geometry: Geometry,
+    convergence: bytes,
+    workers: CpuWorkers,
+    hashing: Progress | None = None,
 ) -> bytes:
-    """Return the 16-byte key that equal plaintext, parameters and secret always give."""
+    """
+    Return the 16-byte key that equal plaintext, parameters and secret always give.
+
+    Args:
+        hashing: called with the bytes that were read, and with all that there are.
+    """
     hasher = convergent_key_hasher(
         convergence, geometry.required_shares, geometry.total_shares, geometry.segment_bytes
     )
     for start in range(0, source.size, _SLICE_BYTES):
         length = min(_SLICE_BYTES, source.size - start)
+        if hashing is not None:
+            hashing(start, source.size)
         await workers.run_if_large(length, _hash_slice, source, hasher, start, length)
     return hasher.digest()[:KEY_BYTES]
 

@@ -96,6 +96,7 @@ class Putter:
         happy: int,
         convergence: bytes | None,
         progress: Progress | None = None,
+        hashing: Progress | None = None,
     ) -> PutResult:
         """
         Store one file; ``convergence`` None means a random key. See ``Grid.put``.
@@ -113,7 +114,7 @@ class Putter:
             lent = await self._memory.borrow(_held_bytes(geometry))
             try:
                 await self._turns.begin()
-                return await self._upload(source, geometry, happy, convergence, progress)
+                return await self._upload(source, geometry, happy, convergence, progress, hashing)
             finally:
                 self._memory.give_back(lent)
         finally:
@@ -146,18 +147,20 @@ class Putter:
         happy: int,
         convergence: bytes | None,
         progress: Progress | None,
+        hashing: Progress | None,
     ) -> PutResult:
         if geometry.num_segments == 1:
+            hashing = None  # it is over at once
             size = source.size
             data = await self._workers.run_if_large(size, source.read_at, 0, size)
             self._close(source)  # a hundred small files need not be open while they are sent
             source = BytesSource(data, source.name)
         note = await self._take_note(source, geometry) if convergence is None else None
         if note is None:
-            return await self._store(source, geometry, happy, convergence, progress)
+            return await self._store(source, geometry, happy, convergence, progress, hashing)
         done = False
         try:
-            stored = await self._store(source, geometry, happy, note.secret, progress)
+            stored = await self._store(source, geometry, happy, note.secret, progress, hashing)
             done = True
             return stored
         finally:
@@ -179,12 +182,13 @@ class Putter:
         happy: int,
         secret: bytes | None,
         progress: Progress | None,
+        hashing: Progress | None,
     ) -> PutResult:
         """Store a file whose key comes of its content and a secret, or of nothing."""
         if secret is None:
             key = random_key()
         else:
-            key = await convergent_key(source, geometry, secret, self._workers)
+            key = await convergent_key(source, geometry, secret, self._workers, hashing)
 
         async def check_source() -> None:
             if source.check_unchanged() or secret is None:

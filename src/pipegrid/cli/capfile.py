@@ -1,0 +1,120 @@
+r"""
+Cap files: one cap a line, perhaps with the name of its file behind it, as ``put -l`` prints them.
+
+    URI:CHK:...:3:10:5000  holiday.jpg
+    # lines that begin like this, and empty ones, count for nothing
+
+Between cap and name are two spaces (any number will do that a person writes by hand, then the name does not
+begin with one). In a name ``\n`` stands for the end of a line, ``\\`` for a backslash, and ``\x1b`` for any
+character that a terminal would not print.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from pipegrid.cli.outcome import printable, unreadable
+from pipegrid.errors import SourceError, UsageError
+
+MAX_BYTES = 16 << 20
+"""That a cap file may have; a cap with a name has some 150."""
+
+MAX_CAPS = 100_000
+
+_ESCAPE = re.compile(r"\\(?:([\\nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_SHORT = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
+
+
+class Line(NamedTuple):
+    """
+    A cap as it stands somewhere.
+
+    Attributes:
+        text: the cap.
+        name: of its file, or None.
+        where: for errors; empty for the only one on the command line.
+    """
+
+    text: str
+    name: str | None
+    where: str
+
+
+def as_line(cap: str, name: str) -> str:
+    """Return the line of a cap file, without its end."""
+    return f"{cap}  {escaped(name)}"
+
+
+def escaped(name: str) -> str:
+    """Return a name on one line, as a terminal can show it and ``unescaped`` reads it."""
+    return printable(name.replace("\\", "\\\\"))
+
+
+def unescaped(text: str) -> str:
+    """Return the name that ``escaped`` made this of; other backslashes stay what they are."""
+
+    def character(match: re.Match[str]) -> str:
+        short, *codes = match.groups()
+        if short:
+            return _SHORT[short]
+        number = int(next(code for code in codes if code), 16)
+        return chr(number) if number <= 0x10FFFF else match[0]
+
+    return _ESCAPE.sub(character, text)
+
+
+def read_cap_file(path: str, stdin: BinaryIO | None) -> list[Line]:
+    """
+    Return the lines of a cap file; ``-`` is standard input.
+
+    Raises:
+        SourceError: it cannot be read.
+        UsageError: it is no cap file, as far as can be told without looking at the caps.
+    """
+    name = "standard input" if path == "-" else path
+    try:
+        if path != "-":
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        elif stdin is None:
+            raise SourceError("cannot read standard input: it is closed")
+        else:
+            data = stdin.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise unreadable(name, error) from error
+    except ValueError as error:
+        raise SourceError(f"{path!r} is no path: {error}; give another") from error
+    return parse_cap_file(data, name)
+
+
+def parse_cap_file(data: bytes, name: str) -> list[Line]:
+    """
+    Return the lines with a cap in them.
+
+    Args:
+        name: of the file, for errors.
+    """
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            f"{name} is larger than {MAX_BYTES >> 20} MiB; a cap file has one cap a line, so choose another"
+        )
+    lines = data.decode("utf-8-sig", "surrogateescape").split("\n")
+    found = []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\r").lstrip()
+        if not line or line.startswith("#"):
+            continue
+        cap = line.split(maxsplit=1)[0]
+        rest = line[len(cap) :]
+        rest = rest[2:] if rest.startswith("  ") else rest.lstrip()
+        where = f"{name}:{number}"
+        if "\0" in rest:
+            raise UsageError(f"{where}: this is no line of a cap file; write one cap a line")
+        found.append(Line(cap, unescaped(rest) if rest.strip() else None, where))
+        if len(found) > MAX_CAPS:
+            raise UsageError(f"{name} holds more than {MAX_CAPS} caps; split it")
+    if not found:
+        raise UsageError(f"{name} holds no cap; write one a line")
+    return found

@@ -1,0 +1,48 @@
+"""``pipegrid storage-index``: what servers call a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import Invocation, OfflineJob
+from pipegrid.cli.options import cap_arguments, check_caps, common_options
+
+
+@click.command(name="storage-index")
+@cap_arguments
+@common_options
+@click.pass_obj
+def command(
+    invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...]
+) -> OfflineJob:
+    """
+    Tell what servers call files, which is where their shares are.
+
+    On a server's disk the shares are in shares/XX/INDEX, where XX are the first two characters of
+    INDEX. Whoever knows only this can neither read the file nor check it. No grid is needed. A file
+    that is in its cap has no storage index: its line is '-'.
+    """
+    check_caps(caps, cap_files)
+
+    def work(console: Console) -> int:
+        from pipegrid.cli.files import identity, named_files, storage_index_text
+        from pipegrid.core.caps import LitCap
+        from pipegrid.core.filecaps import checkable
+
+        for file in named_files(console, caps, cap_files, checkable):
+            index = storage_index_text(file.cap) or None
+            fields: dict[str, Any] = {
+                **identity(file),
+                "storage_index": index,
+                "size": file.cap.size,
+            }
+            if not isinstance(file.cap, LitCap):
+                fields["required_shares"] = file.cap.required_shares
+                fields["total_shares"] = file.cap.total_shares
+            console.result(index or "-", fields)
+        return 0
+
+    return OfflineJob(work)

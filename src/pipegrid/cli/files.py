@@ -1,0 +1,160 @@
+"""The files that a command line names by their caps, on itself or in cap files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from pipegrid.cli.capfile import Line, read_cap_file
+from pipegrid.cli.console import Console
+from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
+from pipegrid.core import base32
+from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap
+from pipegrid.errors import CapError, UsageError
+from pipegrid.reactor.together import few_at_a_time
+
+C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap)
+R = TypeVar("R")
+
+
+@attrs.frozen
+class NamedFile(Generic[C]):
+    """
+    One file that the user means.
+
+    Attributes:
+        text: its cap as given.
+        cap: the same, understood.
+        name: as the cap file has it, or None.
+    """
+
+    text: str
+    cap: C
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What people call it: its name, or what servers call it, which gives nothing away."""
+        return self.base_name if self.name is None else printable(self.name)
+
+    @property
+    def base_name(self) -> str:
+        """What it is called if nobody says otherwise."""
+        return storage_index_text(self.cap) or f"literal-{_digest(self.cap)}"
+
+
+def identity(file: NamedFile[Any]) -> dict[str, Any]:
+    """Return the JSON fields that say which file it is."""
+    return {"cap": file.text} if file.name is None else {"cap": file.text, "name": file.name}
+
+
+def storage_index_text(cap: ChkCap | ChkVerifierCap | LitCap) -> str:
+    """Return the storage index as servers spell it; nothing if the cap holds the file."""
+    return "" if isinstance(cap, LitCap) else base32.encode(cap.storage_index)
+
+
+def _digest(cap: ChkCap | ChkVerifierCap | LitCap) -> str:
+    return base32.encode(hashlib.sha256(str(cap).encode()).digest()[:10])
+
+
+def named_files(
+    console: Console,
+    caps: Sequence[str],
+    cap_files: Sequence[str],
+    understand: Callable[[str], C],
+) -> list[NamedFile[C]]:
+    """
+    Return the files that caps on the command line and cap files name, each once.
+
+    Args:
+        understand: returns a cap, or raises CapError.
+
+    Raises:
+        CapError: one of them is no cap, or of the wrong kind.
+        SourceError: a cap file cannot be read.
+        UsageError: there is none at all.
+    """
+    several = len(caps) > 1
+    lines = [
+        Line(text, None, f"cap number {number}" if several else "")
+        for number, text in enumerate(caps, 1)
+    ]
+    if cap_files.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    for path in cap_files:
+        lines += read_cap_file(path, console.stdin)
+    found: dict[tuple[C, str | None], NamedFile[C]] = {}
+    for text, name, where in lines:
+        try:
+            if text.strip() == "-":
+                raise CapError("'-' is no cap; read them from standard input with --cap-file -")
+            cap = understand(text)
+        except CapError as error:
+            raise CapError(f"{where}: {error}" if where else str(error)) from None
+        found.setdefault((cap, name), NamedFile(text.strip(), cap, name))
+    if again := len(lines) - len(found):
+        console.say(f"pipegrid: {again} of {len(lines)} caps were given before; each counts once")
+    return list(found.values())
+
+
+async def each_in_order(
+    console: Console,
+    files: Sequence[NamedFile[C]],
+    at_once: int,
+    work: Callable[[NamedFile[C]], Awaitable[R]],
+    show: Callable[[NamedFile[C], R], ExitStatus],
+    fields: Callable[[NamedFile[C]], dict[str, Any]] = identity,
+) -> ExitStatus:
+    """
+    Do something with each file, a few at once, and show what came of it in their order.
+
+    With one file its failure is raised. With several, one that fails does not stop the others.
+
+    Args:
+        at_once: how many files.
+        fields: say in JSON which file failed.
+
+    Returns:
+        0; or the status of those that are not well if they share one; or 1.
+    """
+    if len(files) == 1:
+        return show(files[0], await work(files[0]))
+    outcomes: dict[int, R | Exception] = {}
+    statuses: list[ExitStatus] = []
+
+    async def step(number: int) -> None:
+        try:
+            outcomes[number] = await work(files[number])
+        except Exception as error:
+            if _is_the_end(error):
+                raise
+            outcomes[number] = error
+        while len(statuses) in outcomes:
+            file, outcome = files[len(statuses)], outcomes.pop(len(statuses))
+            if isinstance(outcome, Exception):
+                statuses.append(_complain(console, file, outcome, fields(file)))
+            else:
+                statuses.append(show(file, outcome))
+
+    await few_at_a_time(at_once, [partial(step, number) for number in range(len(files))])
+    return one_status(statuses)
+
+
+def _is_the_end(error: Exception) -> bool:
+    """Whether the command was cancelled, or nobody reads its results any more."""
+    from twisted.internet.defer import CancelledError
+
+    return isinstance(error, (CancelledError, BrokenPipeError))
+
+
+def _complain(
+    console: Console, file: NamedFile[Any], error: Exception, fields: dict[str, Any]
+) -> ExitStatus:
+    status = console.complain(error, about=file.label)
+    if console.json:
+        console.result("", {**fields, "error": sentence(error), "exit_status": int(status)})
+    return status

@@ -1,0 +1,86 @@
+"""Where the files of one ``get`` go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.outcome import printable
+from pipegrid.errors import SinkError, UsageError
+
+if TYPE_CHECKING:
+    from pipegrid.cli.files import NamedFile
+
+
+class Places:
+    """
+    A path for each file; None: standard output.
+
+    Args:
+        paths: in the order of the files.
+
+    Attributes:
+        directory: that they go into, if it is one.
+    """
+
+    def __init__(
+        self, files: Sequence[NamedFile[Any]], paths: Sequence[str | None], directory: str | None
+    ) -> None:
+        self.directory = directory
+        self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
+
+    def of(self, file: NamedFile[Any]) -> str | None:
+        """Return where the file goes."""
+        return self._paths[id(file)]
+
+    def make_directory(self) -> None:
+        """
+        Make the directory if it is missing.
+
+        Raises:
+            SinkError: that cannot be done, or something else is there.
+        """
+        assert self.directory is not None
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+        except OSError as error:
+            raise SinkError(
+                f"cannot make the directory {self.directory}: {error.strerror}"
+            ) from error
+
+
+def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> Places:
+    """
+    Return where each file goes: several into a directory, one also into a file or to standard output.
+
+    Of a name with directories in it only the last part counts, so that nothing is written elsewhere.
+
+    Raises:
+        UsageError: there is no place for all of them, or two would have the same name.
+    """
+    if output is None:
+        if len(files) > 1:
+            raise UsageError(
+                f"{len(files)} files cannot be told apart on standard output; add -o DIR"
+            )
+        return Places(files, [None], None)
+    if len(files) == 1 and not (output.endswith("/") or os.path.isdir(output)):
+        return Places(files, [output], None)
+    names = [_name(file) for file in files]
+    taken: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if name in taken:
+            raise UsageError(
+                f"two caps would be fetched to {printable(os.path.join(output, name))}, the "
+                f"{taken[name]}. and the {number}.; give them different names in the cap file"
+            )
+        taken[name] = number
+    return Places(files, [os.path.join(output, name) for name in names], output)
+
+
+def _name(file: NamedFile[Any]) -> str:
+    name = file.base_name if file.name is None else file.name.rpartition("/")[2]
+    if name in ("", ".", ".."):
+        raise UsageError(f"{file.label!r} names no file; mend it in the cap file")
+    return name

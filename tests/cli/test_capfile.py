@@ -1,0 +1,243 @@
+"""Cap files: caps that need not stand on the command line, and several at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli import capfile
+from pipegrid.cli.capfile import as_line, parse_cap_file
+from pipegrid.core.caps import LitCap
+from pipegrid.errors import UsageError
+from pipegrid.grid.creation import create_local
+from tests.cli.support import FakeGrid, Run
+from tests.cli.test_process import SOURCE
+
+ONE, TWO = str(LitCap(b"one")), str(LitCap(b"two"))
+CHK = f"URI:CHK:{'a' * 26}:{'b' * 51}a:3:10:1000"
+
+
+class FormatTests(SynchronousTestCase):
+    """What ``put -l`` writes, and a person writes by hand."""
+
+    def read(self, data: bytes) -> list[tuple[str, str | None]]:
+        return [(line.text, line.name) for line in parse_cap_file(data, "caps")]
+
+    @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
+    def test_names_come_back(self, name: str) -> None:
+        """Whatever a file is called; on one line, without what a terminal would act upon."""
+        line = as_line(ONE, name)
+        self.assertTrue(line.isprintable(), line)
+        self.assertEqual(self.read(f"{line}\n".encode()), [(ONE, name)])
+
+    def test_bytes_that_are_no_text(self) -> None:
+        """They come out of a path as they went in."""
+        name = os.fsdecode(b"caf\xe9 \\ \xff")
+        data = as_line(ONE, name).encode("utf-8", "surrogateescape")
+        self.assertEqual(self.read(data), [(ONE, name)])
+
+    def test_by_hand(self) -> None:
+        """Empty lines, comments, a mark at the beginning, ends as on Windows, any white space."""
+        data = f"\ufeff# mine\r\n\r\n  {ONE}\tone two\r\n{TWO}\r\n{CHK}   x".encode()
+        self.assertEqual(self.read(data), [(ONE, "one two"), (TWO, None), (CHK, " x")])
+
+    def test_bounds(self) -> None:
+        """Neither bytes nor caps without end."""
+        for data, words in (
+            (b"", "caps holds no cap"),
+            (b"# nothing\n\n", "caps holds no cap"),
+            (bytes(capfile.MAX_BYTES + 1), "larger than 16 MiB"),
+            (b"URI:LIT:\n" * (capfile.MAX_CAPS + 1), "more than 100000 caps"),
+            (b"x  \0", "caps:1: this is no line"),
+        ):
+            with self.assertRaises(UsageError) as caught:
+                self.read(data)
+            self.assertIn(words, str(caught.exception))
+
+
+class CapFileTests(SynchronousTestCase):
+    """``--cap-file`` of every command that takes a cap."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+        self.caps = self.directory / "caps"
+        self.out = self.directory / "out"
+
+    def run_command(self, *arguments: str, stdin: bytes = b"", status: int = 0) -> Run:
+        run = Run(*arguments, stdin=stdin)
+        self.assertEqual(self.successResultOf(run.finished), status, run.stderr)
+        return run
+
+    def refused(self, words: str, *arguments: str, stdin: bytes = b"", status: int = 2) -> None:
+        """One sentence, and nothing is asked of any server, nor written."""
+        run = self.run_command(*arguments, stdin=stdin, status=status)
+        self.assertIn(words, run.stderr)
+        self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+        self.assertEqual(run.grid.seen, [])
+        self.assertFalse(self.out.exists())
+
+    def test_from_a_file_and_from_standard_input(self) -> None:
+        """For each of the commands."""
+        self.caps.write_text(ONE)
+        for source, stdin in ((str(self.caps), b""), ("-", ONE.encode())):
+            option = ("--cap-file", source)
+            self.assertEqual(self.run_command("get", *option, stdin=stdin).stdout, "one")
+            decoded = self.run_command("decode", *option, "-o", "-", stdin=stdin)
+            self.assertEqual(decoded.stdout, "one")
+            index = self.run_command("storage-index", *option, stdin=stdin)
+            self.assertEqual(index.stdout, "-\n")
+            for command in ("check", "repair", "renew"):
+                run = Run(command, *option, stdin=stdin, grid=FakeGrid(hold=True))
+                self.assertEqual([cap for cap, _ in run.grid.seen], [LitCap(b"one")])
+                run.finished.cancel()
+                self.successResultOf(run.finished)
+
+    def test_several_files_into_a_directory(self) -> None:
+        """Under their names; of directories in a name nothing is left, so that nothing goes elsewhere."""
+        self.caps.write_text(f"{ONE}  ../../one.txt\n{TWO}  sub/two.txt\n")
+        self.run_command("get", "--cap-file", str(self.caps), "-o", str(self.out))
+        found = {path.name: path.read_bytes() for path in self.out.iterdir()}
+        self.assertEqual(found, {"one.txt": b"one", "two.txt": b"two"})
+        run = self.run_command("get", "--cap-file", str(self.caps), "-o", str(self.out), status=1)
+        self.assertEqual(run.stderr.count("exists already"), 2)
+        self.run_command("get", "--cap-file", str(self.caps), "-fo", str(self.out))
+
+    def test_without_names(self) -> None:
+        """They are called after the storage index, or what stands for it."""
+        self.run_command("get", ONE, TWO, "-o", str(self.out))
+        self.assertEqual(len(list(self.out.glob("literal-*"))), 2)
+
+    def test_one_file_into_a_directory(self) -> None:
+        """Where the directory is there, or is meant."""
+        self.caps.write_text(f"{ONE}  name")
+        self.run_command("get", "--cap-file", str(self.caps), "-o", f"{self.out}/")
+        self.assertEqual((self.out / "name").read_bytes(), b"one")
+        self.caps.write_text(f"{TWO}  other")
+        self.run_command("get", "--cap-file", str(self.caps), "-o", str(self.out))
+        self.assertEqual((self.out / "other").read_bytes(), b"two")
+
+    def test_no_place_for_all(self) -> None:
+        """Standard output, a range, one name for two, or no name at all."""
+        self.refused("add -o DIR", "get", ONE, TWO)
+        self.refused(
+            "--range is for one file", "get", ONE, TWO, "--range", "0-", "-o", str(self.out)
+        )
+        for lines, words in (
+            (f"{ONE}  same\n{TWO}  a/same", "the 1. and the 2.; give them different names"),
+            (f"{ONE}  a\n{TWO}  a/", "'a/' names no file"),
+            (f"{ONE}  a\n{TWO}  ..", "'..' names no file"),
+        ):
+            self.caps.write_text(lines)
+            self.refused(words, "get", "--cap-file", str(self.caps), "-o", str(self.out))
+
+    def test_the_same_cap_again(self) -> None:
+        """It counts once, which is said."""
+        run = self.run_command("get", ONE, ONE, "-o", str(self.out))
+        self.assertEqual(len(run.grid.seen), 1)
+        self.assertIn("1 of 2 caps were given before", run.stderr)
+
+    def test_what_is_no_cap_file(self) -> None:
+        """Empty, junk, endless, a directory, missing; the line is named."""
+        for data, words in (
+            (b"", "holds no cap"),
+            (f"{ONE}\n{os.urandom(40).hex()}\n".encode(), f"{self.caps}:2: "),
+            (b"URI:CHK:torn\n", f"{self.caps}:1: this file cap has 1 field"),
+            (b"\x89PNG\r\n\x1a\n" + bytes(range(128, 256)), f"{self.caps}:1: "),
+        ):
+            self.caps.write_bytes(data)
+            self.refused(words, "check", "--cap-file", str(self.caps))
+        with self.caps.open("wb") as file:
+            file.truncate(10 << 30)
+        self.refused("larger than 16 MiB", "check", "--cap-file", str(self.caps))
+        self.refused("larger than 16 MiB", "check", "--cap-file", "/dev/zero")
+        self.refused("Is a directory", "check", "--cap-file", str(self.directory), status=1)
+        self.refused("No such file", "check", "--cap-file", "nowhere", status=1)
+        self.refused("only once", "check", "--cap-file", "-", "--cap-file", "-")
+        self.refused("Missing argument 'CAP...' or option '--cap-file'", "check")
+        self.refused("with --cap-file -", "get", "-")
+        self.refused("cap number 2: ", "check", ONE, "nonsense")
+        self.refused("the name is empty", "check", "--cap-file", "")
+        both = f"{ONE}\n{TWO}".encode()
+        self.refused("2 caps were given", "decode", "--cap-file", "-", "-o", "x", stdin=both)
+
+    def test_put_prints_names(self) -> None:
+        """``put -l``; without it, caps only."""
+        path = self.directory / "a\nb"
+        path.write_bytes(b"one")
+        run = self.run_command("put", "-l", str(path))
+        self.assertEqual(run.stdout, f"{ONE}  {self.directory}/a\\nb\n")
+        self.caps.write_text(run.stdout)
+        self.run_command("get", "--cap-file", str(self.caps), "-o", f"{self.out}/")
+        self.assertEqual([each.name for each in self.out.iterdir()], ["a\nb"])
+
+
+class WholeTests(SynchronousTestCase):
+    """Many files, as a user has them: there and back by one cap file."""
+
+    def setUp(self) -> None:
+        self.home = Path(self.mktemp()).absolute()
+        create_local(self.home / "grid", servers=4)
+        self.files = {f"file {number}": os.urandom(100 + number) for number in range(12)}
+        for name, data in self.files.items():
+            (self.home / name).write_bytes(data)
+
+    def pipegrid(self, *arguments: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "pipegrid.cli", *arguments],
+            cwd=self.home,
+            env={**os.environ, "PIPEGRID_DIR": str(self.home / "grid"), "PYTHONPATH": str(SOURCE)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.said = done.stderr
+        return done.stdout
+
+    def test_there_and_back(self) -> None:
+        """put -l, check, renew, lose a server, repair, get; each line says which file it is of."""
+        (self.home / "caps").write_text(self.pipegrid("put", "-l", *self.files))
+        for command, words in (
+            (("check", "--add-lease"), "healthy: 10 of 10 shares good"),
+            (("renew",), "renewed: 10 of 10 shares have a lease now, on 4 servers"),
+            (("repair",), "healthy: nothing to repair"),
+        ):
+            lines = self.pipegrid(*command, "--cap-file", "caps").splitlines()
+            self.assertEqual([line.partition(": ")[0] for line in lines], list(self.files))
+            self.assertTrue(all(words in line for line in lines), lines)
+        self.pipegrid("get", "--cap-file", "caps", "-o", "back")
+        for name, data in self.files.items():
+            self.assertEqual((self.home / "back" / name).read_bytes(), data)
+        lines = self.pipegrid("--json", "check", "--add-lease", "--cap-file", "caps").splitlines()
+        found = [json.loads(line) for line in lines]
+        self.assertEqual([each["name"] for each in found], list(self.files))
+        servers = [f"local-0{number}" for number in range(4)]
+        self.assertEqual([each["renewed"] for each in found], [servers] * 12)
+
+    def test_one_lost_file_does_not_stop_the_others(self) -> None:
+        """It is named; the status is its own, since it is the only one."""
+        caps = self.pipegrid("put", "-l", *self.files)
+        (self.home / "caps").write_text(f"{CHK}  lost\n{caps}")
+        lines = self.pipegrid("renew", "--cap-file", "caps", status=4).splitlines()
+        words = "0 of 10 shares have a lease now, on 0 servers; any 3 restore the file"
+        self.assertEqual(lines[0], f"lost: lost: {words}")
+        self.assertEqual(len(lines), 13)
+        self.pipegrid("get", "--cap-file", "caps", "-o", "back", status=4)
+        self.assertRegex(self.said, "^pipegrid: lost: [^\n]*\n$")
+        self.assertEqual({path.name for path in (self.home / "back").iterdir()}, set(self.files))
+        objects = [
+            json.loads(line)
+            for line in self.pipegrid(
+                "--json", "repair", "--cap-file", "caps", status=4
+            ).splitlines()
+        ]
+        self.assertEqual((objects[0]["name"], objects[0]["exit_status"]), ("lost", 4))
+        self.assertEqual([each["name"] for each in objects[1:]], list(self.files))
