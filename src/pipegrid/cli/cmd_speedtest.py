@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.options import common_options
 
 HOMES = {
@@ -26,12 +29,30 @@ _VALUED = ("-d", "--directory", "--trace")
 _HELP = ("-h", "--help")
 
 
-class SpeedTestGroup(click.Group):
+class SpeedTestGroup(CommandGroup):
     """``run`` is meant where no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with the name of the command in its place."""
+        if ctx.resilient_parsing and not with_command(args)[:-1]:
+            return super().parse_args(ctx, args)  # a shell completes what is not written yet
         return super().parse_args(ctx, with_command(args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """Complete a command, or an option of the one that is meant where none is named."""
+        found = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("-"):
+            return found
+        meant = self.get_command(ctx, DEFAULT)
+        assert meant is not None
+        with meant.make_context(DEFAULT, [], parent=ctx, resilient_parsing=True) as below:
+            own = {item.value for item in found}
+            more = [*meant.shell_complete(below, incomplete), CompletionItem(SELF_CHECK)]
+        return found + [
+            item
+            for item in more
+            if item.value not in own and str(item.value).startswith(incomplete)
+        ]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names."""

@@ -1,0 +1,84 @@
+"""What a person sees while a command runs: the bar, and results beside it, on terminals of two widths."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from pipegrid.grid.creation import create_local
+from tests.cli.pty import TerminalTestCase
+
+WIDTHS = (80, 130)
+CAP = re.compile(r"URI:CHK:[a-z2-7]{26}:[a-z2-7]{52}:3:10:(\d+)")
+
+
+class BarTests(TerminalTestCase):
+    """A bar on stderr, results on stdout, both the same terminal."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        create_local(self.home / "grid")
+        self.environment["PIPEGRID_DIR"] = str(self.home / "grid")
+
+    def make(self, name: str, size: int) -> bytes:
+        data = os.urandom(size)
+        (self.home / name).write_bytes(data)
+        return data
+
+    def test_put(self) -> None:
+        """The cap stands on a line of its own, whole, whatever the bar was at."""
+        self.make("file", 3_000_000)
+        for columns in WIDTHS:
+            terminal = self.on_terminal("pipegrid", "put", "file", columns=columns)
+            self.assertEqual(terminal.finish(), 0, terminal.text)
+            self.assertRegex(terminal.raw, r"put: hashing: .*/3\.00M")
+            self.assertRegex(terminal.raw, r"put: +[0-9]+%.*/3\.00M")
+            self.assertNotIn("/10.0M", terminal.raw)  # bytes of shares are nobody's business
+            (line,) = terminal.text.splitlines()
+            self.assertTrue(CAP.fullmatch(line), terminal.raw)
+
+    def test_several_files(self) -> None:
+        """So do many caps, some printed in the middle, in the order of the files."""
+        sizes = [1000 + number for number in range(12)]
+        sizes.insert(3, 4_000_000)
+        names = [f"file-{size}" for size in sizes]
+        for name, size in zip(names, sizes, strict=True):
+            self.make(name, size)
+        for columns in WIDTHS:
+            terminal = self.on_terminal("pipegrid", "put", *names, columns=columns)
+            self.assertEqual(terminal.finish(), 0, terminal.text)
+            found = [CAP.fullmatch(line) for line in terminal.text.splitlines()]
+            self.assertEqual([int(match[1]) for match in found if match], sizes)
+            self.assertEqual(len(found), len(sizes), terminal.text)
+
+    def test_get(self) -> None:
+        """A bar while it goes to a file, none in the midst of one that goes to the terminal."""
+        data = "".join(f"line {number}\r\n" for number in range(20)).encode()
+        (self.home / "file").write_bytes(data)
+        put = [sys.executable, "-m", "pipegrid.cli", "put", "file"]
+        cap = subprocess.run(
+            put, cwd=self.home, env=self.environment, stdout=subprocess.PIPE, check=True, text=True
+        ).stdout.strip()
+        for columns in WIDTHS:
+            terminal = self.on_terminal("pipegrid", "get", cap, columns=columns)
+            self.assertEqual(terminal.finish(), 0)
+            self.assertEqual(terminal.lines, data.decode().split("\r\n")[:-1])
+            self.assertNotIn("get: ", terminal.raw)
+            terminal = self.on_terminal("pipegrid", "get", cap, "-fo", "copy", columns=columns)
+            self.assertEqual((terminal.finish(), terminal.lines), (0, []))
+            self.assertIn("get: ", terminal.raw)
+            self.assertEqual((self.home / "copy").read_bytes(), data)
+
+    def test_prose_and_results_of_one_command(self) -> None:
+        """A file that is not there is told of between the caps, each on its line."""
+        self.make("file", 300_000)
+        for columns in WIDTHS:
+            terminal = self.on_terminal(
+                "pipegrid", "put", "file", "nothing", "file", columns=columns
+            )
+            self.assertEqual(terminal.finish(), 1)
+            first, second, third = terminal.text.splitlines()
+            self.assertTrue(CAP.fullmatch(first) and first == third, terminal.text)
+            self.assertEqual(second, "pipegrid: cannot read nothing: No such file or directory")
