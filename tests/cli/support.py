@@ -84,6 +84,7 @@ class FakeGrid:
         sources: Any,
         *,
         progress: Any = None,
+        found: Any = None,
         hashing: Any = None,
         ended: Any = None,
         **options: Any,

@@ -38,6 +38,7 @@ class BarTests(TerminalTestCase):
             self.assertNotIn("/10.0M", terminal.raw)  # bytes of shares are nobody's business
             (line,) = terminal.text.splitlines()
             self.assertTrue(CAP.fullmatch(line), terminal.raw)
+        self.assertIn("3 MB found", terminal.raw)  # the second time, all is there
 
     def test_several_files(self) -> None:
         """So do many caps, some printed in the middle, in the order of the files."""

@@ -100,3 +100,15 @@ class PutManyTests(RepairTestCase):
             self.assertEqual(told[number][0], (0, total))
             self.assertEqual(told[number][-1], (total, total))
         self.assertEqual(hashed, [(1, 0, 3_000_000)])
+
+    def test_what_was_there(self) -> None:
+        """Shares that servers have are told of as found, and are progress as well."""
+        self.world = World()
+        data = bytes(100_000)
+        told, found = Told(), Told()
+        result = self.world.run(self.world.grid.put(data, found=found))
+        total = 10 * result.share_bytes
+        self.assertEqual(found, [(0, total)])
+        found.clear()
+        self.world.run(self.world.grid.put(data, progress=told, found=found))
+        self.assertEqual((told[-1], found[-1]), ((total, total), (total, total)))

@@ -106,6 +106,17 @@ class MissingTests(ResumedTestCase):
             _, fresh_s = self.world.timed(self.world.grid.put(b"\1" * fresh))
             self.assertLessEqual(took_s, fresh_s, f"cut at {percent} %")
 
+    def test_what_was_there_is_told(self) -> None:
+        """The caller hears how much of the file servers had, as soon as they say so."""
+        for percent in (10, 54, 90):
+            self.make_world()
+            self.cut(percent / 100)
+            there = 10 * self.share_bytes - sum(self.missing().values())
+            found = Told()
+            self.world.run(self.world.grid.put(self.data, found=found))
+            self.assertLessEqual(found[-1][0], there)
+            self.assertGreaterEqual(found[-1][0], there - 10 * (WINDOW + 2 * MESSAGE), percent)
+
     def test_cut_again_and_again(self) -> None:
         """Each run goes on where the one before it was."""
         self.make_world()

@@ -31,31 +31,47 @@ def aside(bar: Any) -> Iterator[None]:
         bar.refresh()
 
 
-@attrs.define
-class _Part:
+@attrs.define(eq=False)
+class Part:
     """
-    One transfer of a command.
+    One transfer of a command; what it reports is shown at once.
 
     Attributes:
         size: of its file, if what is reported counts something else, such as bytes of shares.
-        done, total: what was reported last, in bytes of the file.
-        found: what was there when it began.
-        hashed: of the file, for its key; None: that is over, or was never begun.
+        done_bytes, total_bytes: what was reported last, of the file.
+        found_bytes: what of that was there before.
+        hashed_bytes: of the file, for its key; None: that is over, or was never begun.
     """
 
+    show: Callable[[], None]
     size: int | None = None
-    done: int = 0
-    total: int = 0
-    found: int | None = None
-    hashed: int | None = None
+    done_bytes: int = 0
+    total_bytes: int = 0
+    found_bytes: int = 0
+    hashed_bytes: int | None = None
 
-    def report(self, done: int, total: int) -> None:
-        """Note how far it has come."""
-        if self.size is not None and total:
-            done, total = self.size * done // total, self.size
-        if self.found is None:  # nothing can have been acknowledged before the first report
-            self.found = done
-        self.done, self.total, self.hashed = done, total, None
+    def sent(self, done: int, total: int) -> None:
+        """It has come so far."""
+        self.done_bytes, self.total_bytes = self._of_the_file(done, total)
+        self.hashed_bytes = None
+        self.show()
+
+    def found(self, done: int, total: int) -> None:
+        """So much was there before."""
+        self.found_bytes, _ = self._of_the_file(done, total)
+        self.show()
+
+    def hashed(self, done: int, total: int) -> None:
+        """Its key was made from so much of the file."""
+        self.hashed_bytes, self.total_bytes = done, total
+        if self.size is None:
+            self.size = total  # of a pipe, this is the first that anybody knows
+        self.show()
+
+    def _of_the_file(self, done: int, total: int) -> tuple[int, int]:
+        if self.size is None or not total:
+            return done, total
+        return self.size * done // total, self.size
 
 
 class Progress:
@@ -70,7 +86,7 @@ class Progress:
         self._console = console
         self._verb = verb
         self._unit = unit
-        self._parts: dict[int, _Part] = {}
+        self._parts: list[Part] = []
         self._bar: Any = None
 
     @property
@@ -78,55 +94,29 @@ class Progress:
         """Whether anybody watches."""
         return self._bar is not None
 
-    def transfer(self, size: int | None = None) -> ProgressCall | None:
-        """
-        Return what one transfer calls with what is done and what there is to do; None: nobody watches.
+    def transfer(self) -> ProgressCall | None:
+        """Return what one transfer calls with what is done and what there is to do; None: nobody watches."""
+        return None if self._bar is None else self.upload(None).sent
 
-        Args:
-            size: of the file, if it reports something else than bytes of it.
-        """
-        if self._bar is None:
-            return None
-        return self._reporting(self._part(size))
-
-    def upload(self, size: int | None) -> tuple[ProgressCall | None, ProgressCall | None]:
-        """Return what an upload calls with bytes of shares, and with bytes that its key was made from."""
-        if self._bar is None:
-            return None, None
-        part = self._part(size)
-
-        def hashed(done: int, total: int) -> None:
-            part.hashed, part.total = done, total
-            if part.size is None:
-                part.size = total  # of a pipe, this is the first that anybody knows
-            self._show()
-
-        return self._reporting(part), hashed
-
-    def _part(self, size: int | None) -> _Part:
-        part = self._parts[len(self._parts)] = _Part(size, total=size or 0)
+    def upload(self, size: int | None) -> Part:
+        """Return what an upload reports to, which counts bytes of shares; its file has ``size`` bytes."""
+        part = Part(self._show, size, total_bytes=size or 0)
+        self._parts.append(part)
         return part
 
-    def _reporting(self, part: _Part) -> ProgressCall:
-        def progress(done: int, total: int) -> None:
-            part.report(done, total)
-            self._show()
-
-        return progress
-
     def _show(self) -> None:
-        parts = self._parts.values()
-        bar = self._bar
-        bar.total = sum(part.total for part in parts) or None
-        hashed = [part.hashed for part in parts if part.hashed is not None]
-        if hashed and len(hashed) == len(self._parts):  # nothing is being sent yet
+        if self._bar is None:
+            return
+        bar, parts = self._bar, self._parts
+        bar.total = sum(part.total_bytes for part in parts) or None
+        hashed = [part.hashed_bytes for part in parts if part.hashed_bytes is not None]
+        if hashed and not any(part.done_bytes for part in parts):  # nothing has arrived yet
             self._describe(f"{self._verb}: hashing", "")
             done = sum(hashed)
         else:
-            found = sum(part.found or 0 for part in parts)
-            there = amount(found) if self._unit == "B" else str(found)
-            self._describe(self._verb, f"{there} was there" if found else "")
-            done = sum(part.done for part in parts)
+            done = sum(part.done_bytes for part in parts)
+            found = min(done, sum(part.found_bytes for part in parts))
+            self._describe(self._verb, f"{amount(found)} found" if found else "")
             bar.initial = found  # what was there says nothing of the rate
         if done < bar.n:  # another phase: it counts anew
             bar.n = done
@@ -135,8 +125,8 @@ class Progress:
             bar.update(done - bar.n)
 
     def _describe(self, text: str, postfix: str) -> None:
-        if (text, postfix) != (self._bar.desc.removesuffix(": "), self._bar.postfix or ""):
-            self._bar.set_description_str(text + ": ", refresh=False)
+        if (f"{text}: ", postfix) != (self._bar.desc, self._bar.postfix or ""):
+            self._bar.set_description_str(f"{text}: ", refresh=False)
             self._bar.set_postfix_str(postfix, refresh=False)
             self._bar.refresh()
 

@@ -62,11 +62,10 @@ class Uploads:
         sources: list[Any] = [path if path != "-" else self._open_stdin() for path in self._files]
         try:
             with Progress(self._console, "put") as progress:
-                self._bars = BarsOfFiles(progress, sources)
+                bars = BarsOfFiles(progress, sources)
                 await self._grid.put_many(
                     sources,
-                    progress=self._bars.sent if progress.is_wanted else None,
-                    hashing=self._bars.hashed if progress.is_wanted else None,
+                    **(bars.calls if progress.is_wanted else {}),
                     ended=self._ended,
                     **self._options,
                 )
@@ -130,22 +129,20 @@ class Uploads:
 
 
 class BarsOfFiles:
-    """What the files of one ``put`` report, each under its number, on one bar."""
+    """
+    What the files of one ``put`` report, each under its number, on one bar.
+
+    Attributes:
+        calls: the arguments of ``Grid.put_many`` that report.
+    """
 
     def __init__(self, progress: Progress, sources: Sequence[Any]) -> None:
-        self._calls = [progress.upload(size_of(source)) for source in sources]
-
-    def sent(self, number: int, done: int, total: int) -> None:
-        """So much of a file's shares is acknowledged."""
-        call = self._calls[number][0]
-        assert call is not None
-        call(done, total)
-
-    def hashed(self, number: int, done: int, total: int) -> None:
-        """A file's key was made from so much of it."""
-        call = self._calls[number][1]
-        assert call is not None
-        call(done, total)
+        parts = [progress.upload(size_of(source)) for source in sources]
+        self.calls: dict[str, Any] = {
+            "progress": lambda number, done, total: parts[number].sent(done, total),
+            "found": lambda number, done, total: parts[number].found(done, total),
+            "hashing": lambda number, done, total: parts[number].hashed(done, total),
+        }
 
 
 def _name(path: str) -> str:

@@ -39,7 +39,7 @@ from pipegrid.transfer.get.guesses import Guesses
 from pipegrid.transfer.get.line import ClientLine
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.progress import Progress, PutReports
 from pipegrid.transfer.put.keynotes import KeyNotes
 from pipegrid.transfer.put.many import ManyPuts
 from pipegrid.transfer.put.putter import Putter
@@ -190,6 +190,7 @@ class Grid:
         convergence: bytes | None = None,
         random_key: bool = False,
         progress: Progress | None = None,
+        found: Progress | None = None,
         hashing: Progress | None = None,
     ) -> Deferred[PutResult]:
         """
@@ -203,8 +204,8 @@ class Grid:
             convergence: the convergence secret, other than configured; ``b""`` for none.
             random_key: use a fresh key, so that the cap never equals another. If the put of a file (named by
                 its path, of more than one segment) is cut off, the next put of it with a random key goes on.
-            progress: called with acknowledged and total bytes of shares; its first call tells what was
-                there already.
+            progress: called with acknowledged and total bytes of shares; what was there already counts.
+            found: called with bytes of shares that turned out to be there already, and the total.
             hashing: called before that, with the bytes of the file that its key was made from so far,
                 and its size; not for a file that is read in one go.
 
@@ -214,7 +215,7 @@ class Grid:
             UsageError: the parameters are impossible.
         """
         options = (params, happy, convergence, random_key)
-        return self._start(self._put(source, *options, progress, hashing))
+        return self._start(self._put(source, *options, PutReports(progress, found, hashing)))
 
     async def _put(
         self,
@@ -223,8 +224,7 @@ class Grid:
         happy: int | None,
         convergence: bytes | None,
         random_key: bool,
-        progress: Progress | None,
-        hashing: Progress | None,
+        reports: PutReports,
     ) -> PutResult:
         params = self.config.params if params is None else params
         if happy is None:
@@ -235,7 +235,7 @@ class Grid:
         elif convergence is None:
             convergence = self.config.convergence
         await self._readiness.wait(happy)
-        return await self._putter.put(source, params, happy, convergence, progress, hashing)
+        return await self._putter.put(source, params, happy, convergence, reports)
 
     def put_many(
         self,
@@ -246,6 +246,7 @@ class Grid:
         convergence: bytes | None = None,
         random_key: bool = False,
         progress: Callable[[int, int, int], None] | None = None,
+        found: Callable[[int, int, int], None] | None = None,
         hashing: Callable[[int, int, int], None] | None = None,
         ended: Callable[[int, PutResult | Failure], None] | None = None,
     ) -> Deferred[list[PutResult | Failure]]:
@@ -257,7 +258,7 @@ class Grid:
 
         Args:
             sources: see ``put``; so are the other options.
-            progress, hashing: called as those of ``put`` are, with the number of the file in front.
+            progress, found, hashing: called as those of ``put`` are, with the number of the file in front.
             ended: called with the number of each file, and its outcome, as it ends.
         """
         outcomes: dict[int, PutResult | Failure] = {}
@@ -268,9 +269,13 @@ class Grid:
                 if progress is not None:
                     progress(number, done, total)
 
-            hashed = None if hashing is None else partial(hashing, number)
+            reports = PutReports(
+                report,
+                None if found is None else partial(found, number),
+                None if hashing is None else partial(hashing, number),
+            )
             options = (params, happy, convergence, random_key)
-            return Deferred.fromCoroutine(self._put(sources[number], *options, report, hashed))
+            return Deferred.fromCoroutine(self._put(sources[number], *options, reports))
 
         def note(number: int, outcome: PutResult | Failure) -> None:
             outcomes[number] = outcome

@@ -8,8 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
+
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is to do, in the unit that the transfer names."""
+
+
+@attrs.frozen
+class PutReports:
+    """
+    What the caller of a put is told, each as a part of a whole; None: does not want to know.
+
+    Attributes:
+        progress: of bytes of shares, those that are acknowledged.
+        found: of bytes of shares, those that servers had before.
+        hashing: of bytes of the file, those that its key was made from; before the others.
+    """
+
+    progress: Progress | None = None
+    found: Progress | None = None
+    hashing: Progress | None = None
 
 
 class ProgressReport:

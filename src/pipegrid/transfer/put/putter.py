@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+import attrs
 from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -23,7 +24,7 @@ from pipegrid.flow.budget import Budget
 from pipegrid.flow.turns import Turns
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import DEPTH
 from pipegrid.transfer.put.keynotes import KeyNote, KeyNotes
 from pipegrid.transfer.put.keys import convergent_key, random_key
@@ -95,8 +96,7 @@ class Putter:
         params: Params,
         happy: int,
         convergence: bytes | None,
-        progress: Progress | None = None,
-        hashing: Progress | None = None,
+        reports: PutReports | None = None,
     ) -> PutResult:
         """
         Store one file; ``convergence`` None means a random key. See ``Grid.put``.
@@ -114,7 +114,9 @@ class Putter:
             lent = await self._memory.borrow(_held_bytes(geometry))
             try:
                 await self._turns.begin()
-                return await self._upload(source, geometry, happy, convergence, progress, hashing)
+                return await self._upload(
+                    source, geometry, happy, convergence, reports or PutReports()
+                )
             finally:
                 self._memory.give_back(lent)
         finally:
@@ -146,21 +148,20 @@ class Putter:
         geometry: Geometry,
         happy: int,
         convergence: bytes | None,
-        progress: Progress | None,
-        hashing: Progress | None,
+        reports: PutReports,
     ) -> PutResult:
         if geometry.num_segments == 1:
-            hashing = None  # it is over at once
+            reports = attrs.evolve(reports, hashing=None)  # it is over at once
             size = source.size
             data = await self._workers.run_if_large(size, source.read_at, 0, size)
             self._close(source)  # a hundred small files need not be open while they are sent
             source = BytesSource(data, source.name)
         note = await self._take_note(source, geometry) if convergence is None else None
         if note is None:
-            return await self._store(source, geometry, happy, convergence, progress, hashing)
+            return await self._store(source, geometry, happy, convergence, reports)
         done = False
         try:
-            stored = await self._store(source, geometry, happy, note.secret, progress, hashing)
+            stored = await self._store(source, geometry, happy, note.secret, reports)
             done = True
             return stored
         finally:
@@ -181,14 +182,13 @@ class Putter:
         geometry: Geometry,
         happy: int,
         secret: bytes | None,
-        progress: Progress | None,
-        hashing: Progress | None,
+        reports: PutReports,
     ) -> PutResult:
         """Store a file whose key comes of its content and a secret, or of nothing."""
         if secret is None:
             key = random_key()
         else:
-            key = await convergent_key(source, geometry, secret, self._workers, hashing)
+            key = await convergent_key(source, geometry, secret, self._workers, reports.hashing)
 
         async def check_source() -> None:
             if source.check_unchanged() or secret is None:
@@ -212,7 +212,8 @@ class Putter:
                 happy=happy,
                 settings=self._settings,
                 check_source=check_source,
-                progress=progress,
+                progress=reports.progress,
+                found=reports.found,
             )
             try:
                 return await upload.run()

@@ -101,6 +101,7 @@ class Lane:
         granted: False once the server has left the share out of its answer to the allocation.
         missed: segments that the transfer has to code again and send, in this order.
         acknowledged_bytes: what the server has confirmed, or said that it has from before.
+        found_bytes: of these, what it had before.
         stalled_s: how long this lane has kept others waiting, so far.
         last_sign: when the server last acknowledged anything of this lane.
         has_trailer: whether the hashes behind the blocks have gone by, and were not lost.
@@ -132,6 +133,7 @@ class Lane:
         self.bug: Failure | None = None
         self.missed = range(missed)
         self.acknowledged_bytes = 0
+        self.found_bytes = 0
         self.stalled_s = 0.0
         self.last_sign = clock.seconds()
         self.has_trailer = False
@@ -307,6 +309,8 @@ class Lane:
                 return
             self._already.answered(result.required, self._share_bytes)
             self.acknowledged_bytes = max(self._confirmed_bytes, self._already.total_bytes)
+            before = self.acknowledged_bytes - self._confirmed_bytes
+            self.found_bytes = max(self.found_bytes, before)
             self._check_complete()
         self._changed()
 

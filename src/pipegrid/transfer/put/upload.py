@@ -63,6 +63,7 @@ class Upload:
         check_source: awaited before the last bytes are sent; raises SourceError if the source has
             changed since the key was made.
         progress: called with acknowledged and total bytes of shares.
+        found: called with bytes of shares that servers had before, and with all that there are.
 
     Attributes:
         contended: whether somebody else was uploading one of the shares at the same time; what
@@ -83,6 +84,7 @@ class Upload:
         settings: UploadSettings,
         check_source: Callable[[], Coroutine[Any, Any, None]],
         progress: Progress | None = None,
+        found: Progress | None = None,
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -109,8 +111,10 @@ class Upload:
         self._next_segment = 0
         self._placed: dict[int, Peer] = {}
         self._found: dict[int, set[Peer]] = {}
+        self._found_parts: dict[int, int] = {}
         total_bytes = geometry.total_shares * self._encoder.share_bytes
         self._progress = ProgressReport(progress, total_bytes)
+        self._found_before = ProgressReport(found, total_bytes)
         self.contended = False
         self._dropped: set[str] = set()
 
@@ -406,6 +410,8 @@ class Upload:
                     if lane.share_number == number and not lane.all_sent:
                         self._take_back(lane)
             self._open_lanes(self._plan.moves())
+        if self._found_before.is_wanted:
+            self._found_before.report(self._found_bytes())
         if self._progress.is_wanted:
             self._progress.report(self._acknowledged_bytes())
         return news or bool(ended)
@@ -423,6 +429,14 @@ class Upload:
             self._plan.refused(number, peer)
         elif lane.state == "failed":
             self._plan.failed(peer)
+
+    def _found_bytes(self) -> int:
+        """Return how much of all shares was there before, of whole ones and of those that were cut off."""
+        for lane in self._lanes.open:
+            number = lane.share_number
+            self._found_parts[number] = max(self._found_parts.get(number, 0), lane.found_bytes)
+        whole = dict.fromkeys(self._found, self._encoder.share_bytes)
+        return sum((self._found_parts | whole).values())
 
     def _acknowledged_bytes(self) -> int:
         """Return how much of all shares is stored, or acknowledged and not lost since."""
