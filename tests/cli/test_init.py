@@ -92,3 +92,127 @@ class InitTests(SynchronousTestCase):
             run = self.init(*arguments, status=2)
             self.assertIn(words, run.stderr)
             self.assertFalse(self.directory.exists(), arguments)
+
+
+class NumbersTests(SynchronousTestCase):
+    """How files are encoded: chosen by the number of servers, said, and changed later."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+
+    def init(self, *arguments: str, status: int = 0) -> Run:
+        run = Run("-d", str(self.directory), "--json", "init", *arguments)
+        self.assertEqual(self.successResultOf(run.finished), status, run.stderr)
+        return run
+
+    def numbers(self) -> tuple[int, int, int]:
+        """What the directory says: k, happy, n."""
+        config = load(self.directory)
+        return config.params.required_shares, config.happy, config.params.total_shares
+
+    def servers_file(self, count: int) -> str:
+        path = Path(self.mktemp())
+        entry = {
+            f"s{number}": {"ann": {"anonymous-storage-NURLs": [nurl(1)]}} for number in range(count)
+        }
+        path.write_text(json.dumps({"storage": entry}))
+        return str(path)
+
+    def test_they_work_with_any_number_of_servers(self) -> None:
+        """A local grid or a file of servers: never more wanted than there are; from ten on as ever."""
+        for count in (*range(1, 13), 40):
+            for servers in (str(count), self.servers_file(count)):
+                self.directory = Path(self.mktemp())
+                run = self.init("--servers", servers)
+                k, happy, n = self.numbers()
+                self.assertTrue(1 <= k <= happy <= n <= count, (count, k, happy, n))
+                self.assertTrue(k < happy or n == 1)
+                if count >= 10:
+                    self.assertEqual((k, happy, n), (3, 7, 10))
+                if count >= 3:
+                    self.assertLess(happy, count)  # one may be away
+                shares = "1 share" if n == 1 else f"{n} shares"
+                self.assertIn(f"any {k} of {shares} restore a file", run.stderr)
+                self.assertIn(f"an upload needs {happy} of the {count} server", run.stderr)
+
+    def test_four_servers(self) -> None:
+        """The case of the documentation; with a number of one's own the others follow."""
+        self.init("--servers", self.servers_file(4))
+        self.assertEqual(self.numbers(), (2, 3, 4))
+        for arguments, numbers in (
+            (["-n", "3"], (2, 3, 3)),
+            (["-k", "4"], (4, 3, 4)),
+            (["-n", "1"], (1, 1, 1)),
+            (["--happy", "1", "-n", "8"], (2, 1, 8)),
+        ):
+            self.directory = Path(self.mktemp())
+            self.init("--servers", self.servers_file(4), *arguments)
+            self.assertEqual(self.numbers(), numbers)
+
+    def test_introducers_know_the_servers(self) -> None:
+        """Nobody can tell how many yet: 3, 7 and 10."""
+        run = self.init("--introducer", str(FURL))
+        self.assertEqual(self.numbers(), (3, 7, 10))
+        self.assertIn("an upload needs 7 servers;", run.stderr)
+
+    def test_changing_them_later(self) -> None:
+        """Comments and other settings stay; what was not given stays, as far as it goes with the rest."""
+        self.init("--servers", "4")
+        path = self.directory / "pipegrid.cfg"
+        path.write_text("# mine\n" + path.read_text() + "# the end\n")
+        mode = path.stat().st_mode
+        for arguments, numbers in (
+            (["-k", "1"], (1, 3, 4)),
+            (["-n", "2"], (1, 2, 2)),
+            (["-n", "10", "--happy", "4", "-k", "3"], (3, 4, 10)),
+            (["--happy", "1"], (3, 1, 10)),
+        ):
+            run = self.init(*arguments)
+            self.assertEqual(self.numbers(), numbers)
+            self.assertIn(f"any {numbers[0]} of {numbers[2]} shares", run.stderr)
+        self.init("--segment-size", "128KiB")
+        self.init("--segment-size", "256KiB")
+        self.assertEqual(load(self.directory).params.max_segment_bytes, 256 << 10)
+        text = path.read_text()
+        self.assertTrue(text.startswith("# mine\n") and text.endswith("# the end\n"), text)
+        self.assertEqual(text.count("segment_size"), 1)
+        self.assertEqual((path.stat().st_mode, load(self.directory).local.servers), (mode, 4))  # type: ignore[union-attr]
+
+    def test_whatever_the_file_looks_like(self) -> None:
+        """No section yet, values on several lines, capitals, ends as on Windows."""
+        self.init("--servers", "4")
+        path = self.directory / "pipegrid.cfg"
+        for text in (
+            "",
+            "[local]\nservers=4\n",
+            "[client]",
+            "[node]\nnickname = me\n[client]\nShares.Needed: 3\nshares.total =\n  10\n[local]\n",
+            "[client]\r\nshares.needed = 3\r\npeers.preferred = a,\r\n  b\r\n[local]\r\nservers = 4\r\n",
+        ):
+            path.write_bytes(text.encode())
+            before = load(self.directory)
+            self.init("-k", "1", "-n", "5", "--happy", "2")
+            self.assertEqual(self.numbers(), (1, 2, 5))
+            after = load(self.directory)
+            self.assertEqual(
+                (after.preferred, after.nickname, after.local),
+                (before.preferred, before.nickname, before.local),
+            )
+            self.assertEqual(b"\r\n" in path.read_bytes(), "\r\n" in text)
+
+    def test_what_cannot_be_changed(self) -> None:
+        """Status 2, and the file is as it was."""
+        self.init("--servers", "4")
+        text = (self.directory / "pipegrid.cfg").read_text()
+        for arguments, words in (
+            (["--happy", "5"], "4 shares can never be on 5 servers"),
+            (["--happy", "5", "-n", "10"], "4 servers can never hold a file on 5 of them"),
+            (["-k", "5"], "cannot encode 5 of 4"),
+            (["--servers", "4", "-k", "1"], "is configured already"),
+            ([], "change its numbers with -k, -n, --happy and --segment-size alone"),
+        ):
+            self.assertIn(words, self.init(*arguments, status=2).stderr)
+            self.assertEqual((self.directory / "pipegrid.cfg").read_text(), text)
+        make_node(self.directory / "node")
+        self.directory /= "node"
+        self.assertIn("never written", self.init("-k", "1", status=2).stderr)

@@ -174,6 +174,74 @@ class LoadTests(ConfigTestCase):
         ):
             self.assert_refused(partial(self.load, text), self.path, *words)
 
+    def test_settings_that_nobody_reads(self) -> None:
+        """File, line, and the name that was probably meant."""
+        for text, line, words in (
+            (
+                "[client]\nshare.needed = 3\n",
+                2,
+                "has no setting share.needed; did you mean shares.needed?",
+            ),
+            (
+                "# x\n\n[client]\nshares.happy = 7\nSegmentSize: 1\n",
+                5,
+                "did you mean segment_size?",
+            ),
+            (
+                "[Client]\nshares.needed = 3\n",
+                1,
+                "there is no section [Client]; did you mean client?",
+            ),
+            (
+                "[client]\ndurability = batch\n",
+                2,
+                "has no setting durability; it belongs into [local]",
+            ),
+            ("[storage]\nreserved-space = 1G\n", 2, "did you mean reserved_space?"),
+            ("[client]\nzzzzzzzz = 1\n", 2, "has no setting zzzzzzzz; correct it by hand"),
+        ):
+            self.assert_refused(partial(self.load, text), f"{self.path}:{line}: ", words)
+        self.load("[grid_manager_certificates]\nwhatever = x.cert\n[client]\nSHARES.NEEDED = 3\n")
+        self.load(
+            "[client]\npeers.preferred = a,\n  nonsense = b\n"
+        )  # the second line is the value's
+
+    def test_lines_that_make_no_sense(self) -> None:
+        """They are named."""
+        for text, words in (
+            ("\nshares.needed = 3\n", "line 2: it stands in no [section]"),
+            (
+                "[client]\nshares.needed = 3\nshares.needed = 4\n",
+                "line 3: [client] shares.needed is",
+            ),
+            ("[client]\n[client]\n", "line 2: [client] is there twice"),
+            ("[client]\n\nshares.needed\n", "line 3: it is no setting"),
+        ):
+            self.assert_refused(partial(self.load, text), self.path, words)
+
+    def test_yaml_says_the_line(self) -> None:
+        """Of what is no YAML, of a name that nobody reads; of a server's, where a slip is likely."""
+        path = self.directory / "private" / "servers.yaml"
+        for text, words in (
+            ("storage:\n  a: [\n", "servers.yaml: line 3: "),
+            (
+                "# x\nstorages: {}\n",
+                "servers.yaml:2: 'storages' is not read; did you mean storage?",
+            ),
+            (
+                "storage: {a: {ann: {nickname: x, anonymous-storage-nurl: [x]}}}",
+                "server 'a': 'anonymous-storage-nurl' is not read; did you mean anonymous-storage-NURLs?",
+            ),
+        ):
+            path.write_text(text)
+            self.assertIn(words, " | ".join(load(self.directory).warnings))
+        path.write_text("storage: {a: {ann: {my-version: x, nickname: x}}}")
+        self.assertNotIn("is not read", " | ".join(load(self.directory).warnings))
+        path = self.directory / "private" / "introducers.yaml"
+        path.write_text("introducer: {}\n")
+        words = "introducers.yaml:1: 'introducer' is not read"
+        self.assertIn(words, " | ".join(load(self.directory).warnings))
+
     def test_not_text(self) -> None:
         """A file of another kind."""
         self.path.write_bytes(b"\xff\xfe\x00")

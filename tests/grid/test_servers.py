@@ -134,11 +134,12 @@ class ParseTests(SynchronousTestCase):
 
     def test_files_that_are_none(self) -> None:
         """Nothing, or no servers, is no error; what is no such file at all is."""
-        for text in (b"", b"storage:\n", b"{}", b"other: 1\n"):
+        for text in (b"", b"storage:\n", b"{}"):
             if text != b"storage:\n":
                 self.assertEqual(parse_static_servers(text, "x").servers, ())
         for text in (
             b"storage: [1]\n",
+            b"other: 1\n",
             b"- a\n",
             b"\xff\xfe\xfd",
             b"{",

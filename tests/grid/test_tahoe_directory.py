@@ -125,7 +125,7 @@ class ReadingTests(SynchronousTestCase):
         config = load(self.node)
         self.assertEqual(len(config.introducers.addresses), 2)
         (warning,) = config.warnings
-        self.assertIn("servers.yaml: while parsing", warning)
+        self.assertIn("servers.yaml: line 1: expected the node content", warning)
         (self.node / "private" / "introducers.yaml").write_text("introducers: 7")
         self.assertEqual(len(load(self.node).warnings), 2)
 

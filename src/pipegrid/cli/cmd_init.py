@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,10 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import choose_params, common_options, encoding_options, happy_option
 from pipegrid.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipegrid.core.params import Params
+    from pipegrid.grid.config import GridConfig
 
 
 @click.command(name="init")
@@ -59,7 +64,9 @@ def command(
     If the directory has a private/servers.yaml or private/introducers.yaml, these tell which servers are the
     grid instead.
 
-    The options become the defaults of later uploads.
+    The numbers become the defaults of later uploads. By default there is a share for each server, up to
+    ten, and about a third of them restore a file; what was chosen is said. In a directory that is there
+    already, -k, -n, --happy and --segment-size change them.
     """
 
     def work(console: Console) -> int:
@@ -75,9 +82,18 @@ def command(
                 "--local and --tahoe tell the servers, and so does --servers FILE; choose"
             )
         chosen = (required_shares, total_shares, segment_bytes)
-        params = choose_params(Params(), *chosen)
+        said = any(each is not None for each in (*chosen, happy))
         directory = Path(invocation.directory or grid_config.default_directory())
-        if node is not None:
+        where_from = local or node is not None or introducer_furls or servers is not None
+        if said and not where_from and grid_config.is_configured(directory):
+            config = creation.change(
+                directory,
+                required_shares=required_shares,
+                total_shares=total_shares,
+                segment_bytes=segment_bytes,
+                happy=happy,
+            )
+        elif node is not None:
             if any(each is not None for each in chosen):
                 params_or_theirs = choose_params(grid_config.load(node).params, *chosen)
             else:
@@ -85,21 +101,38 @@ def command(
             config = creation.create_like_tahoe(
                 directory, node, params=params_or_theirs, happy=happy
             )
-        elif servers_file is not None or introducer_furls:
-            files = _files(servers_file, introducer_furls)
-            config = creation.create_client(directory, params=params, happy=happy, files=files)
-        elif not local and _names_servers(directory):
-            config = creation.create_client(directory, params=params, happy=happy)
         else:
-            config = creation.create_local(directory, servers=count, params=params, happy=happy)
+            files: dict[str, str] = {}
+            number: int | None = count
+            makes_local = False
+            if servers_file is not None or introducer_furls:
+                files, number = _files(servers_file, introducer_furls)
+            elif not local and (named := _named_servers(directory)) != 0:
+                number = named
+            else:
+                makes_local = True
+            suggestion, enough = (Params(), None) if number is None else creation.suggested(number)
+            params = _fitting(suggestion, *chosen)
+            if enough is not None:
+                enough = min(enough, params.total_shares)
+            if happy is not None:
+                enough = happy
+            if makes_local:
+                config = creation.create_local(
+                    directory, servers=count, params=params, happy=enough
+                )
+            else:
+                config = creation.create_client(directory, params=params, happy=enough, files=files)
         for warning in config.warnings:
             console.say(f"pipegrid: {warning}")
-        named = len(config.static.servers)
+        console.say(f"pipegrid: {_numbers(config)}")
         console.result(
             str(config.directory),
             {
                 "directory": str(config.directory),
-                "servers": named if config.local is None else config.local.servers,
+                "servers": len(config.static.servers)
+                if config.local is None
+                else config.local.servers,
                 "introducers": len(config.introducers.addresses),
                 "required_shares": config.params.required_shares,
                 "total_shares": config.params.total_shares,
@@ -109,6 +142,37 @@ def command(
         return 0
 
     return OfflineJob(work)
+
+
+def _fitting(
+    suggestion: Params,
+    required_shares: int | None,
+    total_shares: int | None,
+    segment_bytes: int | None,
+) -> Params:
+    """Return parameters with what was chosen, and of the others what goes with it."""
+    if total_shares is not None and required_shares is None:
+        required_shares = min(suggestion.required_shares, total_shares)
+    if required_shares is not None and total_shares is None:
+        total_shares = max(suggestion.total_shares, required_shares)
+    return choose_params(suggestion, required_shares, total_shares, segment_bytes)
+
+
+def _numbers(config: GridConfig) -> str:
+    """Return what the numbers mean, in a sentence."""
+    from pipegrid.cli.render import plural
+    from pipegrid.grid.creation import known_servers
+
+    params, servers = config.params, known_servers(config)
+    shares = plural(params.total_shares, "share")
+    if servers is None:
+        needed = plural(config.happy, "server")
+    else:
+        needed = f"{config.happy} of the {plural(servers, 'server')}"
+    return (
+        f"any {params.required_shares} of {shares} restore a file, and an upload needs {needed}; "
+        "'init -k K -n N --happy H' changes that"
+    )
 
 
 def _count_or_file(servers: str | None) -> tuple[int, str | None]:
@@ -122,27 +186,35 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
     return int(servers), None
 
 
-def _names_servers(directory: Path) -> bool:
+def _named_servers(directory: Path) -> int | None:
+    """Return how many servers the directory's files name; 0 if it has none; None: introducers know."""
     from pipegrid.grid.introducers import load_introducers
     from pipegrid.grid.servers import load_static_servers
 
     static, introducers = load_static_servers(directory), load_introducers(directory)
-    if static.servers or introducers.addresses:
-        return True
-    if static.warnings:  # they were meant: a local grid in their place would go unnoticed
+    if introducers.addresses:
+        return None
+    if not static.servers and static.warnings:  # a local grid in their place would go unnoticed
         raise UsageError(
             f"{directory} names no servers that can be used ({static.warnings[0]}); mend that, or say --local"
         )
-    return False
+    return len(static.servers)
 
 
-def _files(servers_file: str | None, introducer_furls: tuple[str, ...]) -> dict[str, str]:
-    """Return the files of the new directory, checked before anything is made."""
+def _files(
+    servers_file: str | None, introducer_furls: tuple[str, ...]
+) -> tuple[dict[str, str], int | None]:
+    """
+    Return the files of the new directory, checked before anything is made, and how many servers they name.
+
+    None: introducers know.
+    """
     from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
     from pipegrid.grid.servers import SERVERS_NAME, parse_static_servers, read_bounded
     from pipegrid.wire import furl
 
     files = {}
+    number = None
     if servers_file is not None:
         data = read_bounded(Path(servers_file))
         if data is None:
@@ -154,6 +226,7 @@ def _files(servers_file: str | None, introducer_furls: tuple[str, ...]) -> dict[
             because = "".join(f" ({warning})" for warning in found.warnings[:1])
             raise UsageError(f"{servers_file} names no servers that can be used{because}")
         files[SERVERS_NAME] = data.decode("utf-8")
+        number = len(found.servers)
     if introducer_furls:
         addresses = []
         for number, text in enumerate(introducer_furls, 1):
@@ -163,4 +236,5 @@ def _files(servers_file: str | None, introducer_furls: tuple[str, ...]) -> dict[
             except UsageError as error:
                 raise UsageError(f"--introducer: {error}") from None
         files[INTRODUCERS_NAME] = Introducers(tuple(addresses)).as_text()
-    return files
+        number = None
+    return files, number

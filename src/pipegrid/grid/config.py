@@ -33,6 +33,7 @@ from pipegrid.disk.commit import Policy
 from pipegrid.errors import UsageError
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
+from pipegrid.grid.spelling import check_settings, ini_problem
 
 T = TypeVar("T")
 
@@ -159,7 +160,8 @@ def read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     parser = configparser.ConfigParser(interpolation=None, strict=not is_tahoe)
     try:
         with open(path, encoding="utf-8-sig") as file:
-            parser.read_file(file)
+            text = file.read()
+        parser.read_string(text, str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{directory} is not a grid directory: it has no {CONFIG_NAME}; make one with "
@@ -168,8 +170,11 @@ def read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (configparser.Error, UnicodeDecodeError) as error:
-        first_line = str(error).splitlines()[0]
-        raise UsageError(f"cannot understand {path}: {first_line}; mend it by hand") from error
+        raise UsageError(
+            f"cannot understand {path}: {ini_problem(error)}; mend it by hand"
+        ) from error
+    if not is_tahoe:  # a Tahoe-LAFS node's has settings of which nothing is known here
+        check_settings(path, parser, text)
     return path, parser
 
 

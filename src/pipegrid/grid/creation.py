@@ -30,8 +30,22 @@ from pipegrid.grid.config import (
 )
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.spelling import settings_in
 
 DEFAULT_HAPPY = 7
+
+
+def suggested(servers: int) -> tuple[Params, int]:
+    """
+    Return how to encode files for so many servers, and on how many of them an upload must be.
+
+    One share for each server, up to ten. About a third of them restore a file, and two thirds make an
+    upload happy, so that it works while a server is away and its files survive that one more is lost. With
+    ten servers or more that is 3, 7 and 10, as everywhere.
+    """
+    total = min(10, servers)
+    happy = max(min(2, total), (7 * total + 5) // 10)
+    return Params(min(3, (total + 2) // 3), total), happy
 
 
 def create_local(
@@ -58,11 +72,7 @@ def create_local(
     if happy is None:
         happy = min(DEFAULT_HAPPY, servers, params.total_shares)
     check_happy(happy, params)
-    if happy > servers:
-        raise UsageError(
-            f"{servers} servers can never hold a file on {happy} of them; "
-            "make more servers or ask for less with --happy"
-        )
+    check_servers_for(happy, servers)
     if durability not in DURABILITIES:
         raise UsageError(f"the durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
     local = [
@@ -138,6 +148,115 @@ def create_like_tahoe(
     )
 
 
+def change(
+    directory: Path | str,
+    *,
+    required_shares: int | None = None,
+    total_shares: int | None = None,
+    segment_bytes: int | None = None,
+    happy: int | None = None,
+) -> GridConfig:
+    """
+    Change how later uploads of a client's directory are encoded, and return what it says now.
+
+    The rest of its ``pipegrid.cfg`` stays as it is, comments included.
+
+    Args:
+        happy: by default as it is, or fewer if there are fewer shares or servers.
+
+    Raises:
+        UsageError: it is not configured, or by Tahoe-LAFS; or the numbers are impossible.
+    """
+    directory = Path(directory)
+    before = load(directory)
+    path = directory / CONFIG_NAME
+    if not path.exists():
+        raise UsageError(
+            f"{directory} is a Tahoe-LAFS node's, which is never written; change its "
+            f"{TAHOE_CONFIG_NAME}, or give the options to 'put'"
+        )
+    params = Params(
+        before.params.required_shares if required_shares is None else required_shares,
+        before.params.total_shares if total_shares is None else total_shares,
+        before.params.max_segment_bytes if segment_bytes is None else segment_bytes,
+    )
+    servers = known_servers(before)
+    if happy is None:
+        happy = min(before.happy, params.total_shares, servers or before.happy)
+    check_happy(happy, params)
+    check_servers_for(happy, servers)
+    settings = {
+        "shares.needed": str(params.required_shares),
+        "shares.total": str(params.total_shares),
+        "shares.happy": str(happy),
+    }
+    if params.max_segment_bytes != before.params.max_segment_bytes:
+        settings["segment_size"] = str(params.max_segment_bytes)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            text = file.read()
+        _replace(path, with_settings(text, settings))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; change it by hand") from error
+    return load(directory)
+
+
+def known_servers(config: GridConfig) -> int | None:
+    """Return how many servers there are; None if introducers may name more."""
+    if config.introducers.addresses:
+        return None
+    return len(config.static.servers) + (config.local.servers if config.local else 0) or None
+
+
+def check_servers_for(happy: int, servers: int | None) -> None:
+    """Raise UsageError if there are known to be too few servers for any upload."""
+    if servers is not None and happy > servers:
+        raise UsageError(
+            f"{servers} servers can never hold a file on {happy} of them; "
+            "make more servers or ask for less with --happy"
+        )
+
+
+def with_settings(text: str, settings: Mapping[str, str]) -> str:
+    """Return the text of a configuration with these settings in its [client] section, else as it was."""
+    lines = text.splitlines(keepends=True)
+    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    places = [
+        (number - 1, name) for number, section, name in settings_in(text) if section == "client"
+    ]
+    at = {name.lower(): line for line, name in places if name is not None}
+    if not places:
+        lines = [f"[client]{end}", *lines]
+        places = [(0, None)]
+    # From the end, so that what is still to be changed stays where it is.
+    for name, value in sorted(settings.items(), key=lambda each: -at.get(each[0], -1)):
+        if name in at:
+            following = at[name] + 1
+            while following < len(lines) and lines[following][:1] in (" ", "\t"):
+                following += 1  # a value may go on
+            lines[at[name] : following] = [f"{name} = {value}{end}"]
+    missing = [f"{name} = {value}{end}" for name, value in settings.items() if name not in at]
+    header = next(line for line, name in places if name is None)
+    lines[header] = lines[header].rstrip("\r\n") + end
+    return "".join([*lines[: header + 1], *missing, *lines[header + 1 :]])
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file anew, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
 def _create(
     directory: Path,
     params: Params,
@@ -147,7 +266,8 @@ def _create(
 ) -> GridConfig:
     if is_configured(directory):
         raise UsageError(
-            f"{directory} is configured already; use it as it is, or choose another directory"
+            f"{directory} is configured already; use it as it is, change its numbers with -k, -n, --happy "
+            "and --segment-size alone, or choose another directory"
         )
     lines = [
         "# Settings of PipeGrid; what they mean: docs/reference-cli.md.",

@@ -22,6 +22,7 @@ import attrs
 
 from pipegrid.errors import UsageError
 from pipegrid.grid.servers import parse_yaml, read_bounded
+from pipegrid.grid.spelling import check_top_level
 from pipegrid.wire import furl
 from pipegrid.wire.announcements import printable
 from pipegrid.wire.furl import Furl
@@ -77,6 +78,7 @@ def load_introducers(directory: Path, old_furl: str | None = None) -> Introducer
 def parse_introducers(data: bytes, name: str) -> Introducers:
     """Return what the bytes of an ``introducers.yaml`` say; ``name`` is the file's, for errors."""
     document = parse_yaml(data, name)
+    check_top_level(document, "introducers", data, name)
     introducers = {} if document is None else _member(document, "introducers", {})
     if introducers is None and isinstance(document, dict):
         introducers = {}

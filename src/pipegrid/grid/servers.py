@@ -27,6 +27,7 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.errors import UsageError
 from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
+from pipegrid.grid.spelling import check_top_level, near_misses, yaml_problem
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.announcements import KnownServer, describe
@@ -90,14 +91,25 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
         name: of the file, for errors.
     """
     document = parse_yaml(data, name)
+    check_top_level(document, "storage", data, name)
     storage = {} if document is None else _member(document, "storage", {})
     if not isinstance(storage, dict):
         raise UsageError(f"{name} has no map of servers under 'storage'; mend it by hand")
     found = [_server_or_warning(server_id, entry, name) for server_id, entry in storage.items()]
+    misspelt = [
+        f"{name}: server {str(server_id)[:60]!r}: {hint}"
+        for server_id, entry in storage.items()
+        for hint in near_misses(_announcement(entry))
+    ]
     return StaticServers(
         tuple(each for each in found if isinstance(each, KnownServer)),
-        tuple(each for each in found if isinstance(each, str)),
+        (*(each for each in found if isinstance(each, str)), *misspelt),
     )
+
+
+def _announcement(entry: Any) -> dict[Any, Any]:
+    fields = _member(entry, "ann", None)
+    return fields if isinstance(fields, dict) else {}
 
 
 @attrs.frozen
@@ -199,8 +211,9 @@ def parse_yaml(data: bytes, name: str) -> Any:
     try:
         return yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        first_line = (str(error).splitlines() or ["no YAML"])[0]
-        raise UsageError(f"cannot understand {name}: {first_line}; mend it by hand") from error
+        raise UsageError(
+            f"cannot understand {name}: {yaml_problem(error)}; mend it by hand"
+        ) from error
 
 
 def read_bounded(path: Path) -> bytes | None:
