@@ -12,7 +12,7 @@ BUILDBOT_VENV := .venv-buildbot
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips)
 
-.PHONY: demo test lint types trial chromium isal shells interop peers speedtest budgets links builds soak crash durability buildbot fuzz format clean
+.PHONY: demo test lint types trial chromium isal shells interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -119,6 +119,10 @@ $(TAHOE_VENV)/.installed:
 	$(PYTHON) -m venv $(TAHOE_VENV)
 	$(TAHOE_VENV)/bin/pip install --quiet --disable-pip-version-check tahoe-lafs==1.20.0
 	touch $(TAHOE_VENV)/.installed
+
+# `make test` tells when it is not current.
+manpage: $(INSTALLED)
+	$(BIN)/python -m pipegrid.cli.manpage > man/pipegrid.1
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -212,7 +212,7 @@ def encoding_options(function: F) -> F:
             type=click.IntRange(1, 256),
             metavar="K",
             help="How many of a file's shares restore it; the rest may be lost.  [default: the "
-            "directory's; 3 in a new one, fewer if there are fewer than 8 servers]",
+            "directory's; 3 in a new one, fewer if there are fewer than 7 servers]",
         ),
     ):
         function = option(function)
