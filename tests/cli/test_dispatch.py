@@ -143,6 +143,44 @@ class UsageTests(SynchronousTestCase):
             self.assertIn("only one", run.stderr)
 
 
+class HelpTests(SynchronousTestCase):
+    """What ``--help`` says."""
+
+    def help(self, *arguments: str) -> str:
+        """Return the help with each text on one line."""
+        code = "from pipegrid.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments, "--help"],
+            env={**os.environ, "PYTHONPATH": ":".join(sys.path), "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return " ".join(done.stdout.split())
+
+    def test_summaries_are_whole(self) -> None:
+        """No command's is cut off."""
+        for arguments in ((), ("speedtest",)):
+            shown = self.help(*arguments)
+            self.assertNotIn("...", shown.partition("Commands:")[2])
+        self.assertIn("how much room it has.", self.help())
+
+    def test_numbers_say_of_what_and_which_default(self) -> None:
+        """For each command that encodes."""
+        for command in ("init", "put", "encode"):
+            shown = self.help(command)
+            for words in (
+                "How many of a file's shares restore it; the rest may be lost. [default: the directory",
+                "How many shares to make of a file, at most one for each server that shall hold one. "
+                "[default: the directory's; 10 in",
+            ):
+                self.assertIn(words, shown)
+        for command in ("init", "put"):
+            words = "servers must hold a share of their own, for a file to count as stored. [default:"
+            self.assertIn(words, self.help(command))
+
+
 class ClosedStdoutTests(SynchronousTestCase):
     """Nobody reads the results."""
 

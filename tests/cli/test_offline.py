@@ -14,6 +14,7 @@ from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
 from pipegrid.grid.creation import create_local
+from pipegrid.transfer import sharefinder
 from pipegrid.transfer.offline import encode_file
 from pipegrid.transfer.sharefiles import open_share
 from tests.cli.support import Run
@@ -218,6 +219,73 @@ class DecodeTests(OfflineTestCase):
         for path in blamed:
             self.assertIn(path, run.stderr)
         self.assert_restored(run)
+
+    def fill_disks(self, files: int) -> Path:
+        """Return a directory with the disks of three servers, which hold many files' shares beside ours."""
+        disks = self.directory / "disks"
+        index = self.storage_index()
+        for number in range(3):
+            shares = disks / f"0{number}" / "shares"
+            for other in range(files):
+                name = base32.encode(hashlib.sha256(b"%d" % other).digest()[:16])
+                home = shares / name[:2] / name
+                home.mkdir(parents=True)
+                (home / str(number)).write_bytes(b"another file's share")
+            (shares / index[:2] / index).mkdir(parents=True)
+            (shares / index[:2] / index / str(number)).write_bytes(self.share(number).read_bytes())
+        return disks
+
+    def storage_index(self) -> str:
+        run = Run("storage-index", self.cap)
+        self.assertEqual(self.successResultOf(run.finished), 0)
+        return run.stdout.strip()
+
+    def test_its_own_among_many(self) -> None:
+        """The file's directory is found on each disk; what lies elsewhere is not even opened."""
+        disks = self.fill_disks(500)
+        for places in ([disks], [disks / "00", disks / "01" / "shares", disks / "02"]):
+            run = self.decode(self.cap, *places)
+            self.assert_restored(run)
+            self.assertEqual(run.stderr, "")
+        run = self.decode(self.cap, *disks.glob("*/shares/*/*/*"))
+        self.assert_restored(run)
+        left_out = (
+            "1500 files left out that the directory's name says to be of another storage index"
+        )
+        self.assertEqual(run.stderr, f"pipegrid: {left_out} than {self.storage_index()}\n")
+
+    def test_a_directory_of_encode(self) -> None:
+        """Its numbered files are shares; what else is in it is not looked at."""
+        (self.shares / "notes").write_text("mine")
+        run = self.decode(self.cap, self.shares)
+        self.assert_restored(run)
+        self.assertEqual(run.stderr, "")
+
+    def test_directories_without_end(self) -> None:
+        """Links in a circle are not followed, depth and number are bounded."""
+        disks = self.fill_disks(3)
+        (disks / "00" / "loop").symlink_to(disks)
+        deep = disks.joinpath(*["d"] * 40)
+        deep.mkdir(parents=True)
+        self.assert_restored(self.decode(self.cap, disks))
+        self.patch(sharefinder, "MAX_ENTRIES", 5)
+        run = self.decode(self.cap, disks)
+        self.assertEqual(self.successResultOf(run.finished), 2)
+        self.assertIn("name the storage directories themselves", run.stderr)
+        self.assertFalse(self.output.exists())
+
+    def test_ten_thousand_that_do_not_belong(self) -> None:
+        """A screen of them is named, the rest counted; -v names all."""
+        others = [self.directory / f"x{number}" for number in range(100)]
+        for path in others:
+            path.write_bytes(b"no share")
+        run = self.decode(self.cap, *others, *map(self.share, range(3)))
+        self.assert_restored(run)
+        self.assertEqual(run.stderr.count("\n"), 20)
+        self.assertIn("and 81 more like that; -v names them", run.stderr)
+        verbose = self.decode(self.cap, *others, *map(self.share, range(3)), options=("-v",))
+        self.assert_restored(verbose)
+        self.assertEqual(verbose.stderr.count("is no share of this file"), 100)
 
     def test_a_second_copy_helps_a_damaged_one(self) -> None:
         """Where one file of a share number is damaged, another of the same number is used."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.render import corruption_fields, located, plural
+from pipegrid.cli.render import corruption_fields, located, plural, say_some
 
 if TYPE_CHECKING:
     from pipegrid.transfer.results import CheckResult
@@ -35,8 +35,7 @@ def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
     Args:
         lead: what every line begins with, where several files are told of.
     """
-    for error in result.corrupt:
-        console.say(f"pipegrid: {lead}{located(error)}")
+    say_some(console, [lead + located(error) for error in result.corrupt])
     say_unreachable(console, result.unreachable, lead)
     for number, servers in sorted(result.good_shares.items()):
         console.detail(f"{lead}share {number}: {', '.join(servers)}")

@@ -9,6 +9,9 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import printable, sentence
 from pipegrid.errors import CorruptionError
 
+MAX_LINES = 20
+"""Of one kind, on a screen; a file of ten shares has fewer problems, unless somebody gave ten thousand."""
+
 
 def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]]:
     """Return the documented JSON form of damage."""
@@ -27,8 +30,16 @@ def warn_of_corruption(
     console: Console, corrupt: Sequence[CorruptionError], lead: str = ""
 ) -> None:
     """Tell of damage that did no harm this time; ``lead`` says of which file, if there are several."""
-    for error in corrupt:
-        console.say(f"pipegrid: {lead}worked around damage: {located(error)}")
+    say_some(console, [f"{lead}worked around damage: {located(error)}" for error in corrupt])
+
+
+def say_some(console: Console, lines: Sequence[str]) -> None:
+    """Tell the first of many things, and how many more there are, which ``-v`` tells as well."""
+    shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
+    for line in lines[:shown]:
+        console.say(f"pipegrid: {line}")
+    if shown < len(lines):
+        console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
 
 
 def located(error: CorruptionError) -> str:
