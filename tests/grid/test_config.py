@@ -180,7 +180,7 @@ class LoadTests(ConfigTestCase):
             (
                 "[client]\nshare.needed = 3\n",
                 2,
-                "has no setting share.needed; did you mean shares.needed?",
+                "has no setting share.needed (did you mean shares.needed?)",
             ),
             (
                 "# x\n\n[client]\nshares.happy = 7\nSegmentSize: 1\n",
@@ -190,12 +190,12 @@ class LoadTests(ConfigTestCase):
             (
                 "[Client]\nshares.needed = 3\n",
                 1,
-                "there is no section [Client]; did you mean client?",
+                "there is no section [Client] (did you mean client?)",
             ),
             (
                 "[client]\ndurability = batch\n",
                 2,
-                "has no setting durability; it belongs into [local]",
+                "has no setting durability (it belongs into [local])",
             ),
             ("[storage]\nreserved-space = 1G\n", 2, "did you mean reserved_space?"),
             ("[client]\nzzzzzzzz = 1\n", 2, "has no setting zzzzzzzz; correct it by hand"),
@@ -226,11 +226,11 @@ class LoadTests(ConfigTestCase):
             ("storage:\n  a: [\n", "servers.yaml: line 3: "),
             (
                 "# x\nstorages: {}\n",
-                "servers.yaml:2: 'storages' is not read; did you mean storage?",
+                "servers.yaml:2: 'storages' is not read (did you mean storage?)",
             ),
             (
                 "storage: {a: {ann: {nickname: x, anonymous-storage-nurl: [x]}}}",
-                "server 'a': 'anonymous-storage-nurl' is not read; did you mean anonymous-storage-NURLs?",
+                "server 'a': 'anonymous-storage-nurl' is not read (did you mean anonymous-storage-NURLs?)",
             ),
         ):
             path.write_text(text)

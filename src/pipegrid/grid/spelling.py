@@ -81,7 +81,7 @@ def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> 
         name = parser.optionxform(setting)
         if name not in settings:
             elsewhere = [other for other, names in KNOWN.items() if names and name in names]
-            hint = f"; it belongs into [{elsewhere[0]}]" if elsewhere else meant(name, settings)
+            hint = f" (it belongs into [{elsewhere[0]}])" if elsewhere else meant(name, settings)
             raise UsageError(
                 f"{where}[{section}] has no setting {setting}{hint}; correct it by hand"
             )
@@ -101,10 +101,10 @@ def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """Return a hint at the name that was probably meant, beginning with a semicolon; perhaps nothing."""
+    """Return a hint at the name that was probably meant, in brackets; perhaps nothing."""
     lower = {each.lower(): each for each in known}
     close = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f"; did you mean {lower[close[0]]}?" if close else ""
+    return f" (did you mean {lower[close[0]]}?)" if close else ""
 
 
 def check_top_level(document: Any, expected: str, data: bytes, name: str) -> None:
@@ -119,7 +119,7 @@ def check_top_level(document: Any, expected: str, data: bytes, name: str) -> Non
             line = line_of(str(key), data)
             where = f"{name}:{line}" if line else name
             raise UsageError(
-                f"{where}: {str(key)[:60]!r} is not read; did you mean {expected}? correct it by hand"
+                f"{where}: {str(key)[:60]!r} is not read (did you mean {expected}?); correct it by hand"
             )
 
 
@@ -140,7 +140,7 @@ def near_misses(announcement: Mapping[Any, Any]) -> list[str]:
             lower = {known.lower(): known for known in KNOWN_OF_SERVERS}
             close = get_close_matches(str(key)[:60].lower(), lower, n=1, cutoff=0.9)
             if close:
-                found.append(f"{str(key)[:60]!r} is not read; did you mean {lower[close[0]]}?")
+                found.append(f"{str(key)[:60]!r} is not read (did you mean {lower[close[0]]}?)")
     return found
 
 
