@@ -17,6 +17,7 @@ from pipegrid.cli.capfile import as_line, parse_cap_file
 from pipegrid.core.caps import LitCap
 from pipegrid.errors import UsageError
 from pipegrid.grid.creation import create_local
+from pipegrid.transfer.results import RenewResult
 from tests.cli.support import FakeGrid, Run
 from tests.cli.test_process import SOURCE
 
@@ -167,6 +168,22 @@ class CapFileTests(SynchronousTestCase):
         self.refused("the name is empty", "check", "--cap-file", "")
         both = f"{ONE}\n{TWO}".encode()
         self.refused("2 caps were given", "decode", "--cap-file", "-", "-o", "x", stdin=both)
+
+    def test_as_many_as_there_may_be(self) -> None:
+        """In order, a few at a time, though the first takes longest."""
+        caps = [str(LitCap(b"%d" % number)) for number in range(2000)]
+        self.caps.write_text("\n".join(caps))
+        grid = FakeGrid(hold=True, renew_result=RenewResult(LitCap(b""), {}, 0, 0, [], []))
+        run = Run("--json", "renew", "--cap-file", str(self.caps), grid=grid)
+        self.assertEqual(len(grid.held), 10)
+        first, *others = grid.held.values()
+        grid.hold = False
+        for each in others:
+            each.callback(None)
+        self.assertEqual((len(grid.held), run.stdout), (2000, ""))
+        first.callback(None)
+        self.assertEqual(self.successResultOf(run.finished), 0)
+        self.assertEqual([each["cap"] for each in run.objects], caps)
 
     def test_put_prints_names(self) -> None:
         """``put -l``; without it, caps only."""

@@ -177,7 +177,9 @@ class HelpTests(SynchronousTestCase):
             ):
                 self.assertIn(words, shown)
         for command in ("init", "put"):
-            words = "servers must hold a share of their own, for a file to count as stored. [default:"
+            words = (
+                "servers must hold a share of their own, for a file to count as stored. [default:"
+            )
             self.assertIn(words, self.help(command))
 
 

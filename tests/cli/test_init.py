@@ -8,6 +8,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.config import load
+from pipegrid.grid.creation import suggested
 from tests.cli.support import Run
 from tests.grid.introducer_support import FURL, nurl
 from tests.grid.test_tahoe_directory import make_node
@@ -134,6 +135,22 @@ class NumbersTests(SynchronousTestCase):
                 shares = "1 share" if n == 1 else f"{n} shares"
                 self.assertIn(f"any {k} of {shares} restore a file", run.stderr)
                 self.assertIn(f"an upload needs {happy} of the {count} server", run.stderr)
+
+    def test_the_documented_table(self) -> None:
+        """docs/reference-cli.md has the numbers for up to ten servers."""
+        page = (Path(__file__).parent.parent.parent / "docs" / "reference-cli.md").read_text()
+        rows = {
+            option: [int(cell) for cell in line.split("|")[2:-1]]
+            for line in page.splitlines()
+            for option in ("(`-k`)", "(`--happy`)", "(`-n`)")
+            if line.startswith("| ") and option in line.split("|")[1]
+        }
+        for servers in range(1, 11):
+            params, happy = suggested(servers)
+            documented = tuple(
+                rows[option][servers - 1] for option in ("(`-k`)", "(`--happy`)", "(`-n`)")
+            )
+            self.assertEqual((params.required_shares, happy, params.total_shares), documented)
 
     def test_four_servers(self) -> None:
         """The case of the documentation; with a number of one's own the others follow."""

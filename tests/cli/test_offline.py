@@ -261,6 +261,18 @@ class DecodeTests(OfflineTestCase):
         self.assert_restored(run)
         self.assertEqual(run.stderr, "")
 
+    def test_eight_levels(self) -> None:
+        """So deep is looked, and no deeper."""
+        index = self.storage_index()
+        for levels, status in ((7, 0), (8, 4)):
+            top = self.directory / f"top{levels}"
+            home = top.joinpath(*["d"] * levels, index)
+            home.mkdir(parents=True)
+            for number in range(3):
+                (home / str(number)).write_bytes(self.share(number).read_bytes())
+            run = self.decode(self.cap, top, options=("--force",))
+            self.assertEqual(self.successResultOf(run.finished), status, run.stderr)
+
     def test_directories_without_end(self) -> None:
         """Links in a circle are not followed, depth and number are bounded."""
         disks = self.fill_disks(3)

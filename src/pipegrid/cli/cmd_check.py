@@ -11,6 +11,7 @@ from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import cap_arguments, check_caps, common_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.render import grouped, say_some
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
@@ -66,8 +67,9 @@ def command(
                 console.result(lead + summary(result), {**identity(file), **fields(result), **more})
                 if not console.json:
                     say_more(console, result, lead)
-                for reason in result.reasons:
-                    console.say(f"pipegrid: {lead}no lease: {reason}")
+                say_some(
+                    console, [f"{lead}no lease: {reason}" for reason in grouped(result.reasons)]
+                )
                 return status(result)
 
             return await each_in_order(console, files, FILES_AT_ONCE, check, show)

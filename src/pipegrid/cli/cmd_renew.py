@@ -11,7 +11,7 @@ from pipegrid.cli.health import say_unreachable
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import cap_arguments, check_caps, common_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import plural
+from pipegrid.cli.render import grouped, plural, say_some
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -68,8 +68,7 @@ def report(console: Console, file: NamedFile[Any], result: RenewResult, lead: st
         },
     )
     say_unreachable(console, result.unreachable, lead)
-    for reason in result.reasons:
-        console.say(f"pipegrid: {lead}no lease: {reason}")
+    say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.reasons)])
     for number, servers in result.leases.items():
         console.detail(f"{lead}share {number}: {', '.join(servers)}")
     if not result.recoverable:

@@ -11,7 +11,7 @@ from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import cap_arguments, check_caps, common_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import plural
+from pipegrid.cli.render import grouped, plural, say_some
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -82,8 +82,7 @@ def report(
             console.detail(f"{lead}share {number} made again: {server}")
     if result.whole:
         return ExitStatus.DONE
-    for reason in result.reasons:
-        console.say(f"pipegrid: {lead}{reason}")
+    say_some(console, [lead + reason for reason in grouped(result.reasons)])
     return ExitStatus.UNHAPPY
 
 

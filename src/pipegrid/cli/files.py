@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -140,7 +139,13 @@ async def each_in_order(
             else:
                 statuses.append(show(file, outcome))
 
-    await few_at_a_time(at_once, [partial(step, number) for number in range(len(files))])
+    numbers = iter(range(len(files)))
+
+    async def steps() -> None:
+        for number in numbers:  # which all share, so that nothing is held for what is yet to come
+            await step(number)
+
+    await few_at_a_time(at_once, [steps] * at_once)
     return one_status(statuses)
 
 

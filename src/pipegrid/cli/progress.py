@@ -31,47 +31,69 @@ def aside(bar: Any) -> Iterator[None]:
         bar.refresh()
 
 
-@attrs.define(eq=False)
+@attrs.define
+class Sums:
+    """
+    How far some transfers have come, in bytes of their files.
+
+    Attributes:
+        done, total: what was reported last.
+        found: what of that was there before.
+        hashed: for the keys of files.
+        hashing: how many files are at that.
+    """
+
+    done: int = 0
+    total: int = 0
+    found: int = 0
+    hashed: int = 0
+    hashing: int = 0
+
+    def exchange(self, before: Sums, after: Sums) -> None:
+        """One transfer has come from here to there."""
+        for name in ("done", "total", "found", "hashed", "hashing"):
+            change = getattr(after, name) - getattr(before, name)
+            setattr(self, name, getattr(self, name) + change)
+
+
 class Part:
     """
     One transfer of a command; what it reports is shown at once.
 
-    Attributes:
+    Args:
+        changed: told what it was, and what it is now.
         size: of its file, if what is reported counts something else, such as bytes of shares.
-        done_bytes, total_bytes: what was reported last, of the file.
-        found_bytes: what of that was there before.
-        hashed_bytes: of the file, for its key; None: that is over, or was never begun.
     """
 
-    show: Callable[[], None]
-    size: int | None = None
-    done_bytes: int = 0
-    total_bytes: int = 0
-    found_bytes: int = 0
-    hashed_bytes: int | None = None
+    def __init__(self, changed: Callable[[Sums, Sums], None], size: int | None) -> None:
+        self._changed = changed
+        self._size = size
+        self._now = Sums()
+        self._become(total=size or 0)
 
     def sent(self, done: int, total: int) -> None:
         """It has come so far."""
-        self.done_bytes, self.total_bytes = self._of_the_file(done, total)
-        self.hashed_bytes = None
-        self.show()
+        done, total = self._of_the_file(done, total)
+        self._become(done=done, total=total, hashed=0, hashing=0)
 
     def found(self, done: int, total: int) -> None:
         """So much was there before."""
-        self.found_bytes, _ = self._of_the_file(done, total)
-        self.show()
+        self._become(found=self._of_the_file(done, total)[0])
 
     def hashed(self, done: int, total: int) -> None:
         """Its key was made from so much of the file."""
-        self.hashed_bytes, self.total_bytes = done, total
-        if self.size is None:
-            self.size = total  # of a pipe, this is the first that anybody knows
-        self.show()
+        if self._size is None:
+            self._size = total  # of a pipe, this is the first that anybody knows
+        self._become(total=total, hashed=done, hashing=1)
+
+    def _become(self, **changes: int) -> None:
+        before, self._now = self._now, attrs.evolve(self._now, **changes)
+        self._changed(before, self._now)
 
     def _of_the_file(self, done: int, total: int) -> tuple[int, int]:
-        if self.size is None or not total:
+        if self._size is None or not total:
             return done, total
-        return self.size * done // total, self.size
+        return self._size * done // total, self._size
 
 
 class Progress:
@@ -86,7 +108,7 @@ class Progress:
         self._console = console
         self._verb = verb
         self._unit = unit
-        self._parts: list[Part] = []
+        self._sums = Sums()
         self._bar: Any = None
 
     @property
@@ -100,22 +122,19 @@ class Progress:
 
     def upload(self, size: int | None) -> Part:
         """Return what an upload reports to, which counts bytes of shares; its file has ``size`` bytes."""
-        part = Part(self._show, size, total_bytes=size or 0)
-        self._parts.append(part)
-        return part
+        return Part(self._show, size)
 
-    def _show(self) -> None:
-        if self._bar is None:
+    def _show(self, before: Sums, after: Sums) -> None:
+        sums, bar = self._sums, self._bar
+        sums.exchange(before, after)
+        if bar is None:
             return
-        bar, parts = self._bar, self._parts
-        bar.total = sum(part.total_bytes for part in parts) or None
-        hashed = [part.hashed_bytes for part in parts if part.hashed_bytes is not None]
-        if hashed and not any(part.done_bytes for part in parts):  # nothing has arrived yet
+        bar.total = sums.total or None
+        if sums.hashing and not sums.done:  # nothing has arrived yet
             self._describe(f"{self._verb}: hashing", "")
-            done = sum(hashed)
+            done = sums.hashed
         else:
-            done = sum(part.done_bytes for part in parts)
-            found = min(done, sum(part.found_bytes for part in parts))
+            done, found = sums.done, min(sums.done, sums.found)
             self._describe(self._verb, f"{amount(found)} found" if found else "")
             bar.initial = found  # what was there says nothing of the rate
         if done < bar.n:  # another phase: it counts anew

@@ -42,6 +42,18 @@ def say_some(console: Console, lines: Sequence[str]) -> None:
         console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
 
 
+def grouped(reasons: Sequence[str]) -> list[str]:
+    """Return each reason once, with the servers whose it is, if their names are its first word."""
+    servers: dict[str, list[str]] = {}
+    for reason in reasons:
+        name, _, rest = reason.partition(" ")
+        servers.setdefault(rest, []).append(name)
+    return [
+        f"{names[0]} {rest}" if len(names) == 1 else f"{', '.join(names)}: {rest}"
+        for rest, names in servers.items()
+    ]
+
+
 def located(error: CorruptionError) -> str:
     """Return what is damaged, and on which server if that is known and not said yet."""
     text = sentence(error)

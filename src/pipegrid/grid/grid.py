@@ -44,7 +44,6 @@ from pipegrid.transfer.put.keynotes import KeyNotes
 from pipegrid.transfer.put.many import ManyPuts
 from pipegrid.transfer.put.putter import Putter
 from pipegrid.transfer.put.source import SourceLike, size_of
-from pipegrid.transfer.renew import Renewal
 from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import (
     CheckResult,
@@ -59,6 +58,7 @@ from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
     from pipegrid.grid.introducer import IntroducerStatus
+    from pipegrid.transfer.renew import Renewal
 
 T = TypeVar("T")
 
@@ -456,6 +456,8 @@ class Grid:
         return await self._renewal(cap).everywhere(self._peers)
 
     def _renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
+        from pipegrid.transfer.renew import Renewal  # few commands need it
+
         return Renewal(
             clock=self._reactor,
             cap=cap,
