@@ -72,6 +72,17 @@ class BarTests(TerminalTestCase):
             self.assertIn("get: ", terminal.raw)
             self.assertEqual((self.home / "copy").read_bytes(), data)
 
+    def test_ctrl_c(self) -> None:
+        """It is interrupted in a line of its own, and nothing of the bar is left."""
+        for columns in WIDTHS:
+            terminal = self.on_terminal("pipegrid", "put", "-", columns=columns)
+            terminal.wait_until(lambda seen: "put: " in seen.raw)
+            terminal.send("\x03")
+            self.assertEqual(terminal.finish(), 130)
+            sentence = "pipegrid: interrupted, and cleaned up; the same command can be run again"
+            self.assertEqual(terminal.lines, [sentence])
+            self.assertNotIn("put: :", terminal.raw)
+
     def test_prose_and_results_of_one_command(self) -> None:
         """A file that is not there is told of between the caps, each on its line."""
         self.make("file", 300_000)

@@ -144,8 +144,8 @@ class Progress:
             bar.update(done - bar.n)
 
     def _describe(self, text: str, postfix: str) -> None:
-        if (f"{text}: ", postfix) != (self._bar.desc, self._bar.postfix or ""):
-            self._bar.set_description_str(f"{text}: ", refresh=False)
+        if (text, postfix) != (self._bar.desc, self._bar.postfix or ""):
+            self._bar.set_description_str(text, refresh=False)
             self._bar.set_postfix_str(postfix, refresh=False)
             self._bar.refresh()
 
