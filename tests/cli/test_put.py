@@ -145,6 +145,24 @@ class PutTests(SynchronousTestCase):
             names = ("params", "happy", "convergence", "random_key")
             self.assertEqual(tuple(options[name] for name in names), expected)
 
+    def test_sizes(self) -> None:
+        """Bytes, powers of 1024 with and without the i, and thousands as physicists count."""
+        for text, size in (
+            ("131072", 131072),
+            ("128KiB", 131072),
+            ("128K", 131072),
+            ("1MiB", 1 << 20),
+            ("1 m", 1 << 20),
+            ("128kB", 128_000),
+            ("1MB", 1_000_000),
+            ("7B", 7),
+        ):
+            run = Run("put", self.paths[0], "--segment-size", text)
+            self.assertEqual(run.grid.seen[0][1]["params"].max_segment_bytes, size, text)
+        for text in ("", "-1", "0", "1.5M", "1X", "K", "1" * 16):
+            run = Run("put", self.paths[0], "--segment-size", text)
+            self.assertEqual((self.successResultOf(run.finished), run.grid.seen), (2, []))
+
     def test_impossible_parameters_are_usage(self) -> None:
         """k greater than n is refused before anything is sent."""
         run = Run("put", self.paths[0], "-k", "11")
