@@ -14,7 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import capfile
 from pipegrid.cli.capfile import as_line, parse_cap_file
+from pipegrid.cli.outcome import sentence
 from pipegrid.core.caps import LitCap
+from pipegrid.core.filecaps import checkable
 from pipegrid.errors import UsageError
 from pipegrid.grid.creation import create_local
 from pipegrid.transfer.results import RenewResult
@@ -25,13 +27,23 @@ ONE, TWO = str(LitCap(b"one")), str(LitCap(b"two"))
 CHK = f"URI:CHK:{'a' * 26}:{'b' * 51}a:3:10:1000"
 
 
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1
+).filter(str.strip)
+STARTS = [b"URI:CHK:", b"URI:LIT:", b"URI:DIR2-CHK:", b"ro.", b"\n", b"  ", b":3:10:", CHK.encode()]
+
+
 class FormatTests(SynchronousTestCase):
     """What ``put -l`` writes, and a person writes by hand."""
 
     def read(self, data: bytes) -> list[tuple[str, str | None]]:
         return [(line.text, line.name) for line in parse_cap_file(data, "caps")]
 
-    @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip))
+    @given(
+        st.text(
+            st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1
+        ).filter(str.strip)
+    )
     def test_names_come_back(self, name: str) -> None:
         """Whatever a file is called; on one line, without what a terminal would act upon."""
         line = as_line(ONE, name)
@@ -49,6 +61,15 @@ class FormatTests(SynchronousTestCase):
         data = f"\ufeff# mine\r\n\r\n  {ONE}\tone two\r\n{TWO}\r\n{CHK}   x".encode()
         self.assertEqual(self.read(data), [(ONE, "one two"), (TWO, None), (CHK, " x")])
 
+    @given(st.lists(st.sampled_from(STARTS) | st.binary(max_size=30)).map(b"".join))
+    def test_strangers_bytes(self, data: bytes) -> None:
+        """Whatever a file holds: caps, or one sentence that says what is wrong; nothing unforeseen."""
+        try:
+            for line in parse_cap_file(data, "caps"):
+                checkable(line.text)
+        except UsageError as error:
+            self.assertTrue(sentence(error))
+
     def test_bounds(self) -> None:
         """Neither bytes nor caps without end."""
         for data, words in (
@@ -56,7 +77,9 @@ class FormatTests(SynchronousTestCase):
             (b"# nothing\n\n", "caps holds no cap"),
             (bytes(capfile.MAX_BYTES + 1), "larger than 16 MiB"),
             (b"URI:LIT:\n" * (capfile.MAX_CAPS + 1), "more than 100000 caps"),
-            (b"x  \0", "caps:1: this is no line"),
+            (b"x  \0", "caps:1: no file can be called so"),
+            (b"x\nx  a\\x00", "caps:2: no file can be called so"),
+            (b"x  \\ud800", "caps:1: no file can be called so"),
         ):
             with self.assertRaises(UsageError) as caught:
                 self.read(data)
@@ -109,6 +132,11 @@ class CapFileTests(SynchronousTestCase):
         self.assertEqual(found, {"one.txt": b"one", "two.txt": b"two"})
         run = self.run_command("get", "--cap-file", str(self.caps), "-o", str(self.out), status=1)
         self.assertEqual(run.stderr.count("exists already"), 2)
+        again = ("--json", "get", "--cap-file", str(self.caps), "-o", str(self.out))
+        failed = self.run_command(*again, status=1).objects
+        paths = [str(self.out / name) for name in ("one.txt", "two.txt")]
+        self.assertEqual([each["path"] for each in failed], paths)
+        self.assertEqual([each["exit_status"] for each in failed], [1, 1])
         self.run_command("get", "--cap-file", str(self.caps), "-fo", str(self.out))
 
     def test_without_names(self) -> None:

@@ -11,6 +11,7 @@ character that a terminal would not print.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -110,11 +111,22 @@ def parse_cap_file(data: bytes, name: str) -> list[Line]:
         rest = line[len(cap) :]
         rest = rest[2:] if rest.startswith("  ") else rest.lstrip()
         where = f"{name}:{number}"
-        if "\0" in rest:
-            raise UsageError(f"{where}: this is no line of a cap file; write one cap a line")
-        found.append(Line(cap, unescaped(rest) if rest.strip() else None, where))
+        found.append(Line(cap, _name(rest, where), where))
         if len(found) > MAX_CAPS:
             raise UsageError(f"{name} holds more than {MAX_CAPS} caps; split it")
     if not found:
         raise UsageError(f"{name} holds no cap; write one a line")
     return found
+
+
+def _name(text: str, where: str) -> str | None:
+    if not text.strip():
+        return None
+    name = unescaped(text)
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise UsageError(f"{where}: no file can be called so; mend the name behind the cap")
+    return name
