@@ -80,12 +80,13 @@ class RenewTests(SynchronousTestCase):
         run = Run("check", TEXT, grid=FakeGrid(check_result=healthy))
         self.assertEqual(self.successResultOf(run.finished), 0)
         self.assertNotIn("add_lease", run.grid.seen[0][1])
-        refused = attrs.evolve(healthy, renewed=["ann"], reasons=["bob gives none"])
+        refused = attrs.evolve(healthy, renewed=["ann"], lease_problems=["bob gives none"])
         run = Run("--json", "check", TEXT, "--add-lease", grid=FakeGrid(check_result=refused))
         self.assertEqual(self.successResultOf(run.finished), 1)
         self.assertTrue(run.grid.seen[0][1]["add_lease"])
         self.assertEqual(
-            (run.objects[0]["renewed"], run.objects[0]["reasons"]), (["ann"], ["bob gives none"])
+            (run.objects[0]["renewed"], run.objects[0]["lease_problems"]),
+            (["ann"], ["bob gives none"]),
         )
         self.assertEqual(run.stderr, "pipegrid: no lease: bob gives none\n")
 

@@ -63,12 +63,17 @@ def command(
 
             def show(file: NamedFile[Any], result: CheckResult) -> ExitStatus:
                 lead = f"{file.label}: " if len(files) > 1 else ""
-                more = {"renewed": result.renewed, "reasons": result.reasons} if add_lease else {}
+                more = (
+                    {"renewed": result.renewed, "lease_problems": result.lease_problems}
+                    if add_lease
+                    else {}
+                )
                 console.result(lead + summary(result), {**identity(file), **fields(result), **more})
                 if not console.json:
                     say_more(console, result, lead)
                 say_some(
-                    console, [f"{lead}no lease: {reason}" for reason in grouped(result.reasons)]
+                    console,
+                    [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)],
                 )
                 return status(result)
 
@@ -83,4 +88,4 @@ def status(result: CheckResult) -> ExitStatus:
         return ExitStatus.NOT_ENOUGH_SHARES
     if result.corrupt:
         return ExitStatus.CORRUPTION
-    return ExitStatus.DONE if result.healthy and not result.reasons else ExitStatus.FAILED
+    return ExitStatus.DONE if result.healthy and not result.lease_problems else ExitStatus.FAILED

@@ -433,7 +433,7 @@ class Grid:
         return attrs.evolve(
             result,
             renewed=sorted(peer.name for peer in leased.peers),
-            reasons=sorted(set(leased.reasons)),
+            lease_problems=sorted(set(leased.reasons)),
         )
 
     def renew(self, cap: str | Cap) -> Deferred[RenewResult]:

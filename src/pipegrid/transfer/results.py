@@ -65,7 +65,7 @@ class CheckResult:
         happiness: servers of happiness of the good shares.
         unreachable: servers that could not be asked.
         renewed: servers on which leases were added or renewed, if that was asked for.
-        reasons: what kept servers from giving a lease, if anything did.
+        lease_problems: sentences, what kept servers from giving one.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -78,7 +78,7 @@ class CheckResult:
     total_shares: int
     unreachable: list[str]
     renewed: list[str] = attrs.field(factory=list)
-    reasons: list[str] = attrs.field(factory=list)
+    lease_problems: list[str] = attrs.field(factory=list)
 
 
 @attrs.frozen
