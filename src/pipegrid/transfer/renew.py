@@ -17,11 +17,13 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.reactor.together import few_at_a_time
-from pipegrid.transfer.get.search import MAX_QUESTIONS
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.results import RenewResult
 from pipegrid.transfer.watch import Watch
 from pipegrid.wire.messages import LeaseSecrets
+
+SERVERS_AT_ONCE = 100
+"""All have to be asked, and each answers with some bytes; what is held of an unanswered question is small."""
 
 
 @attrs.define
@@ -69,7 +71,9 @@ class Renewal:
     async def everywhere(self, peers: Sequence[Peer]) -> RenewResult:
         """Renew on every server that has a share."""
         in_order = ring(self._storage_index, peers)
-        await few_at_a_time(MAX_QUESTIONS, [partial(self._find_and_renew, one) for one in in_order])
+        await few_at_a_time(
+            SERVERS_AT_ONCE, [partial(self._find_and_renew, one) for one in in_order]
+        )
         leased = self.leased
         return RenewResult(
             cap=self._given,
@@ -91,7 +95,7 @@ class Renewal:
             else:
                 self.leased.peers.append(peer)
 
-        await few_at_a_time(MAX_QUESTIONS, [partial(renew, peer) for peer in peers])
+        await few_at_a_time(SERVERS_AT_ONCE, [partial(renew, peer) for peer in peers])
         return self.leased
 
     async def _renew(self, peer: Peer) -> None:
