@@ -14,10 +14,12 @@ from zope.interface import implementer
 
 import tests.transfer.world
 from pipegrid.core import decoder
+from pipegrid.core.caps import LitCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
 from pipegrid.transfer.get import download, readers
+from pipegrid.transfer.get.sink import CONSUMER_BYTES
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import CHUNK_BYTES, RTT, Line, Told, World, content
@@ -629,12 +631,36 @@ class SinkTests(DownloadTestCase):
             self.world.step()
         self.assertNoResult(started)
         self.assertLess(max(held), 6 << 20)
-        self.assertLess(len(consumer.taken), 1_000_000 + (4 << 20))
+        self.assertLess(len(consumer.taken), 1_000_000 + CONSUMER_BYTES)
         consumer.pause_after = None
         assert consumer.producer is not None
         consumer.producer.resumeProducing()
         self.world.run(started)
         self.assertEqual(consumer.taken, self.data)
+
+    def test_a_consumer_that_pauses_for_the_rest(self) -> None:
+        """The get is not done before all of it has been taken, whether it lives in its cap or in shares."""
+        self.make(200_000)
+        for cap in (LitCap(b"small"), self.file.cap):
+            consumer = Consumer(pause_after=0)
+            register = consumer.registerProducer
+
+            def paused(producer: Any, streaming: bool, register: Any = register) -> None:
+                register(producer, streaming)
+                producer.pauseProducing()
+
+            consumer.registerProducer = paused  # type: ignore[method-assign]
+            started = self.world.grid.get(cap, consumer)
+            while self.world.step():
+                pass
+            self.assertNoResult(started)
+            self.assertEqual(consumer.taken, b"")
+            consumer.pause_after = None
+            assert consumer.producer is not None
+            consumer.producer.resumeProducing()
+            self.world.run(started)
+            self.assertEqual(len(consumer.taken), cap.size)
+            self.assertIsNone(consumer.producer)
 
     def test_a_consumer_that_stops(self) -> None:
         """The get ends at once, even if nothing comes any more."""

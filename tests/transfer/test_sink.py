@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.transfer.get.sink import open_sink
+from pipegrid.transfer.get.sink import CONSUMER_BYTES, open_sink
 from tests.transfer.test_download import Consumer
 
 
@@ -93,6 +93,37 @@ class SinkTests(SynchronousTestCase):
         sink.finish()
         sink.finish()
         self.assertIsNone(consumer.producer)
+
+    def test_a_consumer_that_pauses_gets_nothing_more(self) -> None:
+        """Not even the rest of what was finished when it paused; that is kept, and given when it resumes."""
+        consumer = Consumer(pause_after=1)
+        sink = open_sink(consumer, self.changed)
+        data = bytes(range(256)) * 1024
+        sink.write([data[:3], memoryview(data)[3:CONSUMER_BYTES], bytearray(data[CONSUMER_BYTES:])])
+        self.assertEqual(consumer.taken, data[:CONSUMER_BYTES])
+        self.assertFalse(sink.ready)
+        self.assertEqual(sink.pending_bytes, len(data) - CONSUMER_BYTES)
+        assert consumer.producer is not None
+        consumer.producer.resumeProducing()
+        self.assertEqual(consumer.taken, data[: 2 * CONSUMER_BYTES])
+        self.assertFalse(sink.ready)
+        consumer.pause_after = None
+        consumer.producer.resumeProducing()
+        self.assertEqual(consumer.taken, data)
+        self.assertTrue(sink.ready)
+        self.assertEqual(sink.pending_bytes, 0)
+
+    def test_a_consumer_gets_pieces_of_a_fair_size(self) -> None:
+        """However small those are that came from the network; nothing waits for the next segment."""
+        consumer = Consumer()
+        sizes: list[int] = []
+        take = consumer.write
+        consumer.write = lambda data: (sizes.append(len(data)), take(data))[1]  # type: ignore[method-assign]
+        sink = open_sink(consumer, self.changed)
+        data = bytes(range(200)) * 1000
+        sink.write([memoryview(data)[at : at + 2] for at in range(0, len(data), 2)])
+        self.assertEqual(consumer.taken, data)
+        self.assertEqual(sizes, [CONSUMER_BYTES] * 3 + [len(data) - 3 * CONSUMER_BYTES])
 
     def test_a_consumer_that_stops(self) -> None:
         """It wants nothing more; whoever asks is told."""

@@ -32,6 +32,7 @@ from pipegrid.grid.readiness import Readiness
 from pipegrid.grid.status import status_of
 from pipegrid.reactor.together import together
 from pipegrid.reactor.trace import Tracing
+from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.get.download import Download
@@ -330,10 +331,14 @@ class Grid:
             raise UsageError(f"a range cannot have {length} bytes")
         length = cap.size - start if length is None else min(length, cap.size - start)
         if isinstance(cap, LitCap) or length == 0:
-            target = open_sink(sink, lambda: None)
+            wanted = Wakeup(self._reactor)
+            target = open_sink(sink, wanted.fire)
             try:
                 if isinstance(cap, LitCap):
                     target.write([cap.data[start : start + length]])
+                while target.pending_bytes:
+                    await wanted.wait()
+                    target.check()
             finally:
                 target.finish()
             return GetResult(length, {}, [])

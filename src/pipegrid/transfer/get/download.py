@@ -159,7 +159,10 @@ class Download:
             while True:
                 self._deliver()
                 if self._decoder.done:
-                    break
+                    if not self._sink.pending_bytes:
+                        break
+                    await self._changed.wait()  # for a consumer that wants the rest
+                    continue
                 self._readers.look_at_answers()
                 self._readers.look_at_readers()
                 self._readers.name_corruption()
@@ -182,6 +185,7 @@ class Download:
         if not self._readers.misplaced:
             self._guesses.found(True)
         self._sink.finish()
+        self._progress.report(self._delivered)
         return GetResult(
             size=self._delivered,
             shares_used=dict(sorted(self._used.items())),
@@ -274,7 +278,7 @@ class Download:
                 self._patience.segment_finished(self._clock.seconds())
                 self._sink.write(pieces)
                 self._delivered += sum(map(len, pieces))
-                self._progress.report(self._delivered)
+                self._progress.report(self._delivered - self._sink.pending_bytes)
         for number in self._race.done(self._decoder.segments_left[0]):
             self._readers.close(self._readers.open[number])
         for reader in self._readers.open.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Protocol, cast
 
@@ -19,6 +20,14 @@ from pipegrid.errors import SinkError
 
 SinkLike = BinaryIO | IConsumer
 
+CONSUMER_BYTES = 1 << 16
+"""
+What a consumer gets in one piece, but for the last of a segment. It is what Twisted's transports hand to the
+kernel at a time, and their mark for asking to pause: smaller pieces cost a call each and larger ones memory
+that nobody has asked for. Joining costs nothing, since a consumer is to have bytes and most pieces are copied
+for that anyway.
+"""
+
 
 class Sink(Protocol):
     """Takes plaintext."""
@@ -26,6 +35,10 @@ class Sink(Protocol):
     @property
     def ready(self) -> bool:
         """Whether more may be written now."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """What was written and has not been handed on, since nobody wants it yet."""
 
     def check(self) -> None:
         """
@@ -44,13 +57,14 @@ class Sink(Protocol):
         """
 
     def finish(self) -> None:
-        """All has been written, or nothing more will be; let go of the caller's object."""
+        """All has been handed on, or nothing more will be; let go of the caller's object."""
 
 
 class FileSink:
     """Writes to a file object, which stays open."""
 
     ready = True
+    pending_bytes = 0
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -93,15 +107,27 @@ class FileSink:
 
 @implementer(IPushProducer)
 class ConsumerSink:
-    """Writes to a consumer, and holds still while it asks to."""
+    """
+    Writes to a consumer in pieces of a fair size, and hands it nothing more from the moment when it pauses us.
+
+    What it does not want yet waits here: at most the segments that were finished when it paused.
+    """
 
     def __init__(self, consumer: IConsumer, changed: Callable[[], None]) -> None:
         self._consumer = consumer
         self._changed = changed
+        self._waiting: deque[Buffer] = deque()
+        self._paused = False
         self._stopped = False
         self._finished = False
-        self.ready = True
+        self._handing_on = False
+        self.pending_bytes = 0
         consumer.registerProducer(self, True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it wants more; if it has gone the transfer must come and see."""
+        return self._stopped or not (self._paused or self.pending_bytes)
 
     def check(self) -> None:
         """Complain if the consumer has gone."""
@@ -109,10 +135,37 @@ class ConsumerSink:
             raise SinkError("the consumer of the file went away before all of it had arrived")
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Hand the pieces over."""
+        """Hand the pieces over, as far as they are wanted."""
         self.check()
-        for piece in pieces:
-            self._consumer.write(piece if isinstance(piece, bytes) else bytes(piece))
+        self._waiting.extend(piece for piece in pieces if len(piece))
+        self.pending_bytes += sum(map(len, pieces))
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        if self._handing_on:
+            return  # a consumer may pause and resume us while it is written to
+        self._handing_on = True
+        try:
+            while self.pending_bytes and not (self._paused or self._stopped):
+                data = self._next_piece()
+                self.pending_bytes -= len(data)
+                self._consumer.write(data)
+        finally:
+            self._handing_on = False
+
+    def _next_piece(self) -> bytes:
+        first = self._waiting.popleft()
+        if len(first) == CONSUMER_BYTES and isinstance(first, bytes):
+            return first
+        joined, missing = [], CONSUMER_BYTES
+        while True:
+            joined.append(memoryview(first)[:missing])
+            if len(first) > missing:
+                self._waiting.appendleft(memoryview(first)[missing:])
+            missing -= len(joined[-1])
+            if not (missing and self._waiting):
+                return b"".join(joined)
+            first = self._waiting.popleft()
 
     def finish(self) -> None:
         """Unregister from the consumer."""
@@ -122,17 +175,17 @@ class ConsumerSink:
 
     def pauseProducing(self) -> None:
         """The consumer has enough for now."""
-        self.ready = False
+        self._paused = True
 
     def resumeProducing(self) -> None:
         """The consumer wants more."""
-        self.ready = True
+        self._paused = False
+        self._hand_on()
         self._changed()
 
     def stopProducing(self) -> None:
         """The consumer wants nothing any more; the transfer ends."""
         self._stopped = True
-        self.ready = True
         self._changed()
 
 
