@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "server": _SHARED | {"storage"},
     # Of the client's, transport.local alone: it is a store in this process.
     "transport": _SHARED | {"http11", "storage"},
-    "transfer": _FOUNDATION | {"wire", "transport"},
+    "transfer": _SHARED | {"transport"},
     # A grid serves its local store, and `serve` is configured where clients are.
     "grid": _SERVERS | _CLIENTS,
     "mirror": _FOUNDATION | {"disk", "http11"},

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import cap_file_option, check_caps, common_options
+
+if TYPE_CHECKING:
+    from pipegrid.disk.partfile import PartFile
 
 
 @click.command(name="decode")
@@ -83,7 +87,7 @@ def decode(
                 f"another storage index than {files[0].base_name}"
             )
     with ExitStack() as stack:
-        sink = console.data_sink
+        sink: BinaryIO | PartFile = console.data_sink
         if output != "-":
             sink = stack.enter_context(OutputFile(output, force)).file
         progress = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
     from pipegrid.cli.progress import ProgressCall
     from pipegrid.core.caps import ChkCap, LitCap
+    from pipegrid.disk.partfile import PartFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
 
@@ -127,22 +128,19 @@ async def fetch(
     from pipegrid.cli.outfile import OutputFile
 
     with ExitStack() as stack:
-        sink = console.data_sink
+        sink: BinaryIO | PartFile = console.data_sink
         if output is not None:
-            sink = stack.enter_context(OutputFile(output, force)).file
-        result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
+            file = stack.enter_context(OutputFile(output, force, resume=True, say=console.say))
+            sink = file.file
+        progress = stack.enter_context(Progress(console, "get"))
+        result = await grid.get(
+            cap, sink, start=part[0], length=part[1], progress=progress.transfer()
+        )
         sink.flush()
-    return result
-
-
-def report(
-    console: Console, file: NamedFile[Any], result: GetResult, output: str | None, lead: str
-) -> None:
-    """Tell what came of one file, each line beginning with ``lead``."""
-    from pipegrid.cli.render import corruption_fields, warn_of_corruption
-
-    warn_of_corruption(console, result.corrupt, lead)
-    console.detail(f"{lead}{result.size} bytes from shares {sorted(result.shares_used)}")
+        if output is not None:
+            file.tell(result)
+    warn_of_corruption(console, result.corrupt)
+    console.detail(f"{result.size} bytes from shares {sorted(result.shares_used)}")
     if console.json:
         console.result(
             "",

@@ -1,19 +1,20 @@
 """
-A file that appears under its name only when it is whole.
+Where ``-o`` goes: a file that appears under its name only when it is whole.
 
-Until then its bytes are in a temporary file beside it, which goes away if anything fails.
+``get`` takes up what an interrupted one has left beside it (``disk.partfile``), and says so.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import stat
-from contextlib import suppress
+from collections.abc import Callable
 from types import TracebackType
-from typing import BinaryIO, cast
 
-from pipegrid.errors import SinkError
+from pipegrid.cli.render import amount
+from pipegrid.disk.partfile import PartFile
+from pipegrid.transfer.results import GetResult
+
+Say = Callable[[str], None]
 
 
 class OutputFile:
@@ -23,41 +24,31 @@ class OutputFile:
     Args:
         path: where the file shall be. A device or pipe there is written to directly.
         force: replace an existing file.
+        resume: take up what an interrupted command has left, and leave the same if this one is.
+        say: told in a sentence what was found, and what is left.
 
     Raises:
         SinkError: the file exists and may not be replaced, or cannot be written.
     """
 
-    def __init__(self, path: str, force: bool = False) -> None:
-        self.path = path
-        self._force = force
-        self._target = os.path.realpath(path)  # a link stays, what it points to is replaced
-        self._temporary: str | None = None
-        try:
-            mode: int | None = os.stat(self._target).st_mode
-        except OSError:
-            mode = None
-        if mode is not None and stat.S_ISDIR(mode):
-            raise SinkError(f"cannot write {path}: it is a directory; name a file in it")
-        if mode is not None and stat.S_ISREG(mode) and not force:
-            raise self._exists()
-        try:
-            self.file: BinaryIO = self._open(in_place=mode is not None and not stat.S_ISREG(mode))
-        except OSError as error:
-            raise SinkError(f"cannot write {path}: {error.strerror}") from error
+    def __init__(
+        self, path: str, force: bool = False, *, resume: bool = False, say: Say | None = None
+    ) -> None:
+        self.file = PartFile(path, force, resume)
+        self._say = say or (lambda text: None)
+        if self.file.found_bytes and self.file.part is not None:
+            name, found = os.path.basename(self.file.part), amount(self.file.found_bytes)
+            self._say(
+                f"pipegrid: {name} holds {found} from an earlier get; checking them, to fetch only the rest"
+            )
 
-    def _open(self, in_place: bool) -> BinaryIO:
-        if in_place:
-            return open(self._target, "wb")
-        directory, name = os.path.split(self._target)
-        temporary = os.path.join(directory, f".{name[:200]}.{os.urandom(6).hex()}.part")
-        raw = io.FileIO(temporary, "xb")
-        self._temporary = temporary
-        raw.name = self.path  # what errors call it
-        return cast(BinaryIO, io.BufferedWriter(raw))
-
-    def _exists(self) -> SinkError:
-        return SinkError(f"{self.path} exists already; choose another name, or add --force")
+    def tell(self, result: GetResult) -> None:
+        """Say so if what was found was not what it should have been."""
+        if result.found_bytes and not result.here_bytes:
+            self._say("pipegrid: what an earlier get had left was of no use, and was overwritten")
+        elif result.here_bytes:
+            fetched = amount(result.size - result.here_bytes)
+            self._say(f"pipegrid: {amount(result.here_bytes)} were there, {fetched} were fetched")
 
     def __enter__(self) -> OutputFile:
         return self
@@ -70,34 +61,10 @@ class OutputFile:
     ) -> None:
         try:
             if kind is None:
-                self._finish()
-        except OSError as problem:
-            raise SinkError(f"cannot write {self.path}: {problem.strerror}") from problem
+                self.file.publish()
         finally:
-            with suppress(OSError):
-                self.file.close()
-            if self._temporary is not None:
-                with suppress(OSError):
-                    os.unlink(self._temporary)
-
-    def _finish(self) -> None:
-        self.file.close()
-        if self._temporary is None:
-            return
-        if not self._force:
-            self._name_if_free()
-        else:
-            os.replace(self._temporary, self._target)
-            self._temporary = None
-
-    def _name_if_free(self) -> None:
-        """Give the file its name unless somebody else took it meanwhile."""
-        assert self._temporary is not None
-        try:
-            os.link(self._temporary, self._target)
-        except FileExistsError:
-            raise self._exists() from None
-        except OSError:  # a file system without hard links
-            if os.path.lexists(self._target):
-                raise self._exists() from None
-            os.rename(self._temporary, self._target)
+            part = self.file.leave()
+            if part is not None:
+                self._say(
+                    f"pipegrid: what came is kept in {part}; the same command goes on from there"
+                )

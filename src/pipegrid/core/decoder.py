@@ -81,6 +81,14 @@ class Decoder(FileShares):
         return self._queue.next_delivery, self._queue.end
 
     @property
+    def delivered_bytes(self) -> int:
+        """How much of the range has left."""
+        if self._queue is None or self.geometry is None:
+            return 0
+        until = min(self._queue.next_delivery * self.geometry.segment_bytes, self._end)
+        return max(0, until - self._start)
+
+    @property
     def metadata_bytes(self) -> int:
         """How much of a share is not blocks: that may be held whatever is held of blocks."""
         geometry = self.geometry or self.guessed_geometry
@@ -119,8 +127,14 @@ class Decoder(FileShares):
         if self.geometry is None or self._queue is None or share.layout is None:
             return False
         first, end = self._queue.next_delivery, self._queue.end
-        blocks = block_range(share.layout, self.geometry, first, end)
-        return share.store.has(*blocks) and self._is_whole(share.block_tree)
+        blocks = self._needed_blocks(share.layout, self.geometry, first, end)
+        return all(share.store.has(*run) for run in blocks) and self._is_whole(share.block_tree)
+
+    def _needed_blocks(
+        self, where: ShareLayout, geometry: Geometry, first: int, end: int
+    ) -> list[tuple[int, int]]:
+        """Return where the blocks of segments [first, end) are that have to be read at all."""
+        return [block_range(where, geometry, first, end)]
 
     def _is_whole(self, tree: ShareTree | None) -> bool:
         """Say whether all that is still needed of a tree has come; for those that get no more."""
@@ -154,14 +168,16 @@ class Decoder(FileShares):
             return []
         where = share.layout or self.guessed_layout
         plan = attrs.evolve(self._plan(share, ahead_bytes, most_bytes), part=part)
-        blocks = plan.blocks(where)
+        runs = self._block_runs(plan, where)
         metadata, data = Spans(), Spans()
+        blocks = (runs[0][0], runs[-1][1]) if runs else (0, 0)
         apart = blocks[1] - blocks[0] > max(_APART_BYTES, plan.geometry.block_bytes)
         for start, end in self._metadata_wanted(share, where, plan):
             for a, b in share.store.ask(start, end):
                 metadata.add(a, b)
-        for a, b in share.store.ask(*blocks):
-            (data if apart else metadata).add(a, b)
+        for run in runs:
+            for a, b in share.store.ask(*run):
+                (data if apart else metadata).add(a, b)
         # No block is of use before the metadata is here.
         spans = [Span(a, b - a) for a, b in metadata.merged(self._merge_gap_bytes)]
         spans.sort(key=lambda span: (span.end > blocks[0] and span.offset < blocks[1], span.offset))
@@ -178,10 +194,15 @@ class Decoder(FileShares):
             return False
         where = share.layout or self.guessed_layout
         plan = self._plan(share, 0, None)
-        for a, b in (plan.blocks(where), *self._metadata_wanted(share, where, plan)):
+        runs = self._block_runs(plan, where)
+        for a, b in (*runs, *self._metadata_wanted(share, where, plan)):
             if max(a, start) < min(b, end) and not share.store.has(max(a, start), min(b, end)):
                 return True
         return False
+
+    def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[tuple[int, int]]:
+        """Return the ranges of blocks that a plan is to read now, in order."""
+        return [plan.blocks(where)]
 
     def _plan(self, share: ShareParts, ahead_bytes: int, most_bytes: int | None) -> ReadPlan:
         if self.geometry is not None and self._queue is not None:

@@ -23,6 +23,7 @@ from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
 from pipegrid.core.filecaps import checkable, readable
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import NotEnoughSharesError, UsageError
 from pipegrid.flow.budget import Budget
 from pipegrid.grid.config import GridConfig, check_happy
@@ -292,29 +293,51 @@ class Grid:
     def get(
         self,
         cap: str | Cap,
-        sink: SinkLike,
+        sink: SinkLike | str | os.PathLike[str],
         *,
         start: int = 0,
         length: int | None = None,
         progress: Progress | None = None,
+        replace: bool = False,
     ) -> Deferred[GetResult]:
         """
         Fetch a file, or a range of it; fires when the last verified byte is in the sink.
 
         Args:
             cap: a file's read cap.
-            sink: a binary file object (it stays open), or an ``IConsumer``, which may pause us.
+            sink: a path, a binary file object (it stays open), or an ``IConsumer``, which may pause us. At
+                a path the file appears when it is whole, and durable. If that is interrupted, a hidden part
+                stays beside it, and the next get to the same path goes on with what of it is good.
             start, length: the range; by default all. A length beyond the end stops there.
-            progress: called with bytes delivered and wanted.
+            progress: called with bytes delivered and wanted; what was there already is delivered.
+            replace: a file that is at the path already.
 
         Raises (through the Deferred):
             CapError: not a cap that reads a file.
             UsageError: the range begins beyond the end of the file.
             NotEnoughSharesError: too few good shares could be had.
             CorruptionError: the shares do not make up the file of the cap.
-            SinkError: the sink could not take it.
+            SinkError: the sink could not take it, there is a file at the path, or somebody writes to it.
         """
-        return self._start(self._get(cap, sink, start, length, progress))
+        return self._start(self._get_to(cap, sink, start, length, progress, replace))
+
+    async def _get_to(
+        self,
+        given: str | Cap,
+        sink: SinkLike | str | os.PathLike[str],
+        start: int,
+        length: int | None,
+        progress: Progress | None,
+        replace: bool,
+    ) -> GetResult:
+        if isinstance(sink, str | os.PathLike):
+            readable(given)  # before anything is done on the disk
+            with PartFile(os.fspath(sink), replace) as part:
+                return await self._get_to(given, part, start, length, progress, replace)
+        result = await self._get(given, sink, start, length, progress)
+        if isinstance(sink, PartFile):
+            await self._workers.run(sink.publish)
+        return result
 
     async def _get(
         self,
@@ -331,6 +354,8 @@ class Grid:
             raise UsageError(f"a range cannot have {length} bytes")
         length = cap.size - start if length is None else min(length, cap.size - start)
         if isinstance(cap, LitCap) or length == 0:
+            if isinstance(sink, PartFile):
+                sink.begin(0)
             wanted = Wakeup(self._reactor)
             target = open_sink(sink, wanted.fire)
             try:

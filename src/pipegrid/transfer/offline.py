@@ -19,8 +19,9 @@ from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.hashes import KEY_BYTES, Buffer
 from pipegrid.core.params import Geometry, Params
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
-from pipegrid.transfer.get.sink import FileSink
+from pipegrid.transfer.get.sink import open_sink
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.sharedirectory import ShareDirectory
 from pipegrid.transfer.sharefiles import ShareFile, open_share
@@ -158,7 +159,7 @@ class DecodeResult:
 def decode_file(
     cap: ChkCap | LitCap,
     paths: Sequence[str],
-    sink: BinaryIO,
+    sink: BinaryIO | PartFile,
     *,
     progress: Progress | None = None,
 ) -> DecodeResult:
@@ -177,7 +178,7 @@ def decode_file(
         CorruptionError: the file was encoded wrongly; no share can help.
         SinkError: the plaintext cannot be written.
     """
-    output = FileSink(sink)
+    output = open_sink(sink, lambda: None)
     if isinstance(cap, LitCap):
         output.write([cap.data])
         output.finish()

@@ -44,12 +44,16 @@ class GetResult:
         shares_used: share number to the nickname of the server it came from.
         corrupt: damage that was found on the way and worked around.
         elapsed_s: from the start to the last byte delivered.
+        found_bytes: what an interrupted get had left.
+        here_bytes: what of that was good, and was not fetched again.
     """
 
     size: int
     shares_used: dict[int, str]
     corrupt: list[CorruptionError]
     elapsed_s: float = 0.0
+    found_bytes: int = 0
+    here_bytes: int = 0
 
 
 @attrs.frozen

@@ -22,7 +22,9 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
+from pipegrid.core.hashes import Buffer
 from pipegrid.core.segmentjob import SegmentJob, SegmentResult
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
@@ -31,6 +33,7 @@ from pipegrid.transfer.get.line import ClientLine
 from pipegrid.transfer.get.openreaders import OpenReaders
 from pipegrid.transfer.get.patience import Patience
 from pipegrid.transfer.get.readers import ShareReader
+from pipegrid.transfer.get.resuming import Rechecked, ResumingDecoder
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.get.tactics import Race
 from pipegrid.transfer.peers import Peer
@@ -73,6 +76,7 @@ class Download:
     Args:
         peers: servers that may be used, in any order.
         cap: with a verifier cap it is the ciphertext that is delivered.
+        sink: of a part file, what is there and proves to be good is not fetched.
         start, length: the range of plaintext; it lies within the file.
         progress: called with plaintext bytes delivered and wanted.
         avoid: copies that are known to be damaged, each as share number and server.
@@ -103,13 +107,20 @@ class Download:
         self._cap = cap
         self._settings = settings
         self._progress = ProgressReport(progress, length)
-        self._decoder = Decoder(cap, start, length)
         self._changed = Wakeup(clock)
         self._sink = open_sink(sink, self._changed.fire)
+        self._part = sink if isinstance(sink, PartFile) else None
+        found_bytes = self._part.begin(length) if self._part is not None else 0
+        self._resuming: ResumingDecoder | None = None
+        if self._part is not None and found_bytes:
+            self._resuming = ResumingDecoder(cap, start, length, found_bytes, self._part.read)
+        self._decoder = self._resuming or Decoder(cap, start, length)
+        self._found_bytes = found_bytes
         self._jobs: set[Deferred[None]] = set()
-        self._results: list[SegmentResult] = []
+        self._results: list[SegmentResult | Rechecked] = []
         self._bug: Failure | None = None
         geometry = self._decoder.guessed_geometry
+        length -= found_bytes  # what is to be fetched, as far as can be told
         several = length > geometry.segment_bytes
         narrow = self._line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
         least_bytes = _NARROW_TASTE_BYTES if narrow else _TASTE_BYTES
@@ -119,7 +130,6 @@ class Download:
         self._extra = _HELPERS * settings.extra_shares if tastes else settings.extra_shares
         self._share_of_memory = settings.memory_bytes // (cap.required_shares + self._extra)
         self._hedged = False
-        self._delivered = 0
         self._used: dict[int, str] = {}
         self._used_by_job: dict[int, dict[int, str]] = {}
         self._started = clock.seconds()
@@ -185,12 +195,16 @@ class Download:
         if not self._readers.misplaced:
             self._guesses.found(True)
         self._sink.finish()
-        self._progress.report(self._delivered)
+        size = self._decoder.delivered_bytes
+        self._progress.report(size)
+        here = self._resuming.here if self._resuming is not None else None
         return GetResult(
-            size=self._delivered,
+            size=size,
             shares_used=dict(sorted(self._used.items())),
             corrupt=list(self._decoder.corrupt),
             elapsed_s=self._clock.seconds() - self._started,
+            found_bytes=self._found_bytes,
+            here_bytes=here.good_bytes if here is not None else 0,
         )
 
     # Asking.
@@ -235,18 +249,28 @@ class Download:
         while self._sink.ready and len(self._jobs) + len(self._results) < _MAX_JOBS:
             job = self._decoder.next_job()
             if job is None:
-                return
+                if not self._start_check():
+                    return
+                continue
             if self._race.open:
                 self._end_race(job)
             self._used_by_job[job.segment] = {
                 block.share_number: homes[block.share_number].name for block in job.blocks
             }
-            done = self._workers.run_if_large(3 * (job.end - job.start), job.run).addCallback(
-                self._results.append
-            )
-            self._jobs.add(done)
-            done.addErrback(self._note_bug)
-            done.addBoth(self._job_done, done)
+            self._await_job(self._workers.run_if_large(3 * (job.end - job.start), job.run))
+
+    def _start_check(self) -> bool:
+        """Check a segment that may be there; returns whether there is one to be checked now."""
+        check = None if self._resuming is None else self._resuming.next_check()
+        if check is not None:
+            self._await_job(self._workers.run(check.run))
+        return check is not None
+
+    def _await_job(self, running: Deferred[SegmentResult] | Deferred[Rechecked]) -> None:
+        done = running.addCallback(self._results.append)
+        self._jobs.add(done)
+        done.addErrback(self._note_bug)
+        done.addBoth(self._job_done, done)
 
     def _end_race(self, job: SegmentJob) -> None:
         """The first segment is there: go on with the shares that were fast enough to be in it."""
@@ -270,19 +294,32 @@ class Download:
         results = list(self._results)
         self._results.clear()
         for result in results:
-            pieces = self._decoder.finish(result)
-            used = self._used_by_job.pop(result.segment)
-            if not result.bad_shares:
-                self._used.update(used)
+            pieces = self._finish(result)
             if pieces:
                 self._patience.segment_finished(self._clock.seconds())
                 self._sink.write(pieces)
-                self._delivered += sum(map(len, pieces))
-                self._progress.report(self._delivered - self._sink.pending_bytes)
+                if self._resuming is None or not self._resuming.is_checking:
+                    done = self._decoder.delivered_bytes - self._sink.pending_bytes
+                    self._progress.report(done)
         for number in self._race.done(self._decoder.segments_left[0]):
             self._readers.close(self._readers.open[number])
         for reader in self._readers.open.values():
             reader.balance()
+
+    def _finish(self, result: SegmentResult | Rechecked) -> list[Buffer]:
+        """Let the decoder know; returns what can leave."""
+        if isinstance(result, SegmentResult):
+            pieces = self._decoder.finish(result)
+            used = self._used_by_job.pop(result.segment)
+            if not result.bad_shares:
+                self._used.update(used)
+            return pieces
+        assert self._resuming is not None
+        assert self._part is not None
+        pieces, forgotten = self._resuming.checked(result)
+        if forgotten:
+            self._part.forget_rest()
+        return pieces
 
     # Patience.
 

@@ -1,5 +1,6 @@
 """
-Where plaintext goes: a file object, or a Twisted consumer with back-pressure.
+Where plaintext goes: a file object, a part file of which some may be there, or a Twisted consumer with
+back-pressure.
 
 Only verified plaintext gets here, in order. The download asks ``ready`` before it decodes more.
 """
@@ -16,9 +17,11 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
+from pipegrid.transfer.get.here import InPlace
 
-SinkLike = BinaryIO | IConsumer
+SinkLike = BinaryIO | IConsumer | PartFile
 
 CONSUMER_BYTES = 1 << 16
 """
@@ -105,10 +108,46 @@ class FileSink:
             raise SinkError(f"cannot write {self._name}: {error.strerror}") from error
 
 
+class PartSink:
+    """Writes to a part file, and leaves alone what is in its place there."""
+
+    ready = True
+    pending_bytes = 0
+
+    def __init__(self, part: PartFile) -> None:
+        self._part = part
+
+    def check(self) -> None:
+        """A file always wants more."""
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Write the pieces; a BrokenPipeError passes as it is: it may be a pipe after all."""
+        run: list[Buffer] = []
+        try:
+            for piece in pieces:
+                if isinstance(piece, InPlace):
+                    self._part.write_pieces(run)
+                    self._part.skip(piece.length)
+                    run = []
+                else:
+                    run.append(piece)
+            self._part.write_pieces(run)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise SinkError(
+                f"cannot write {self._part.name}: {error.strerror}; free some space or choose "
+                "another place"
+            ) from error
+
+    def finish(self) -> None:
+        """Whoever opened the part publishes it."""
+
+
 @implementer(IPushProducer)
 class ConsumerSink:
     """
-    Writes to a consumer in pieces of a fair size, and hands it nothing more from the moment when it pauses us.
+    Writes to a consumer in pieces of a fair size, and hands it nothing more once it has paused us.
 
     What it does not want yet waits here: at most the segments that were finished when it paused.
     """
@@ -191,6 +230,8 @@ class ConsumerSink:
 
 def open_sink(sink: SinkLike, changed: Callable[[], None]) -> Sink:
     """Return the sink for whatever the caller gave; ``changed`` tells that it is ready again."""
+    if isinstance(sink, PartFile):
+        return PartSink(sink)
     if IConsumer.providedBy(sink):
         return ConsumerSink(sink, changed)
     return FileSink(sink)
