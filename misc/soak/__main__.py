@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from misc.soak import budgets, faults, kill_put, resume
+from misc.soak import budgets, faults, kill_get, kill_put
 
 SOAKS: tuple[Callable[[Sequence[str]], int], ...] = (
     kill_put.main,
-    resume.main,
+    kill_get.main,
     faults.main,
     budgets.main,
 )

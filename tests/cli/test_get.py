@@ -53,6 +53,18 @@ class GetTests(SynchronousTestCase):
             self.assertEqual(self.successResultOf(run.finished), status)
             self.assertEqual(os.listdir(self.directory), [])
 
+    def test_what_an_interrupted_get_has_left(self) -> None:
+        """It is told what is there and what is kept; other parts of that name are cleared away."""
+        part = self.directory / ".file.pipegrid-part"
+        part.write_bytes(b"x" * 5000)
+        grid = FakeGrid(hold=True)
+        run = Run("get", CAP, "-o", str(self.path), grid=grid)
+        self.assertIn(".file.pipegrid-part holds 5 kB from an earlier get", run.stderr)
+        run.finished.cancel()
+        self.assertEqual(self.successResultOf(run.finished), 130)
+        self.assertIn(f"what came is kept in {os.path.realpath(part)}", run.stderr)
+        self.assertEqual(os.listdir(self.directory), [part.name])
+
     def _fail(self, run: Run) -> None:
         run.grid.held[CAP].errback(NotEnoughSharesError("two, not three", 2, 3))
 

@@ -44,12 +44,17 @@ class ResumeTestCase(SynchronousTestCase):
         self.world = world or World(params=params)
         self.file = self.world.plant(self.world.encoded(self.data))
 
-    def get(self, start: int = 0, length: int | None = None, **options: bool) -> GetResult:
+    def get(self, start: int = 0, length: int | None = None, replace: bool = False) -> GetResult:
         """Get it; the file must be there and right, and nothing beside it."""
         before = sum(line.delivered_bytes for line in self.world.lines)
         self.told = Told()
         started: Deferred[GetResult] = self.world.grid.get(
-            self.file.cap, self.path, start=start, length=length, progress=self.told, **options
+            self.file.cap,
+            self.path,
+            start=start,
+            length=length,
+            progress=self.told,
+            replace=replace,
         )
         result, self.took = self.world.timed(started)
         self.fetched = sum(line.delivered_bytes for line in self.world.lines) - before
@@ -235,8 +240,8 @@ class ResumeTests(ResumeTestCase):
 class PathTests(ResumeTestCase):
     """What may be at the path, and beside it."""
 
-    def refused(self, words: str, **options: bool) -> None:
-        started = self.world.grid.get(self.file.cap, self.path, **options)
+    def refused(self, words: str) -> None:
+        started = self.world.grid.get(self.file.cap, self.path)
         error = self.failureResultOf(started, SinkError).value
         self.assertIn(words, str(error))
 

@@ -66,7 +66,7 @@ def one_status(statuses: Collection[ExitStatus]) -> ExitStatus:
 def sentence(error: BaseException) -> str:
     """Return what to tell the user, on one line, without a final full stop."""
     if isinstance(error, Interrupted):
-        return "interrupted, and cleaned up; the same command can be run again"
+        return "interrupted; the same command can be run again"
     if isinstance(error, click.UsageError):
         return _usage_sentence(error)
     if isinstance(error, PipegridError):

@@ -1,0 +1,341 @@
+"""
+What does a get cost that was cut off at 54 % and is run again, and is what it delivers right?
+
+The real command fetches a file to a path, over HTTPS from storage servers in this process. What they send
+goes through relays that count it, and that fall silent when the command has 54 % of the file. Then the
+command is ended, by ``kill -9`` or by SIGINT; in some rounds a byte of what it has left is changed. The
+same command is run again. What must hold:
+
+* the second run ends well, its file is right, and nothing else is left beside it;
+* on the wire it fetched at most what was missing and two segments (and the damaged one), TLS and hashes
+  included;
+* after SIGINT the status is 130, and the user is told what is kept.
+
+    python -m misc.soak.kill_get [--megabytes N] [--servers N] [--seed S]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import attrs
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater, react
+from twisted.internet.threads import deferToThread
+from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, ProxyFactory, ProxyServer
+
+from misc.command import command, environment
+from pipegrid.core.params import Params
+from pipegrid.grid import Grid
+from pipegrid.grid.creation import create_client
+from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.storage.serve import ServeSettings, StorageNode
+from pipegrid.wire import nurl
+
+CUT = 0.54
+PARAMS = Params(3, 10)
+SEGMENT_BYTES = PARAMS.geometry(1 << 30).segment_bytes
+TIMEOUT_S = 120.0
+_STILL_S = 0.4
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+
+class Counter:
+    """
+    Counts what servers send to clients, over all relays, and holds it back.
+
+    Attributes:
+        passed: so many bytes have.
+        most: says how many may.
+    """
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.most: Callable[[], float] = lambda: math.inf
+        self.held_back: set[Callable[[], None]] = set()
+
+    def takes(self, length: int) -> bool:
+        """Count it, unless it has to wait."""
+        if self.passed >= self.most():
+            return False
+        self.passed += length
+        return True
+
+    def go_on(self) -> None:
+        """Let pass what may by now."""
+        for drain in list(self.held_back):
+            drain()
+
+
+def relay_to(port: int, counter: Counter) -> ProxyFactory:
+    """Return what relays connections to a port, and counts what comes back."""
+
+    class Answers(ProxyClient):
+        def connectionMade(self) -> None:
+            self.held: deque[bytes] = deque()
+            super().connectionMade()
+
+        def dataReceived(self, data: bytes) -> None:
+            self.held.append(data)
+            self.drain()
+
+        def drain(self) -> None:
+            while self.held and counter.takes(len(self.held[0])):
+                super().dataReceived(self.held.popleft())
+            transport: Any = self.transport
+            if self.held:
+                counter.held_back.add(self.drain)
+                transport.pauseProducing()
+            elif self.drain in counter.held_back:
+                counter.held_back.discard(self.drain)
+                transport.resumeProducing()
+
+        def connectionLost(self, reason: Any = None) -> None:
+            counter.held_back.discard(self.drain)
+            super().connectionLost(reason)
+
+    class AnswersFactory(ProxyClientFactory):
+        protocol = Answers
+
+    class Questions(ProxyServer):
+        clientProtocolFactory = AnswersFactory
+
+    factory = ProxyFactory("127.0.0.1", port)
+    factory.protocol = Questions
+    factory.noisy = False
+    return factory
+
+
+class World:
+    """
+    Storage servers behind relays, a client's directory, and a file that is stored.
+
+    Attributes:
+        data, cap: of the file.
+        target: where it is fetched to.
+    """
+
+    def __init__(self, reactor: Any, scratch: Path, servers: int) -> None:
+        self.reactor = reactor
+        self.counter = Counter()
+        self._scratch = scratch
+        self._nodes = [
+            StorageNode(
+                reactor,
+                ServeSettings(
+                    directory=scratch / f"node{number}",
+                    port="tcp:0:interface=127.0.0.1",
+                    durability="none",
+                ),
+            )
+            for number in range(servers)
+        ]
+        self._relays: list[Any] = []
+        self.client = scratch / "client"
+        self.target = scratch / "out" / "file"
+        self.target.parent.mkdir()
+
+    async def start(self, size: int, rng: random.Random) -> None:
+        """Start all, and store a file of so many bytes."""
+        await gatherResults([node.start() for node in self._nodes])
+        lines = ["storage:"]
+        for number, node in enumerate(self._nodes):
+            address = nurl.parse(node.nurl)
+            relay = self.reactor.listenTCP(
+                0, relay_to(address.port, self.counter), interface="127.0.0.1"
+            )
+            self._relays.append(relay)
+            relayed = attrs.evolve(address, port=relay.getHost().port)
+            lines += [f"  s{number}:", "    ann:", "      anonymous-storage-NURLs:"]
+            lines += [f'        - "{relayed}"']
+        files = {SERVERS_NAME: "\n".join(lines) + "\n"}
+        happy = min(7, len(self._nodes))
+        create_client(self.client, params=PARAMS, happy=happy, files=files)
+        self.data = b"".join(rng.randbytes(1_000_000) for _ in range(size // 1_000_000))
+        grid = await Grid.open(self.reactor, self.client)
+        self.cap = str((await grid.put(self.data)).cap)
+        await grid.close()
+
+    async def stop(self) -> None:
+        """End all."""
+        for relay in self._relays:
+            await relay.stopListening()
+        await gatherResults([node.stop() for node in self._nodes])
+
+    def get(self) -> subprocess.Popen[bytes]:
+        """Start the command."""
+        return subprocess.Popen(
+            command(self.client, "get", self.cap, "-o", str(self.target)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+
+    @property
+    def part(self) -> Path:
+        """What an interrupted command leaves, by its documented name."""
+        return self.target.with_name(f".{self.target.name}.pipegrid-part")
+
+    @property
+    def part_bytes(self) -> int:
+        """How much it holds."""
+        try:
+            return self.part.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _pace(self, enough: int) -> Callable[[], float]:
+        """Return how much may pass: no faster than the command writes, so that it can be cut off in time."""
+
+        def most() -> float:
+            there = self.part_bytes
+            return 1.01 * there + 4 * SEGMENT_BYTES if there < enough else 0
+
+        return most
+
+    async def cut(self, how: signal.Signals) -> None:
+        """Run the command until it has 54 %, and end it when it has made all of what it got."""
+        enough = int(CUT * len(self.data))
+        self.counter.passed, self.counter.most = 0, self._pace(enough)
+        running = self.get()
+        size, still_s, waited_s = -1, 0.0, 0.0
+        while still_s < _STILL_S:
+            await deferLater(self.reactor, 0.01)
+            waited_s += 0.01
+            self.counter.go_on()
+            now = self.part_bytes
+            still_s = still_s + 0.01 if now == size and now >= enough else 0.0
+            size = now
+            if running.poll() is not None or waited_s > TIMEOUT_S:
+                running.kill()
+                raise Violation(f"it ended before it was cut off, with {running.returncode}")
+        running.send_signal(how)
+        status, said = await self._end(running)
+        expected = 130 if how == signal.SIGINT else -how
+        if status != expected:
+            raise Violation(f"it ended with {status}: {said}")
+        if how == signal.SIGINT and (str(self.part) not in said or "goes on" not in said):
+            raise Violation(f"it does not tell what is kept: {said}")
+
+    async def rerun(self) -> int:
+        """Run it again, to its end; returns the bytes that have passed."""
+        self.counter.passed, self.counter.most = 0, lambda: math.inf
+        status, said = await self._end(self.get())
+        if status:
+            raise Violation(f"the rerun ended with {status}: {said}")
+        if "were there" not in said:
+            raise Violation(f"the rerun does not tell what was there: {said}")
+        if self.target.read_bytes() != self.data:
+            raise Violation("the file is not what was stored")
+        if os.listdir(self.target.parent) != [self.target.name]:
+            raise Violation(f"left beside it: {os.listdir(self.target.parent)}")
+        self.target.unlink()
+        return self.counter.passed
+
+    async def _end(self, running: subprocess.Popen[bytes]) -> tuple[int, str]:
+        waiting: Deferred[Any] = deferToThread(running.communicate, None, TIMEOUT_S)
+        _, said = await waiting
+        return running.returncode, said.decode("utf-8", "replace")
+
+
+async def play(world: World, how: signal.Signals, damage: bool, rng: random.Random) -> str:
+    """
+    Cut it off, run it again; returns the figures.
+
+    Raises:
+        Violation: a promise was broken.
+    """
+    size = len(world.data)
+    await world.cut(how)
+    there = world.part.stat().st_size
+    if there < CUT * size:
+        raise Violation(f"of {CUT:.0%} that it had only {there} of {size} bytes were kept")
+    if damage:
+        with open(world.part, "r+b") as file:
+            at = rng.randrange(there // SEGMENT_BYTES * SEGMENT_BYTES)
+            file.seek(at)
+            old = file.read(1)
+            file.seek(at)
+            file.write(bytes([old[0] ^ 1]))
+    fetched = await world.rerun()
+    missing = size - there + (SEGMENT_BYTES if damage else 0)
+    what = f"{how.name}{', a byte damaged' if damage else ''}"
+    figures = (
+        f"{what}: {there / size:.1%} of {size} bytes were there, {missing} missing, {fetched} "
+        f"fetched ({(fetched - missing) / SEGMENT_BYTES:+.2f} segments)"
+    )
+    if fetched > missing + 2 * SEGMENT_BYTES:
+        raise Violation(figures)
+    return figures
+
+
+async def judged(world: World, how: signal.Signals, damage: bool, rng: random.Random) -> str:
+    """Play a round; returns its figures, or which promise was broken."""
+    try:
+        return await play(world, how, damage, rng)
+    except Violation as violation:
+        return f"BROKEN {how.name}: {violation}"
+
+
+async def run(reactor: Any, size: int, servers: int, seed: int, out: TextIO) -> int:
+    """Play all rounds; returns 0 if no promise was broken."""
+    rng = random.Random(seed)
+    print(f"kill_get: {size} bytes on {servers} servers, seed {seed}", file=out)
+    with tempfile.TemporaryDirectory(prefix="pipegrid-kill-get-") as directory:
+        world = World(reactor, Path(directory), servers)
+        broken = 0
+        try:
+            await world.start(size, rng)
+            for how, damage in (
+                (signal.SIGKILL, False),
+                (signal.SIGINT, False),
+                (signal.SIGKILL, True),
+            ):
+                said = await judged(world, how, damage, rng)
+                broken += "BROKEN" in said
+                print(f"  {said}", file=out)
+        finally:
+            await world.stop()
+    print(f"{broken:6d} promises broken", file=out)
+    return 1 if broken else 0
+
+
+def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
+    parser.add_argument("--megabytes", type=int, default=300, help="of the file [300]")
+    parser.add_argument("--servers", type=int, default=10, help="[10]")
+    parser.add_argument("--seed", type=int, default=None, help="[a new one]")
+    options = parser.parse_args(arguments)
+    seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
+    statuses: list[int] = []
+
+    def work(reactor: Any) -> Deferred[None]:
+        async def play_all() -> None:
+            size = options.megabytes * 1_000_000
+            statuses.append(await run(reactor, size, options.servers, seed, out))
+
+        return Deferred.fromCoroutine(play_all())
+
+    with suppress(SystemExit):  # what react ends with
+        react(work)
+    return max(statuses, default=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
