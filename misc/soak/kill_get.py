@@ -41,7 +41,7 @@ from pipegrid.core.params import Params
 from pipegrid.grid import Grid
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers import SERVERS_NAME
-from pipegrid.storage.serve import ServeSettings, StorageNode
+from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import nurl
 
 CUT = 0.54

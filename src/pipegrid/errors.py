@@ -25,6 +25,10 @@ class CapError(UsageError):
     """A capability string is malformed, or is of a kind that this operation cannot use."""
 
 
+class CapMismatch(CapError):
+    """A capability does not fit the file that is stored: a character of it is wrong; copy it again."""
+
+
 class DirectoryError(PipegridError):
     """A file that should be a directory does not hold one; perhaps the cap is that of a file."""
 

@@ -42,6 +42,7 @@ class CheckTests(SynchronousTestCase):
             ({}, 0, "healthy"),
             ({"healthy": False, "good_shares": few | {2: ["carol"]}}, 1, "damaged"),
             ({"healthy": False, "corrupt": [DAMAGE]}, 5, "damaged"),
+            ({"corrupt": [DAMAGE]}, 0, "healthy"),
             (
                 {"healthy": False, "recoverable": False, "good_shares": few, "corrupt": [DAMAGE]},
                 4,
@@ -59,6 +60,16 @@ class CheckTests(SynchronousTestCase):
         run = check(attrs.evolve(HEALTHY, healthy=False, corrupt=[DAMAGE], unreachable=["dave"]))
         self.assertIn("share 7 is damaged at byte 36", run.stderr)
         self.assertIn("dave is out of reach", run.stderr)
+        self.assertIn("there is a good copy of it", run.stderr)
+
+    def test_one_reason_is_said_once(self) -> None:
+        """However many servers have it."""
+        names = [f"s{number}" for number in range(40)]
+        reasons = {name: f"{name} is out of reach: nobody listens there" for name in names}
+        result = attrs.evolve(HEALTHY, healthy=False, unreachable=names, reasons=reasons)
+        run = check(result)
+        self.assertEqual(run.stderr.count("\n"), 1)
+        self.assertIn("and 37 others: the server is out of reach: nobody listens there", run.stderr)
 
     def test_json(self) -> None:
         """All that was found."""

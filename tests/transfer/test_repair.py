@@ -174,6 +174,13 @@ class PlacementTests(RepairTestCase):
         self.assertEqual(result.after.happiness, 10)
         self.assertEqual(len(result.after.corrupt), 2)
         self.assertEqual(self.ring[2].count("advise_corrupt_share"), 1)
+        self.assertTrue(result.after.healthy)
+        checked = self.world.run(self.world.grid.check(self.file.cap, verify=True))
+        self.assertTrue(checked.healthy, "whatever damaged copies cannot be removed")
+        self.assertEqual(
+            {(e.share_number, e.server) for e in checked.corrupt},
+            {(e.share_number, e.server) for e in result.before.corrupt},
+        )
         self.assert_identical((2, self.ring[2].name), (5, self.ring[5].name))
 
     def test_one_damaged_share(self) -> None:

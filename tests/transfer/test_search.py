@@ -4,7 +4,37 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.search import MAX_QUESTIONS, ShareSearch
+from pipegrid.transfer.get.search import ShareSearch
+from pipegrid.transfer.get.waves import FIRST_QUESTIONS, MAX_QUESTIONS, Waves
+
+
+class WavesTests(SynchronousTestCase):
+    """How many are asked at a time."""
+
+    def test_waves_double(self) -> None:
+        """As long as all answer; what is on its way is bounded."""
+        waves = Waves(list(range(5000)))
+        sizes = []
+        while not waves.exhausted:
+            wave = waves.next()
+            sizes.append(len(wave))
+            for server in wave:
+                waves.asked(server)
+            self.assertEqual(waves.next(), [])
+            for server in wave:
+                waves.ended(server)
+        self.assertEqual(sizes[:8], [10, 20, 40, 80, 160, 320, 512, 512])
+        self.assertEqual(sum(sizes), 5000)
+
+    def test_a_silent_server_holds_up_nobody(self) -> None:
+        """Whoever answers lets two others be asked."""
+        waves = Waves(list(range(100)), first=4)
+        for server in waves.next():
+            waves.asked(server)
+        waves.ended(1)
+        self.assertEqual(waves.next(), [4, 5])
+        waves.ended(1)
+        self.assertEqual(waves.next(), [4, 5], "an answer counts once")
 
 
 class SearchTests(SynchronousTestCase):
@@ -22,6 +52,7 @@ class SearchTests(SynchronousTestCase):
                 unanswered.append(server)
             self.assertEqual(search.ask_next() if len(asked) < 1000 else [], [])
             self.assertTrue(search.waiting)
+            self.assertLessEqual(len(unanswered), FIRST_QUESTIONS + len(asked) // 2)
             self.assertLessEqual(len(unanswered), MAX_QUESTIONS)
             search.answered(unanswered.pop(0), [])
         self.assertEqual(asked, list(range(1000)))

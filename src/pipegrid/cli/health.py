@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.render import corruption_fields, located, plural, say_some
+from pipegrid.cli.outcome import printable
+from pipegrid.cli.render import corruption_fields, located, plural
+from pipegrid.transfer.shortage import told_once
 
 if TYPE_CHECKING:
     from pipegrid.transfer.results import CheckResult
@@ -28,15 +30,18 @@ def summary(result: CheckResult) -> str:
     return text
 
 
-def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
-    """
-    Tell what is damaged or out of reach, and with ``-v`` what is where.
-
-    Args:
-        lead: what every line begins with, where several files are told of.
-    """
-    say_some(console, [lead + located(error) for error in result.corrupt])
-    say_unreachable(console, result.unreachable, lead)
+def say_more(console: Console, result: CheckResult) -> None:
+    """Tell what is damaged or out of reach, and with ``-v`` what is where."""
+    for error in result.corrupt:
+        spare = (
+            "" if error.share_number not in result.good_shares else " (there is a good copy of it)"
+        )
+        console.say(f"pipegrid: {located(error)}{spare}")
+    reasons = {
+        name: result.reasons.get(name, f"{name} is out of reach") for name in result.unreachable
+    }
+    if reasons:
+        console.say(f"pipegrid: {printable(told_once(reasons))}")
     for number, servers in sorted(result.good_shares.items()):
         console.detail(f"{lead}share {number}: {', '.join(servers)}")
 

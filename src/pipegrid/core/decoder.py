@@ -234,9 +234,9 @@ class Decoder(FileShares):
 
         Raises:
             CorruptionError: the file itself is inconsistent; no share can help.
+            CapMismatch: the cap's numbers are not those of the UEB that it names.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         if self._queue is None or self.done:
             return None
         for segment in self._queue.candidates():

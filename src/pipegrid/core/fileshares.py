@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.fit import contradiction
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.params import Geometry, Params
 from pipegrid.core.readplan import block_range
 from pipegrid.core.segmentqueue import SegmentQueue
-from pipegrid.core.shareparts import BadPart, ShareParts, ShareTree, blamed_offset
+from pipegrid.core.shareparts import BadPart, ForeignUeb, ShareParts, ShareTree, blamed_offset
 from pipegrid.core.ueb import Ueb
 from pipegrid.core.verifiedtree import VerifiedTree, is_small
-from pipegrid.errors import CorruptionError
+from pipegrid.errors import CorruptionError, PipegridError
 
 _CRYPTTEXT_SOURCES = 2
 """A large tree of segment hashes is read from so many shares; a slow one then stops nobody."""
@@ -41,6 +42,7 @@ class FileShares:
         guessed_share_bytes: the length of a share, then: what to read to have all of it.
         geometry: the real one, once a good UEB has come.
         corrupt: what was found to be wrong so far, with share number and offset.
+        foreign_uebs: share number to its UEB, where it is not the one that the cap names.
     """
 
     # The decoder's base class rather than a part of it: every piece that comes goes through ``received``,
@@ -67,7 +69,8 @@ class FileShares:
         self.corrupt: list[CorruptionError] = []
         self._ueb: Ueb | None = None
         self._shares: dict[int, ShareParts] = {}
-        self._failure: CorruptionError | None = None
+        self.foreign_uebs: dict[int, bytes] = {}
+        self._failure: PipegridError | None = None
         self._queue: SegmentQueue | None = None  # once the geometry is known
         self._uses_damaged_shares = False
 
@@ -82,6 +85,11 @@ class FileShares:
     def bad_shares(self) -> list[int]:
         """The shares whose blocks are not used any more because something in them was wrong."""
         return [number for number, share in self._shares.items() if share.bad]
+
+    @property
+    def has_told_ueb(self) -> bool:
+        """Whether some share has told its UEB, right or wrong."""
+        return self._ueb is not None or any(share.bad_ueb for share in self._shares.values())
 
     @property
     def held_bytes(self) -> int:
@@ -153,6 +161,11 @@ class FileShares:
             share.store.set_end(offset)
             self._read_parts(share)
 
+    def raise_failure(self) -> None:
+        """Raise what makes all shares useless, if anything has: see ``next_job``."""
+        if self._failure is not None:
+            raise self._failure
+
     # What is still needed of them.
 
     @property
@@ -196,6 +209,8 @@ class FileShares:
             packed = share.read_ueb(self._cap.ueb_hash)
         except BadPart as bad:
             share.bad_ueb = True
+            if isinstance(bad, ForeignUeb):
+                self.foreign_uebs[share.number] = bad.packed
             self._report(share, bad)
             return
         if packed is None:
@@ -203,6 +218,10 @@ class FileShares:
         k, n, size = self._cap.required_shares, self._cap.total_shares, self._cap.size
         try:
             parsed = ueb.parse(packed)
+            self._failure = contradiction(self._cap, parsed)
+            if self._failure is not None:
+                share.bad_ueb = True  # it is read once
+                return
             if not parsed.segment_bytes or parsed.segment_bytes % k:
                 raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
         except ValueError as error:

@@ -43,6 +43,19 @@ class BadPart(Exception):
         self.what = what
 
 
+class ForeignUeb(BadPart):
+    """
+    A share's UEB is not the one that the cap names.
+
+    Attributes:
+        packed: what it is.
+    """
+
+    def __init__(self, offset: int, packed: bytes) -> None:
+        super().__init__("uri_extension", offset, "its UEB is not the one that the cap names")
+        self.packed = packed
+
+
 class ShareTree:
     """One of the trees stored in a share: reads what is needed, proves it on demand."""
 
@@ -185,7 +198,7 @@ class ShareParts:
             return None
         packed = self.store.read(body, end)
         if UEB.hash(packed) != ueb_hash:
-            raise BadPart("uri_extension", start, "its UEB is not the one that the cap names")
+            raise ForeignUeb(start, packed)
         return packed
 
     def read_leaf(self, share_root_hash: bytes, geometry: Geometry) -> None:
@@ -216,7 +229,9 @@ def read_layout(header: bytes, total_shares: int) -> ShareLayout:
     """
     parsed = layout.parse_header(header)
     chain_bytes = parsed.uri_extension - parsed.share_hashes
-    if chain_bytes > hashtree.num_nodes(total_shares) * CHAIN_ENTRY_BYTES:
+    # A cap may speak of fewer shares than there are, by a wrong digit: its own UEB is to tell so.
+    most_entries = max(hashtree.num_nodes(total_shares), hashtree.chain_entries(256))
+    if chain_bytes > most_entries * CHAIN_ENTRY_BYTES:
         raise ValueError("a share whose hash chain has more entries than the tree has nodes")
     offsets = (parsed.data, parsed.crypttext_hash_tree, parsed.block_hashes, parsed.uri_extension)
     if max(offsets) > _MAX_OFFSET:

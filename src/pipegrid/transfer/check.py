@@ -1,28 +1,39 @@
 """
 Checking a file: who has which shares, and with ``verify``, whether every byte of them is right.
 
-Servers are asked a bounded number at a time; verification streams a few shares at once through
-the verifier, never holding more than a few chunks of each.
+As many servers are asked at once as the file has shares, and a healthy file is known as soon as all its
+shares are known on as many servers: nobody else is asked. Otherwise all are, in waves that double
+(``waves``). Verification streams a few shares at once through the verifier, never holding more than a few
+chunks of each; what it finds wrong makes it look for other copies.
+
+**The cap.** With the first questions two servers are asked for the UEB of the share that they should
+have. If it is not what the cap says, others tell whether a share is damaged or the cap is wrong
+(``core.fit``); in that case nothing is said of any server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer, IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.fit import CapFit
+from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRefused
 from pipegrid.reactor.together import few_at_a_time
+from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.get.search import MAX_QUESTIONS
+from pipegrid.transfer.get.waves import FIRST_QUESTIONS, Waves
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
@@ -30,7 +41,16 @@ from pipegrid.transfer.watch import Watch
 
 _SHARES_AT_ONCE = 3
 _SMALL_SHARE_BYTES = 1 << 18
-"""Of small shares as many are read at once as servers are asked: they cost round trips, not memory."""
+_SMALL_SHARES_AT_ONCE = 32
+"""Of small shares more are read at once: they cost round trips, not memory."""
+
+_SAMPLES = 2
+"""Of so many shares the UEB is read with the first questions; one will do, the other is for its failing."""
+
+_UEBS_AT_ONCE = 16
+
+_MAX_OFFSET = 1 << 60
+"""No share is longer."""
 
 _CHUNK_BYTES = 1 << 18
 _HELD_BYTES = 1 << 20
@@ -53,6 +73,7 @@ class Found:
         unreachable: nicknames of servers that could not be asked.
         corrupt: what is wrong with the bad copies.
         packed_ueb: of a good share; b"" if none was verified.
+        reasons: why servers could not be asked, by their nicknames.
     """
 
     holders: dict[int, list[Peer]] = attrs.field(factory=dict)
@@ -61,6 +82,7 @@ class Found:
     unreachable: list[str] = attrs.field(factory=list)
     corrupt: list[CorruptionError] = attrs.field(factory=list)
     packed_ueb: bytes = b""
+    reasons: dict[str, str] = attrs.field(factory=dict)
 
 
 class Check:
@@ -92,28 +114,76 @@ class Check:
         self._cap = cap.verifier()
         self._given = cap
         self._verify = verify
-        self._progress = progress
         self._silence_s = silence_s
         self._verified = 0
+        self._report = ProgressReport(progress, 0)
         self._ring = ring(self._cap.storage_index, peers)
+        self._waves: Waves[Peer] = Waves(self._ring, max(cap.total_shares, FIRST_QUESTIONS))
+        self._changed = Wakeup(clock)
+        self._running: set[Deferred[None]] = set()
+        self._bug: Failure | None = None
+        self._fit = CapFit(self._cap)
+        self._seen: set[tuple[int, Peer]] = set()
         self.found = Found()
 
     async def run(self) -> CheckResult:
-        """Ask every server, verify if wanted, and judge."""
-        await few_at_a_time(MAX_QUESTIONS, [partial(self._ask, peer) for peer in self._ring])
-        if self._verify:
-            copies = [
-                (number, peer)
-                for number, peers in sorted(self.found.holders.items())
-                for peer in peers
+        """
+        Ask servers, verify if wanted, and judge.
+
+        Raises:
+            CapMismatch: the cap is not that of the file which is stored there.
+        """
+        try:
+            samples = [
+                self._start(self._sample(number, peer))
+                for number, peer in enumerate(self._ring[: min(_SAMPLES, self._cap.total_shares)])
             ]
-            report = ProgressReport(self._progress, len(copies))
-            small = self._cap.size // self._cap.required_shares <= _SMALL_SHARE_BYTES
-            await few_at_a_time(
-                MAX_QUESTIONS if small else _SHARES_AT_ONCE,
-                [partial(self._verify_copy, number, peer, report) for number, peer in copies],
-            )
-        return self.judge()
+            await self._ask_until(self._is_whole)
+            await self._look_at_cap(samples)
+            while True:
+                if self._verify:
+                    await self._verify_copies()
+                if self._waves.exhausted or self._is_whole():
+                    return self.judge()
+                await self._ask_until(lambda: False)
+        finally:
+            for running in list(self._running):
+                running.cancel()
+
+    def _is_whole(self) -> bool:
+        """Whether there is a copy of each share, each on a server of its own."""
+        holders = {number: set(peers) for number, peers in self.found.holders.items() if peers}
+        wanted = self._cap.total_shares
+        if len(holders) < wanted or len(self.found.answered) < wanted:
+            return False
+        return servers_of_happiness(holders) == wanted
+
+    # Questions.
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> Deferred[None]:
+        running = Deferred.fromCoroutine(work)
+        self._running.add(running)
+
+        def ended(result: Failure | None) -> None:
+            self._running.discard(running)
+            if isinstance(result, Failure) and not result.check(CancelledError):
+                self._bug = result
+            self._changed.fire()
+
+        return running.addBoth(ended)
+
+    async def _ask_until(self, is_enough: Callable[[], bool]) -> None:
+        """Ask servers until that is enough, or all have answered."""
+        while not (is_enough() or self._waves.exhausted):
+            for peer in self._waves.next():
+                self._waves.asked(peer)
+                self._start(self._ask(peer))
+            await self._wait()
+
+    async def _wait(self) -> None:
+        await self._changed.wait()
+        if self._bug is not None:
+            self._bug.raiseException()
 
     async def _ask(self, peer: Peer) -> None:
         watch = Watch(self._clock, self._silence_s)
@@ -121,15 +191,96 @@ class Check:
             numbers = await watch.answer(
                 peer.server.list_shares(self._cap.storage_index), peer.name
             )
-        except ServerError:
-            self.found.unreachable.append(peer.name)
+        except ServerError as error:
+            self._note_unreachable(peer, error)
             return
+        finally:
+            self._waves.ended(peer)
         self.found.answered.append(peer)
         for number in numbers:
             if number < self._cap.total_shares:
                 self.found.holders.setdefault(number, []).append(peer)
 
-    async def _verify_copy(self, number: int, peer: Peer, report: ProgressReport) -> None:
+    def _note_unreachable(self, peer: Peer, error: ServerError) -> None:
+        self.found.unreachable.append(peer.name)
+        self.found.reasons.setdefault(peer.name, str(error))
+
+    # The cap.
+
+    async def _sample(self, number: int, peer: Peer) -> None:
+        """Read the UEB where this share has it, if it is there and was written as most are."""
+        geometry = Params(self._cap.required_shares, self._cap.total_shares).geometry(
+            self._cap.size
+        )
+        where = layout.for_geometry(geometry)
+        length = where.ueb_length_bytes + ueb.packed_length(geometry)
+        data = await self._read(number, peer, where.uri_extension, length)
+        packed = _ueb_in(data, where.ueb_length_bytes)
+        if packed:
+            self._fit.told(peer, packed)
+
+    async def _read_ueb(self, number: int, peer: Peer) -> None:
+        """Read the UEB where the share's header says it is."""
+        header = await self._read(number, peer, 0, layout.MAX_HEADER_BYTES)
+        try:
+            where = layout.parse_header(header)
+        except ValueError:
+            return
+        length = where.ueb_length_bytes + ueb.MAX_UEB_BYTES
+        data = await self._read(number, peer, where.uri_extension, length)
+        packed = _ueb_in(data, where.ueb_length_bytes)
+        if packed:
+            self._fit.told(peer, packed)
+
+    async def _read(self, number: int, peer: Peer, offset: int, length: int) -> bytes:
+        if offset >= _MAX_OFFSET:
+            return b""
+        watch = Watch(self._clock, self._silence_s)
+        call = peer.server.read(self._cap.storage_index, number, offset, length)
+        try:
+            return await watch.answer(call, peer.name)
+        except ServerError:
+            return b""
+
+    async def _look_at_cap(self, samples: Sequence[Deferred[None]]) -> None:
+        """
+        Find out whether it is the cap of what is stored.
+
+        Raises:
+            CapMismatch: it is not.
+        """
+        while not self._fit.fits and self._running.intersection(samples):
+            await self._wait()
+        copies = [
+            (number, peer) for number, peers in sorted(self.found.holders.items()) for peer in peers
+        ]
+        # Two first, since mostly a sample was in another place only; then all, to be sure.
+        for batch in (copies[:_SAMPLES], copies[_SAMPLES:]):
+            if self._fit.fits:
+                return
+            await few_at_a_time(_UEBS_AT_ONCE, [partial(self._read_ueb, *copy) for copy in batch])
+        if self._fit.mismatch is not None:
+            raise self._fit.mismatch
+
+    # Verification.
+
+    async def _verify_copies(self) -> None:
+        """Verify what was found and not looked at."""
+        copies = [
+            (number, peer)
+            for number, peers in sorted(self.found.holders.items())
+            for peer in peers
+            if (number, peer) not in self._seen
+        ]
+        self._seen.update(copies)
+        self._report.more(len(copies))
+        small = self._cap.size // self._cap.required_shares <= _SMALL_SHARE_BYTES
+        await few_at_a_time(
+            _SMALL_SHARES_AT_ONCE if small else _SHARES_AT_ONCE,
+            [partial(self._verify_copy, number, peer) for number, peer in copies],
+        )
+
+    async def _verify_copy(self, number: int, peer: Peer) -> None:
         try:
             problems = await self._verify_share(number, peer)
         except NoSuchShare:
@@ -139,8 +290,8 @@ class Check:
             self.found.corrupt.append(CorruptionError(what, number, None, peer.name))
             self.found.bad.add((number, peer))
             self.found.holders[number].remove(peer)
-        except ServerError:
-            self.found.unreachable.append(peer.name)
+        except ServerError as error:
+            self._note_unreachable(peer, error)
             self.found.holders[number].remove(peer)
             if peer in self.found.answered:
                 self.found.answered.remove(peer)
@@ -152,7 +303,7 @@ class Check:
                 self.found.bad.add((number, peer))
                 self.found.holders[number].remove(peer)
         self._verified += 1
-        report.report(self._verified)
+        self._report.report(self._verified)
 
     async def _verify_share(self, number: int, peer: Peer) -> list[CorruptionError]:
         """Return what is wrong with one share."""
@@ -173,7 +324,7 @@ class Check:
         good = {number: peers for number, peers in self.found.holders.items() if peers}
         return CheckResult(
             cap=self._given,
-            healthy=len(good) == self._cap.total_shares and not self.found.corrupt,
+            healthy=len(good) == self._cap.total_shares,
             recoverable=len(good) >= self._cap.required_shares,
             good_shares={n: sorted(peer.name for peer in good[n]) for n in sorted(good)},
             corrupt=self.found.corrupt,
@@ -181,7 +332,15 @@ class Check:
             required_shares=self._cap.required_shares,
             total_shares=self._cap.total_shares,
             unreachable=sorted(set(self.found.unreachable)),
+            reasons=dict(sorted(self.found.reasons.items())),
         )
+
+
+def _ueb_in(data: bytes, length_bytes: int) -> bytes:
+    """Return the record behind its length, if all of it is there."""
+    length = int.from_bytes(data[:length_bytes], "big")
+    packed = data[length_bytes : length_bytes + length]
+    return packed if len(packed) == length <= ueb.MAX_UEB_BYTES else b""
 
 
 @implementer(IConsumer)

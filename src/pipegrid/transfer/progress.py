@@ -48,6 +48,10 @@ class ProgressReport:
         """Whether anybody is told; if not, nothing need be counted."""
         return self._progress is not None
 
+    def more(self, amount: int) -> None:
+        """There is more to do than was thought."""
+        self._total += amount
+
     def report(self, done: int) -> None:
         """So much is done."""
         if self._progress is not None and done > self._told:

@@ -25,13 +25,12 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoder import CodedSegment, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.reencoder import Reencoder
-from pipegrid.errors import NotEnoughSharesError, ServerError
+from pipegrid.errors import ServerError
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.get.download import Download
-from pipegrid.transfer.get.search import MAX_QUESTIONS
 from pipegrid.transfer.get.segmentfeed import SegmentFeed
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -41,7 +40,11 @@ from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.results import RepairResult
 from pipegrid.transfer.settings import DownloadSettings
+from pipegrid.transfer.shortage import too_few_shares
 from pipegrid.transfer.watch import Watch
+
+_RENEWALS = 64
+"""Leases are renewed on so many servers at a time: they cost a round trip, and next to nothing else."""
 
 _ROUNDS = 4
 """How often the file is coded at most, each time for servers that have not failed yet."""
@@ -100,16 +103,18 @@ class Repair:
         Raises:
             NotEnoughSharesError: fewer than k good shares are left.
             CorruptionError: the shares are right but do not make up the file of the cap.
+            CapMismatch: the cap is not that of the file which is stored there.
         """
         before = await self._check.run()
         found = self._check.found
         if not before.recoverable:
-            raise NotEnoughSharesError(
-                f"cannot repair the file: found {len(before.good_shares)} good shares on "
-                f"{len(self._plan.ring)} servers, but {self._cap.required_shares} are needed; "
-                "try again when more servers work",
+            raise too_few_shares(
+                "repair",
                 len(before.good_shares),
                 self._cap.required_shares,
+                len(self._plan.ring),
+                found.reasons,
+                bool(found.holders or found.bad),
             )
         self._tell_plan()
         self._advise()
@@ -174,9 +179,7 @@ class Repair:
             else:
                 self._renewed.add(peer)
 
-        await few_at_a_time(
-            MAX_QUESTIONS, [partial(renew, peer) for peer in holders - self._renewed]
-        )
+        await few_at_a_time(_RENEWALS, [partial(renew, peer) for peer in holders - self._renewed])
 
     # One round.
 
@@ -246,6 +249,7 @@ class Repair:
             length=self._cap.size,
             settings=self._settings,
             avoid=self._check.found.bad,
+            holders=self._check.found.holders,
         )
         running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
         try:

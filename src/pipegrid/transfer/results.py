@@ -62,14 +62,13 @@ class CheckResult:
     The health of one file.
 
     Attributes:
-        healthy: all ``total_shares`` distinct shares are there, and none was found corrupt.
+        healthy: a good copy of each of ``total_shares`` distinct shares is there.
         recoverable: at least ``required_shares`` distinct good shares are there.
         good_shares: share number to the nicknames of the servers that hold a good one.
-        corrupt: damage found (only with verification).
+        corrupt: damage found (only with verification); a copy that is damaged may have a good one elsewhere.
         happiness: servers of happiness of the good shares.
         unreachable: servers that could not be asked.
-        renewed: servers on which leases were added or renewed, if that was asked for.
-        lease_problems: sentences, what kept servers from giving one.
+        reasons: why not, by their nicknames.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -81,32 +80,7 @@ class CheckResult:
     required_shares: int
     total_shares: int
     unreachable: list[str]
-    renewed: list[str] = attrs.field(factory=list)
-    lease_problems: list[str] = attrs.field(factory=list)
-
-
-@attrs.frozen
-class RenewResult:
-    """
-    Leases of one file.
-
-    Attributes:
-        leases: share number to the nicknames of the servers that gave a lease on it.
-        unreachable: servers that could not be asked.
-        reasons: what kept servers that have shares from giving a lease.
-    """
-
-    cap: Cap | ChkCap | ChkVerifierCap
-    leases: dict[int, list[str]]
-    required_shares: int
-    total_shares: int
-    unreachable: list[str]
-    reasons: list[str]
-
-    @property
-    def recoverable(self) -> bool:
-        """Whether what has a lease now is enough to restore the file."""
-        return len(self.leases) >= self.required_shares
+    reasons: dict[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ the order in which they run; those that have to do with servers are ``openreader
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -80,6 +80,7 @@ class Download:
         start, length: the range of plaintext; it lies within the file.
         progress: called with plaintext bytes delivered and wanted.
         avoid: copies that are known to be damaged, each as share number and server.
+        holders: share number to the servers that have it, if all is known: then no server is asked.
         line: what is known of the client's line, and learns of this download.
         guesses: how right those of past downloads were, and learns of this one's.
     """
@@ -97,6 +98,7 @@ class Download:
         settings: DownloadSettings,
         progress: Progress | None = None,
         avoid: Collection[tuple[int, Peer]] = (),
+        holders: Mapping[int, Sequence[Peer]] | None = None,
         line: ClientLine | None = None,
         guesses: Guesses | None = None,
     ) -> None:
@@ -149,6 +151,7 @@ class Download:
             line=self._line,
             guesses=self._guesses,
             avoid=avoid,
+            holders=holders,
             changed=self._changed.fire,
         )
 

@@ -10,7 +10,7 @@ How many shares are read, what is asked of each and how long it is waited for is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -18,7 +18,8 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
-from pipegrid.errors import NotEnoughSharesError, ServerError
+from pipegrid.core.fit import CapFit
+from pipegrid.errors import CorruptionError, ServerError
 from pipegrid.transfer.get.guesses import Guesses
 from pipegrid.transfer.get.line import MIN_SAMPLE_BYTES, ClientLine
 from pipegrid.transfer.get.patience import Patience
@@ -26,6 +27,7 @@ from pipegrid.transfer.get.readers import ShareReader
 from pipegrid.transfer.get.search import ShareSearch
 from pipegrid.transfer.get.tactics import Race
 from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.shortage import too_few_shares
 
 
 class OpenReaders:
@@ -40,6 +42,7 @@ class OpenReaders:
         line: learns how long answers take, and how fast bytes come.
         guesses: learns at once if a share is not where the first burst looked for it.
         avoid: copies that are known to be damaged, each as share number and server.
+        holders: share number to the servers that have it, if all is known: then none is asked.
         changed: called after every event that may let the download go on.
 
     Attributes:
@@ -61,6 +64,7 @@ class OpenReaders:
         line: ClientLine,
         guesses: Guesses,
         avoid: Collection[tuple[int, Peer]],
+        holders: Mapping[int, Sequence[Peer]] | None,
         changed: Callable[[], None],
     ) -> None:
         self.open: dict[int, ShareReader] = {}
@@ -77,7 +81,13 @@ class OpenReaders:
         self._guesses = guesses
         self._changed = changed
         self._ring = ring(self._storage_index, peers)
-        self._search: ShareSearch[Peer] = ShareSearch(self._ring)
+        self._search: ShareSearch[Peer] = ShareSearch(self._ring if holders is None else [])
+        self._knows_holders = holders is not None
+        for number, peers_with_it in (holders or {}).items():
+            for peer in peers_with_it:
+                self._search.answered(peer, [number])
+        self._fit = CapFit(cap)
+        self._held_advice: list[tuple[CorruptionError, int, Peer]] = []
         self._avoid = avoid
         for number, peer in avoid:
             self._search.exclude(number, peer)
@@ -103,6 +113,9 @@ class OpenReaders:
             extra_shares: so many more than k.
             needs_lists: ask those servers for their share lists, too.
         """
+        if self._knows_holders:
+            self.recruit(extra_shares)
+            return
         racers = min(self._cap.required_shares + extra_shares, self._cap.total_shares)
         for number, peer in enumerate(self._ring[:racers]):
             if needs_lists:
@@ -190,7 +203,7 @@ class OpenReaders:
                 self._note_misplaced(reader.share_number)
             else:
                 self._search.failed(reader.peer)
-            if reader.error is not None:
+            if reader.error is not None and reader.state != "missing":
                 self._reasons[reader.peer.name] = str(reader.error)
             self.close(reader)
 
@@ -220,11 +233,28 @@ class OpenReaders:
                 continue
             peer = self.homes[number]
             error.server = peer.name
-            advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
-            advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
+            foreign = self._decoder.foreign_uebs.pop(number, None)
+            if foreign is None:
+                self._advise(error, number, peer)
+            else:
+                # Perhaps it is the cap that is wrong: whoever has told the same as others is not accused.
+                self._fit.told(peer, foreign)
+                self._held_advice.append((error, number, peer))
             if number in self._decoder.bad_shares:
                 self._set_aside(number, peer)
         self._reported_corrupt = len(self._decoder.corrupt)
+        if self._held_advice and self._decoder.geometry is not None:
+            self._release_advice()  # another share has the UEB that the cap names
+
+    def _release_advice(self) -> None:
+        held, self._held_advice = self._held_advice, []
+        for advice in held:
+            self._advise(*advice)
+
+    def _advise(self, error: CorruptionError, number: int, peer: Peer) -> None:
+        """Tell a server of its damaged copy; nobody waits for an answer."""
+        advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
+        advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
 
     def recruit(self, extra_shares: int) -> None:
         """
@@ -276,6 +306,9 @@ class OpenReaders:
 
     def _last_resort(self) -> None:
         """Use damaged shares for their good blocks, once; then give up."""
+        self._decoder.raise_failure()
+        if not self._decoder.has_told_ueb and any(each.waiting for each in self.open.values()):
+            return  # it may be the cap's k that is wrong; a UEB can tell
         found = self._cap.required_shares - self._decoder.lacking
         damaged, self._damaged = self._damaged, []
         if damaged and not self._damaged_in_use:
@@ -286,14 +319,14 @@ class OpenReaders:
             self._decoder.use_damaged_shares()
             if not self._decoder.lacking:
                 return
-        reasons = sorted(set(self._reasons.values()))[:3]
-        because = f" ({'; '.join(reasons)})" if reasons else ""
-        raise NotEnoughSharesError(
-            f"cannot get the file: found {found} good shares on {len(self._ring)} servers, but "
-            f"{self._cap.required_shares} are needed{because}; try again when more servers work",
-            found,
-            self._cap.required_shares,
-        )
+        mismatch = self._fit.mismatch
+        if mismatch is not None and self._decoder.geometry is None:
+            raise mismatch
+        self._release_advice()
+        servers = len(self._ring)
+        needed = self._cap.required_shares
+        was_any = self._search.has_found_any or bool(self._decoder.corrupt)
+        raise too_few_shares("get", found, needed, servers, self._reasons, was_any)
 
     # The end.
 

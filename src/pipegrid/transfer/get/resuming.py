@@ -189,8 +189,7 @@ class ResumingDecoder(Decoder):
 
     def next_job(self) -> SegmentJob | None:
         """Return work that is ready on a segment that has to be fetched; see ``next_check``."""
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         here = self.here
         if here is None or self._queue is None or self.done:
             return None

@@ -1,8 +1,8 @@
 """
 Which server to ask for what, decided from what is known so far.
 
-Pure: a download or check tells it what servers answered, and asks it whom to ask next and where a
-share can be had. Servers are asked in the file's permuted order, a bounded number at a time.
+Pure: a download tells it what servers answered, and asks it whom to ask next and where a share can be had.
+Servers are asked in the file's permuted order; how many at a time is ``waves``' decision.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-T = TypeVar("T", bound=Hashable)
+from pipegrid.transfer.get.waves import Waves
 
-MAX_QUESTIONS = 10
-"""How many servers are asked at the same time; the ring may have a thousand."""
+T = TypeVar("T", bound=Hashable)
 
 
 class ShareSearch(Generic[T]):
@@ -25,8 +24,7 @@ class ShareSearch(Generic[T]):
     """
 
     def __init__(self, ring: Sequence[T]) -> None:
-        self._unasked = list(reversed(ring))
-        self._asked: set[T] = set()
+        self._waves = Waves(ring)
         self._holders: dict[int, list[T]] = {}
         self._excluded: set[tuple[int, T]] = set()
         self._gone: set[T] = set()
@@ -35,13 +33,11 @@ class ShareSearch(Generic[T]):
 
     def asked(self, server: T) -> None:
         """The server was asked which shares it has."""
-        if server in self._unasked:
-            self._unasked.remove(server)
-        self._asked.add(server)
+        self._waves.asked(server)
 
     def answered(self, server: T, share_numbers: Iterable[int]) -> None:
         """The server has these shares."""
-        self._asked.discard(server)
+        self._waves.ended(server)
         for number in sorted(share_numbers):
             holders = self._holders.setdefault(number, [])
             if server not in holders:
@@ -49,7 +45,7 @@ class ShareSearch(Generic[T]):
 
     def failed(self, server: T) -> None:
         """The server cannot be used."""
-        self._asked.discard(server)
+        self._waves.ended(server)
         self._gone.add(server)
 
     def exclude(self, share_number: int, server: T) -> None:
@@ -61,17 +57,21 @@ class ShareSearch(Generic[T]):
     @property
     def waiting(self) -> bool:
         """Whether some server has not answered yet."""
-        return bool(self._asked)
+        return self._waves.waiting
 
     @property
     def exhausted(self) -> bool:
         """Whether every server was asked and has answered or failed."""
-        return not self._asked and not self._unasked
+        return self._waves.exhausted
+
+    @property
+    def has_found_any(self) -> bool:
+        """Whether some server has said that it has a share."""
+        return bool(self._holders)
 
     def ask_next(self) -> list[T]:
         """Return servers to ask now; the caller says ``asked`` for each."""
-        room = MAX_QUESTIONS - len(self._asked)
-        return [self._unasked[-1 - i] for i in range(min(max(0, room), len(self._unasked)))]
+        return self._waves.next()
 
     def holders(self, share_number: int) -> list[T]:
         """Return the usable servers that have the share, in the order of their answers."""

@@ -1,0 +1,69 @@
+"""
+How many servers are asked at the same time, when it is not known which of them have the file.
+
+A few at first, since mostly they know; every answer, or failure, that did not end the search lets two
+others be asked. So waves double: a thousand servers take seven or eight round trips, and whoever finds
+what is needed among the first has asked no others, nor connected to them. What is on its way is bounded,
+and a silent server holds up nobody.
+
+Pure: told of questions and answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+FIRST_QUESTIONS = 10
+"""How many servers are asked at first, by those who know no better number."""
+
+MAX_QUESTIONS = 512
+"""How many at a time at most: below the usual limit of 1024 open files, and a few KiB each."""
+
+
+class Waves(Generic[T]):
+    """
+    The questions to the servers of one ring.
+
+    Args:
+        ring: in the order in which they are to be asked; no server twice.
+        first: how many are asked at first.
+    """
+
+    def __init__(self, ring: Sequence[T], first: int = FIRST_QUESTIONS) -> None:
+        self._unasked = deque(ring)
+        self._asked: set[T] = set()
+        self._first = first
+        self._ended = 0
+
+    def asked(self, server: T) -> None:
+        """The server was asked; in its turn or before."""
+        if self._unasked and self._unasked[0] == server:
+            self._unasked.popleft()
+        elif server in self._unasked:
+            self._unasked.remove(server)
+        self._asked.add(server)
+
+    def ended(self, server: T) -> None:
+        """It has answered, or failed."""
+        if server in self._asked:
+            self._asked.remove(server)
+            self._ended += 1
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some server has not answered yet."""
+        return bool(self._asked)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every server was asked and has answered or failed."""
+        return not self._asked and not self._unasked
+
+    def next(self) -> list[T]:
+        """Return servers to ask now; the caller says ``asked`` for each."""
+        room = min(self._first + self._ended, MAX_QUESTIONS) - len(self._asked)
+        return [self._unasked[i] for i in range(min(max(0, room), len(self._unasked)))]

@@ -1,0 +1,78 @@
+"""
+Saying that too few shares were found, and why, once for each reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipegrid.errors import NotEnoughSharesError
+
+_TOLD_REASONS = 3
+_TOLD_SERVERS = 3
+
+
+def too_few_shares(
+    verb: str,
+    found: int,
+    needed: int,
+    servers: int,
+    reasons: Mapping[str, str],
+    was_any: bool,
+) -> NotEnoughSharesError:
+    """
+    Return the error.
+
+    Args:
+        verb: what cannot be done to the file.
+        servers: how many there are.
+        reasons: server to the sentence that says why it was of no use.
+        was_any: some server has had a share, good or not, or could not be asked.
+    """
+    because = told_once(reasons)
+    if not found and not reasons and not was_any:
+        text = (
+            f"no share of the file is on any of {counted(servers, 'server')}; check that the cap was copied "
+            "right, and that this is the grid that it is for"
+        )
+    else:
+        are = "is" if needed == 1 else "are"
+        text = (
+            f"cannot {verb} the file: found {counted(found, 'good share')} on {counted(servers, 'server')}, "
+            f"but {needed} {are} needed{f' ({because})' if because else ''}; "
+            "try again when more servers work"
+        )
+    return NotEnoughSharesError(text, found, needed)
+
+
+def told_once(reasons: Mapping[str, str]) -> str:
+    """Return the sentences, each once, and whom it is about; at most a few of both."""
+    by_reason: dict[str, list[str]] = {}
+    for server, reason in sorted(reasons.items()):
+        # "alice is down" and "bob is down" are one reason.
+        by_reason.setdefault(reason.replace(server, "…") if server else reason, []).append(server)
+    told = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    texts = []
+    for reason, servers in told[:_TOLD_REASONS]:
+        if len(servers) == 1:
+            texts.append(reason.replace("…", servers[0]))
+        elif "…" in reason:
+            texts.append(f"{listed(servers)}: {reason.replace('…', 'the server')}")
+        else:
+            texts.append(f"{reason}: {listed(servers)}")
+    if len(told) > _TOLD_REASONS:
+        texts.append(f"{counted(len(told) - _TOLD_REASONS, 'other reason')}")
+    return "; ".join(texts)
+
+
+def listed(names: list[str]) -> str:
+    """Return the first few names, and how many others there are."""
+    others = len(names) - _TOLD_SERVERS
+    if others > 1:
+        return f"{', '.join(names[:_TOLD_SERVERS])} and {others} others"
+    return ", ".join(names)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``1 share``, ``2 shares``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
