@@ -23,18 +23,23 @@ class WavesTests(SynchronousTestCase):
             self.assertEqual(waves.next(), [])
             for server in wave:
                 waves.ended(server)
-        self.assertEqual(sizes[:8], [10, 20, 40, 80, 160, 320, 512, 512])
+        self.assertEqual(sizes[:8], [20, 40, 80, 160, 320, 512, 512, 512])
         self.assertEqual(sum(sizes), 5000)
 
     def test_a_silent_server_holds_up_nobody(self) -> None:
         """Whoever answers lets two others be asked."""
-        waves = Waves(list(range(100)), first=4)
+        waves = Waves(list(range(100)), few=4)
+        self.assertEqual(waves.next(), [0, 1, 2, 3])
         for server in waves.next():
             waves.asked(server)
         waves.ended(1)
-        self.assertEqual(waves.next(), [4, 5])
+        self.assertEqual(waves.next(), list(range(4, 22)))
+        for server in waves.next():
+            waves.asked(server)
         waves.ended(1)
-        self.assertEqual(waves.next(), [4, 5], "an answer counts once")
+        self.assertEqual(waves.next(), [], "an answer counts once")
+        waves.ended(2)
+        self.assertEqual(waves.next(), [22, 23])
 
 
 class SearchTests(SynchronousTestCase):

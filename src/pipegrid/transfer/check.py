@@ -33,7 +33,7 @@ from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRef
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.get.waves import FIRST_QUESTIONS, Waves
+from pipegrid.transfer.get.waves import Waves
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
@@ -48,6 +48,12 @@ _SAMPLES = 2
 """Of so many shares the UEB is read with the first questions; one will do, the other is for its failing."""
 
 _UEBS_AT_ONCE = 16
+
+_MORE_QUESTIONS = 160
+"""
+If those who should have the shares do not have them all, everybody has to be asked before that may be
+said. So the second wave is not twice the first: each wave over new connections costs three round trips.
+"""
 
 _MAX_OFFSET = 1 << 60
 """No share is longer."""
@@ -118,11 +124,12 @@ class Check:
         self._verified = 0
         self._report = ProgressReport(progress, 0)
         self._ring = ring(self._cap.storage_index, peers)
-        self._waves: Waves[Peer] = Waves(self._ring, max(cap.total_shares, FIRST_QUESTIONS))
+        self._waves: Waves[Peer] = Waves(self._ring, cap.total_shares, _MORE_QUESTIONS)
         self._changed = Wakeup(clock)
         self._running: set[Deferred[None]] = set()
         self._bug: Failure | None = None
         self._fit = CapFit(self._cap)
+        self._sampled_bytes = 0
         self._seen: set[tuple[int, Peer]] = set()
         self.found = Found()
 
@@ -215,6 +222,7 @@ class Check:
         where = layout.for_geometry(geometry)
         length = where.ueb_length_bytes + ueb.packed_length(geometry)
         data = await self._read(number, peer, where.uri_extension, length)
+        self._sampled_bytes += len(data)
         packed = _ueb_in(data, where.ueb_length_bytes)
         if packed:
             self._fit.told(peer, packed)
@@ -254,6 +262,10 @@ class Check:
         copies = [
             (number, peer) for number, peers in sorted(self.found.holders.items()) for peer in peers
         ]
+        if not self._sampled_bytes:  # shares that were expected there are not
+            await few_at_a_time(
+                _UEBS_AT_ONCE, [partial(self._sample, *copy) for copy in copies[:_SAMPLES]]
+            )
         # Two first, since mostly a sample was in another place only; then all, to be sure.
         for batch in (copies[:_SAMPLES], copies[_SAMPLES:]):
             if self._fit.fits:

@@ -2,7 +2,7 @@
 How many servers are asked at the same time, when it is not known which of them have the file.
 
 A few at first, since mostly they know; every answer, or failure, that did not end the search lets two
-others be asked. So waves double: a thousand servers take seven or eight round trips, and whoever finds
+others be asked. So waves double: a thousand servers take seven round trips, and whoever finds
 what is needed among the first has asked no others, nor connected to them. What is on its way is bounded,
 and a silent server holds up nobody.
 
@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-FIRST_QUESTIONS = 10
-"""How many servers are asked at first, by those who know no better number."""
+FIRST_QUESTIONS = 20
+"""How many servers are asked together when those who should have known did not."""
 
 MAX_QUESTIONS = 512
 """How many at a time at most: below the usual limit of 1024 open files, and a few KiB each."""
@@ -30,13 +30,17 @@ class Waves(Generic[T]):
 
     Args:
         ring: in the order in which they are to be asked; no server twice.
-        first: how many are asked at first.
+        few: how many are asked before any has answered.
+        more: how many at least when some have.
     """
 
-    def __init__(self, ring: Sequence[T], first: int = FIRST_QUESTIONS) -> None:
+    def __init__(
+        self, ring: Sequence[T], few: int = FIRST_QUESTIONS, more: int = FIRST_QUESTIONS
+    ) -> None:
         self._unasked = deque(ring)
         self._asked: set[T] = set()
-        self._first = first
+        self._few = few
+        self._more = max(few, more)
         self._ended = 0
 
     def asked(self, server: T) -> None:
@@ -65,5 +69,8 @@ class Waves(Generic[T]):
 
     def next(self) -> list[T]:
         """Return servers to ask now; the caller says ``asked`` for each."""
-        room = min(self._first + self._ended, MAX_QUESTIONS) - len(self._asked)
+        most = self._few
+        if self._ended:
+            most = min(self._more + self._ended, MAX_QUESTIONS)
+        room = most - len(self._asked)
         return [self._unasked[i] for i in range(min(max(0, room), len(self._unasked)))]
