@@ -29,6 +29,25 @@ class CapMismatch(CapError):
     """A capability does not fit the file that is stored: a character of it is wrong; copy it again."""
 
 
+class SegmentTooLarge(UsageError):
+    """
+    A file was stored in segments that take more memory than was allowed.
+
+    Attributes:
+        segment_bytes: how large they are.
+    """
+
+    def __init__(self, segment_bytes: int, allowed_bytes: int) -> None:
+        mib = 1 << 20
+        super().__init__(
+            f"this file was stored in segments of {segment_bytes / mib:.4g} MiB, several of which have to "
+            f"be held in memory, and {allowed_bytes / mib:.4g} MiB are allowed; if you trust whoever gave "
+            f"you the cap, allow more with --max-segment {-(-segment_bytes // mib)}MiB "
+            "(in programs: max_segment_bytes)"
+        )
+        self.segment_bytes = segment_bytes
+
+
 class DirectoryError(PipegridError):
     """A file that should be a directory does not hold one; perhaps the cap is that of a file."""
 

@@ -66,11 +66,19 @@ class FakeGrid:
     closed: bool = False
     tracer: Any = None
     wait_for: int = 0
+    max_segment_bytes: int | None = None
 
     def open(
-        self, reactor: Any, directory: Any, *, tracer: Any = None, wait_for: int = 0
+        self,
+        reactor: Any,
+        directory: Any,
+        *,
+        tracer: Any = None,
+        wait_for: int = 0,
+        max_segment_bytes: int | None = None,
     ) -> Deferred[Any]:
         """Stand in for ``Grid.open``."""
+        self.max_segment_bytes = max_segment_bytes
         self.tracer, self.wait_for = tracer, wait_for
         return succeed(self)
 

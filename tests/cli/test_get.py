@@ -53,6 +53,14 @@ class GetTests(SynchronousTestCase):
             self.assertEqual(self.successResultOf(run.finished), status)
             self.assertEqual(os.listdir(self.directory), [])
 
+    def test_larger_segments_can_be_allowed(self) -> None:
+        """For a get, and a repair."""
+        for command in ("get", "repair"):
+            run = Run(command, CAP, "--max-segment", "700MiB", grid=FakeGrid(hold=True))
+            self.assertEqual(run.grid.max_segment_bytes, 700 << 20)
+            run.finished.cancel()
+            self.successResultOf(run.finished)
+
     def test_what_an_interrupted_get_has_left(self) -> None:
         """It is told what is there and what is kept; other parts of that name are cleared away."""
         part = self.directory / ".file.pipegrid-part"

@@ -52,6 +52,26 @@ class OfflineTestCase(SynchronousTestCase):
         return self.shares / str(number)
 
 
+class LargeSegmentTests(OfflineTestCase):
+    """A stranger's file may want more memory than anybody meant to give."""
+
+    def test_a_bound_that_can_be_lifted(self) -> None:
+        """The sentence says how; a file of one short segment is none of those."""
+        cap = self.encoded("--segment-size", "1TB", "-k", "1", "-n", "1")
+        self.assertEqual(self.successResultOf(self.decode(cap, self.share(0)).finished), 0)
+        self.output.unlink()
+        self.file.write_bytes(bytes((16 << 20) + 1))
+        cap = self.encoded("--segment-size", "20MiB", "-k", "1", "-n", "1", "-f")
+        run = self.decode(cap, self.share(0))
+        self.assertEqual(self.successResultOf(run.finished), 2)
+        self.assertIn("--max-segment 17MiB", run.stderr)
+        self.assertEqual(run.stderr.count("\n"), 1)
+        self.assertFalse(self.output.exists())
+        run = self.decode(cap, self.share(0), options=("--max-segment", "17MiB"))
+        self.assertEqual(self.successResultOf(run.finished), 0)
+        self.assertEqual(self.output.stat().st_size, (16 << 20) + 1)
+
+
 class EncodeTests(OfflineTestCase):
     """A file becomes share files."""
 

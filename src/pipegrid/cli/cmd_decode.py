@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import Invocation, OfflineJob
-from pipegrid.cli.options import cap_file_option, check_caps, common_options
+from pipegrid.cli.job import OfflineJob
+from pipegrid.cli.options import byte_size, common_options
 
 if TYPE_CHECKING:
     from pipegrid.disk.partfile import PartFile
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     help="Where the file goes; it appears when all of it is verified. '-' is standard output.",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option(
+    "--max-segment",
+    type=byte_size,
+    metavar="SIZE",
+    help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
+)
 @common_options
-@click.pass_obj
 def command(
-    invocation: Invocation,
-    words: tuple[str, ...],
-    cap_files: tuple[str, ...],
-    output: str,
-    force: bool,
+    cap: str, share_files: tuple[str, ...], output: str, force: bool, max_segment: int | None
 ) -> OfflineJob:
     """
     Restore the file that CAP names from any k of its share files.
@@ -48,18 +49,18 @@ def command(
     check_caps(caps, cap_files)
 
     def work(console: Console) -> int:
-        return decode(console, caps, cap_files, paths, output, force)
+        return decode(console, cap, share_files, output, force, max_segment)
 
     return OfflineJob(work)
 
 
 def decode(
     console: Console,
-    caps: tuple[str, ...],
-    cap_files: tuple[str, ...],
-    paths: tuple[str, ...],
+    text: str,
+    share_files: tuple[str, ...],
     output: str,
     force: bool,
+    max_segment: int | None,
 ) -> int:
     """Restore one file to where it shall go."""
     from pipegrid.cli.files import named_files
@@ -68,6 +69,7 @@ def decode(
     from pipegrid.cli.render import corruption_fields, plural, warn_of_corruption
     from pipegrid.core.caps import LitCap
     from pipegrid.core.filecaps import readable
+    from pipegrid.core.params import MAX_SEGMENT_BYTES
     from pipegrid.errors import UsageError
     from pipegrid.transfer.offline import decode_file
     from pipegrid.transfer.sharefinder import ShareFinder
@@ -90,10 +92,14 @@ def decode(
         sink: BinaryIO | PartFile = console.data_sink
         if output != "-":
             sink = stack.enter_context(OutputFile(output, force)).file
-        progress = None
-        if output != "-" or not console.results.isatty():
-            progress = stack.enter_context(Progress(console, "decode")).transfer()
-        result = decode_file(cap, paths, sink, progress=progress)
+        progress = stack.enter_context(Progress(console, "decode"))
+        result = decode_file(
+            cap,
+            share_files,
+            sink,
+            progress=progress.transfer(),
+            max_segment_bytes=MAX_SEGMENT_BYTES if max_segment is None else max_segment,
+        )
     warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
     console.detail(f"{plural(result.size, 'byte')} from shares {used or 'none'}")

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import (
-    EMPTY_NAME,
-    cap_arguments,
-    check_caps,
-    common_options,
-    wait_option,
-)
-from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.places import destinations
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import EMPTY_NAME, common_options, segment_limit_option, wait_option
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +42,7 @@ FILES_AT_ONCE = 4
     help="Only bytes A to B, both included, from 0; 'A-' is all from A on, '-N' the last N.",
 )
 @wait_option
+@segment_limit_option
 @common_options
 @click.pass_obj
 def command(

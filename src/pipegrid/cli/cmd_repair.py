@@ -8,8 +8,8 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.health import fields, say_more, summary
-from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import cap_arguments, check_caps, common_options, wait_option
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import common_options, segment_limit_option, wait_option
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, plural, say_some
 
@@ -25,6 +25,7 @@ FILES_AT_ONCE = 2
 @click.command(name="repair")
 @cap_arguments
 @wait_option
+@segment_limit_option
 @common_options
 @click.pass_obj
 def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...]) -> GridJob:

@@ -32,6 +32,7 @@ class Invocation:
         directory: of the client's configuration; None: the user's own.
         trace: where to write a trace of all that happened, or None.
         wait_for: how many servers must answer before work begins; 0: as many as it needs are known.
+        max_segment_bytes: files with larger segments are not fetched; None: the usual.
     """
 
     def __init__(self, console: Console) -> None:
@@ -39,6 +40,7 @@ class Invocation:
         self.directory: str | None = None
         self.trace: str | None = None
         self.wait_for = 0
+        self.max_segment_bytes: int | None = None
 
 
 class OfflineJob:
@@ -73,6 +75,8 @@ class GridJob:
                 options: dict[str, Any] = {} if tracer is None else {"tracer": tracer}
                 if invocation.wait_for:
                     options["wait_for"] = invocation.wait_for
+                if invocation.max_segment_bytes is not None:
+                    options["max_segment_bytes"] = invocation.max_segment_bytes
                 grid = await open_grid(reactor, invocation.directory, **options)
                 return await self._run_on(grid, console)
         except (CancelledError, Interrupted):

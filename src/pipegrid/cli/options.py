@@ -185,6 +185,22 @@ def wait_option(function: F) -> F:
     )(function)
 
 
+def _note_max_segment(invocation: Invocation, size_bytes: int) -> None:
+    invocation.max_segment_bytes = size_bytes
+
+
+def segment_limit_option(function: F) -> F:
+    """Add the option that lifts the bound on a file's segments."""
+    return click.option(
+        "--max-segment",
+        type=byte_size,
+        metavar="SIZE",
+        expose_value=False,
+        callback=_noting(_note_max_segment),
+        help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
+    )(function)
+
+
 def encoding_options(function: F) -> F:
     """Add the options that say how a file is encoded."""
     for option in (

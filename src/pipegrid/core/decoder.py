@@ -28,7 +28,7 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fileshares import FileShares
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Geometry
+from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, Geometry
 from pipegrid.core.readplan import ReadPlan, block_range
 from pipegrid.core.segmentjob import Block, SegmentJob, SegmentResult
 from pipegrid.core.segmentqueue import SegmentQueue
@@ -56,6 +56,7 @@ class Decoder(FileShares):
         *,
         guess_segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         merge_gap_bytes: int = MERGE_GAP_BYTES,
+        max_segment_bytes: int = MAX_SEGMENT_BYTES,
     ) -> None:
         """
         Prepare to restore plaintext [start, start + length), clipped to the file.
@@ -66,8 +67,9 @@ class Decoder(FileShares):
             length: None for all the rest.
             guess_segment_bytes: the maximum segment size that the writer is thought to have used.
             merge_gap_bytes: spans at most this far apart become one.
+            max_segment_bytes: a file with larger segments is not restored.
         """
-        super().__init__(cap, start, length, guess_segment_bytes)
+        super().__init__(cap, start, length, guess_segment_bytes, max_segment_bytes)
         self._merge_gap_bytes = merge_gap_bytes
         self._running: dict[int, dict[int, ShareParts]] = {}
 
@@ -235,6 +237,7 @@ class Decoder(FileShares):
         Raises:
             CorruptionError: the file itself is inconsistent; no share can help.
             CapMismatch: the cap's numbers are not those of the UEB that it names.
+            SegmentTooLarge: more would have to be held than is allowed.
         """
         self.raise_failure()
         if self._queue is None or self.done:

@@ -20,13 +20,13 @@ from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fit import contradiction
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.params import Geometry, Params
+from pipegrid.core.params import Geometry, Params, check_segment_bytes
 from pipegrid.core.readplan import block_range
 from pipegrid.core.segmentqueue import SegmentQueue
 from pipegrid.core.shareparts import BadPart, ForeignUeb, ShareParts, ShareTree, blamed_offset
 from pipegrid.core.ueb import Ueb
 from pipegrid.core.verifiedtree import VerifiedTree, is_small
-from pipegrid.errors import CorruptionError, PipegridError
+from pipegrid.errors import CorruptionError, PipegridError, SegmentTooLarge
 
 _CRYPTTEXT_SOURCES = 2
 """A large tree of segment hashes is read from so many shares; a slow one then stops nobody."""
@@ -49,7 +49,12 @@ class FileShares:
     # and to be handed on by the decoder would cost it one more call. Nothing here knows the decoder.
 
     def __init__(
-        self, cap: ChkCap | ChkVerifierCap, start: int, length: int | None, guess_segment_bytes: int
+        self,
+        cap: ChkCap | ChkVerifierCap,
+        start: int,
+        length: int | None,
+        guess_segment_bytes: int,
+        max_segment_bytes: int,
     ) -> None:
         """
         Know nothing yet of the file.
@@ -57,8 +62,10 @@ class FileShares:
         Args:
             start, length: the range of plaintext that is wanted, clipped to the file; None for all the rest.
             guess_segment_bytes: the maximum segment size that the writer is thought to have used.
+            max_segment_bytes: a file with larger segments is not restored.
         """
         self._cap = cap
+        self._max_segment_bytes = max_segment_bytes
         self._start = min(max(start, 0), cap.size)
         self._end = cap.size if length is None else min(self._start + max(length, 0), cap.size)
         params = Params(cap.required_shares, cap.total_shares, guess_segment_bytes)
@@ -226,6 +233,12 @@ class FileShares:
                 raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
         except ValueError as error:
             self._fail(f"its UEB is the one that the cap names, but useless: {error}")
+            return
+        try:
+            check_segment_bytes(parsed.segment_bytes, size, self._max_segment_bytes)
+        except SegmentTooLarge as error:
+            self._failure = error
+            share.bad_ueb = True  # it is read once
             return
         self._ueb = parsed
         self.geometry = Geometry(size, k, n, parsed.segment_bytes)

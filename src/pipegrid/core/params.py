@@ -10,12 +10,19 @@ import attrs
 
 from pipegrid.core.hashes import HASH_BYTES
 from pipegrid.core.hashtree import chain_entries, num_nodes
-from pipegrid.errors import UsageError
+from pipegrid.errors import SegmentTooLarge, UsageError
 
 DEFAULT_SEGMENT_BYTES = 1 << 20
 """The maximum segment size that writers use since 2023; older ones used 128 KiB."""
 
 OLD_SEGMENT_BYTES = 1 << 17
+
+MAX_SEGMENT_BYTES = 16 << 20
+"""
+Larger segments are not fetched unless the caller allows it: a cap may be a stranger's, and a segment has
+to be held whole, with the next ones behind it. Writers have used 128 KiB and 1 MiB; this is sixteen times
+as much, and costs about 100 MB.
+"""
 
 MAX_LITERAL_BYTES = 55
 """Files up to this size live in their cap and are never encoded."""
@@ -32,6 +39,15 @@ def _check_counts(required_shares: int, total_shares: int) -> None:
             f"cannot encode {required_shares} of {total_shares}: choose "
             "1 <= required shares <= total shares <= 256"
         )
+
+
+def check_segment_bytes(segment_bytes: int, size: int, allowed_bytes: int) -> None:
+    """
+    Raise SegmentTooLarge if what has to be held of a file of ``size`` bytes is more than is allowed.
+    """
+    largest = min(segment_bytes, size)
+    if largest > allowed_bytes:
+        raise SegmentTooLarge(largest, allowed_bytes)
 
 
 @attrs.frozen

@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
 from pipegrid.core.filecaps import checkable, readable
 from pipegrid.core.leases import ClientSecrets
-from pipegrid.core.params import Params
+from pipegrid.core.params import MAX_SEGMENT_BYTES, Params
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import NotEnoughSharesError, UsageError
 from pipegrid.flow.budget import Budget
@@ -136,6 +136,7 @@ class Grid:
         tracer: Tracing | None = None,
         wait_for: int = 0,
         window_bytes: int | None = None,
+        max_segment_bytes: int | None = None,
     ) -> Deferred[Grid]:
         """
         Open the grid that a directory configures; nothing is waited for.
@@ -149,11 +150,15 @@ class Grid:
                 it begins when as many are known as it needs.
             window_bytes: how much may be unacknowledged by each server, always; by default it is
                 measured all the time what the way to a server needs.
+            max_segment_bytes: files with larger segments are not fetched; by default 16 MiB, or the
+                configured segment size if that is more.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
-        return Deferred.fromCoroutine(cls._open(reactor, directory, tracer, wait_for, window_bytes))
+        return Deferred.fromCoroutine(
+            cls._open(reactor, directory, tracer, wait_for, window_bytes, max_segment_bytes)
+        )
 
     @classmethod
     async def _open(
@@ -163,8 +168,11 @@ class Grid:
         tracer: Tracing | None,
         wait_for: int,
         fixed_window_bytes: int | None,
+        max_segment_bytes: int | None,
     ) -> Grid:
         opened = open_grid(reactor, directory, tracer, fixed_window_bytes)
+        if max_segment_bytes is None:
+            max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(
             reactor,
             opened.config,
@@ -176,6 +184,7 @@ class Grid:
             discovery=opened.discovery,
             warnings=opened.warnings,
             wait_for=wait_for,
+            download_settings=DownloadSettings(max_segment_bytes=max_segment_bytes),
         )
 
     @property

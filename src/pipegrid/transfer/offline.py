@@ -18,13 +18,14 @@ from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.hashes import KEY_BYTES, Buffer
-from pipegrid.core.params import Geometry, Params
+from pipegrid.core.params import MAX_SEGMENT_BYTES, Geometry, Params
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
 from pipegrid.transfer.get.sink import open_sink
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.sharedirectory import ShareDirectory
 from pipegrid.transfer.sharefiles import ShareFile, open_share
+from pipegrid.transfer.shortage import counted
 
 _READ_BYTES = 1 << 18
 _AHEAD_BYTES = 1 << 20  # of each share that is read, and at least one block
@@ -162,6 +163,7 @@ def decode_file(
     sink: BinaryIO | PartFile,
     *,
     progress: Progress | None = None,
+    max_segment_bytes: int = MAX_SEGMENT_BYTES,
 ) -> DecodeResult:
     """
     Restore a file from any k of its share files.
@@ -172,8 +174,10 @@ def decode_file(
     Args:
         sink: gets the plaintext, verified, in order.
         progress: called with plaintext bytes restored, and in all.
+        max_segment_bytes: a file with larger segments is not restored, since they are held whole.
 
     Raises:
+        SegmentTooLarge: so it is.
         NotEnoughSharesError: fewer than k good shares.
         CorruptionError: the file was encoded wrongly; no share can help.
         SinkError: the plaintext cannot be written.
@@ -183,7 +187,7 @@ def decode_file(
         output.write([cap.data])
         output.finish()
         return DecodeResult(cap.size, {}, [])
-    restoration = _Restoration(cap, paths)
+    restoration = _Restoration(cap, paths, max_segment_bytes)
     try:
         done = 0
         for pieces in restoration.run():
@@ -200,9 +204,9 @@ def decode_file(
 class _Restoration:
     """A decoder, and the files that it reads."""
 
-    def __init__(self, cap: ChkCap, paths: Sequence[str]) -> None:
+    def __init__(self, cap: ChkCap, paths: Sequence[str], max_segment_bytes: int) -> None:
         self._cap = cap
-        self._decoder = Decoder(cap)
+        self._decoder = Decoder(cap, max_segment_bytes=max_segment_bytes)
         self._reading: dict[int, ShareFile] = {}
         self._unreadable: list[CorruptionError] = []
         self._open: list[ShareFile] = []
@@ -268,7 +272,8 @@ class _Restoration:
         problems = self.problems()
         blame = f" ({problems[0]})" if problems else ""
         raise NotEnoughSharesError(
-            f"only {found} good shares were given, and any {needed} restore the file{blame}; "
+            f"only {counted(found, 'good share was', 'good shares were')} given, and any {needed} "
+            f"restore the file{blame}; "
             "find more of them",
             found,
             needed,

@@ -21,9 +21,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from pipegrid.core import ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoder import CodedSegment, ShareWrite
 from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.params import check_segment_bytes
 from pipegrid.core.reencoder import Reencoder
 from pipegrid.errors import ServerError
 from pipegrid.reactor.together import few_at_a_time
@@ -103,6 +105,7 @@ class Repair:
         Raises:
             NotEnoughSharesError: fewer than k good shares are left.
             CorruptionError: the shares are right but do not make up the file of the cap.
+            SegmentTooLarge: the settings do not allow the file's segments.
             CapMismatch: the cap is not that of the file which is stored there.
         """
         before = await self._check.run()
@@ -117,6 +120,9 @@ class Repair:
                 bool(found.holders or found.bad),
             )
         self._tell_plan()
+        if self._plan.moves():  # segments will have to be held
+            segment_bytes = ueb.parse(found.packed_ueb).segment_bytes
+            check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
         self._advise()
         share_bytes = Reencoder(self._cap, found.packed_ueb).share_bytes
         self._allocations = Allocations(

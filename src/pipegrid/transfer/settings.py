@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from pipegrid.core.params import MAX_SEGMENT_BYTES
+
 
 @attrs.frozen
 class UploadSettings:
@@ -37,9 +39,11 @@ class DownloadSettings:
             the others, one more share joins.
         silence_s: when nothing at all has come for so long, the servers that owe are given up.
         memory_bytes: of share data that may be held, over all shares.
+        max_segment_bytes: files with larger segments are not fetched, since a segment is held whole.
     """
 
     extra_shares: int = 1
     hedge_s: float = 1.0
     silence_s: float = 60.0
     memory_bytes: int = 24 << 20
+    max_segment_bytes: int = MAX_SEGMENT_BYTES

@@ -73,6 +73,6 @@ def listed(names: list[str]) -> str:
     return ", ".join(names)
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, nouns: str | None = None) -> str:
     """Return ``1 share``, ``2 shares``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun if count == 1 else nouns or noun + 's'}"

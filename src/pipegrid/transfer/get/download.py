@@ -115,8 +115,12 @@ class Download:
         found_bytes = self._part.begin(length) if self._part is not None else 0
         self._resuming: ResumingDecoder | None = None
         if self._part is not None and found_bytes:
-            self._resuming = ResumingDecoder(cap, start, length, found_bytes, self._part.read)
-        self._decoder = self._resuming or Decoder(cap, start, length)
+            self._resuming = ResumingDecoder(
+                cap, start, length, found_bytes, self._part.read, settings.max_segment_bytes
+            )
+        self._decoder = self._resuming or Decoder(
+            cap, start, length, max_segment_bytes=settings.max_segment_bytes
+        )
         self._found_bytes = found_bytes
         self._jobs: set[Deferred[None]] = set()
         self._results: list[SegmentResult | Rechecked] = []
@@ -163,6 +167,8 @@ class Download:
             NotEnoughSharesError: fewer than k good shares could be had.
             CorruptionError: the shares are right but do not make up the file of the cap.
             SinkError: the plaintext could not be written.
+            CapMismatch: the cap is not that of the file which is stored there.
+            SegmentTooLarge: the settings do not allow the file's segments.
         """
         needs_lists = self._guesses.needs_lists
         self._guesses.began()

@@ -107,6 +107,7 @@ class ResumingDecoder(Decoder):
     Args:
         found_bytes: how many bytes of the range may be there, from its start on.
         read: reads them.
+        max_segment_bytes: a file with larger segments is not restored.
     """
 
     def __init__(
@@ -116,8 +117,9 @@ class ResumingDecoder(Decoder):
         length: int,
         found_bytes: int,
         read: ReadHere,
+        max_segment_bytes: int,
     ) -> None:
-        super().__init__(cap, start, length)
+        super().__init__(cap, start, length, max_segment_bytes=max_segment_bytes)
         self._found_bytes = found_bytes
         self._read = read
         self._here: SegmentsHere | None = None  # once the geometry is known
