@@ -97,6 +97,24 @@ class PartFileTests(SynchronousTestCase):
         self.assertEqual(self.open().leave(), str(self.part), "found, and not touched")
         self.assertEqual(self.part.read_bytes(), b"x")
 
+    def test_half_a_write_is_nothing_to_keep(self) -> None:
+        """A full disk in the middle of the first segment leaves nothing; later it does."""
+        pwritev = os.pwritev
+
+        def full(fd: int, pieces: list[memoryview], at: int) -> int:
+            if at >= 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return pwritev(fd, [pieces[0][:3]], at)
+
+        for first, names in ((b"", []), (b"x", [self.part.name])):
+            file = self.open()
+            file.write(first)
+            self.patch(os, "pwritev", full)
+            self.assertRaises(OSError, file.write, b"abcdef")
+            file.leave()
+            self.assertEqual(self.names(), names)
+            self.patch(os, "pwritev", pwritev)
+
     def test_two_at_once(self) -> None:
         """The second is told; when the first has ended it may begin, and finds no part."""
         first = self.open()

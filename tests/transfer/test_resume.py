@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -15,6 +16,7 @@ from pipegrid.errors import NotEnoughSharesError, SinkError
 from pipegrid.transfer.get import resuming
 from pipegrid.transfer.get.here import SegmentsHere
 from pipegrid.transfer.results import GetResult
+from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import RTT, Told, World, content
 
 SEGMENT = 3 * (1 << 16)
@@ -235,6 +237,53 @@ class ResumeTests(ResumeTestCase):
             self.path.unlink()
             steps += 5
         self.assertGreater(gone_on, 5)
+
+
+class RandomTests(ResumeTestCase):
+    """Whatever is there, and whatever servers do: the right file, and nothing beside it."""
+
+    def test_random_parts_and_faults(self) -> None:
+        """Each from a seed, which a failure names."""
+        for seed in range(60):
+            self.play(seed)
+
+    def play(self, seed: int) -> None:
+        chance = random.Random(seed)
+        segment = chance.choice((30, 999, 30_000, 1 << 20))
+        size = chance.randrange(60, 40 * min(segment, 60_000))
+        params = Params(chance.choice((1, 3)), 10, segment)
+        rate = chance.choice((None, float(1 << 21)))
+        memory = DownloadSettings(memory_bytes=chance.choice((100_000, 24 << 20)))
+        self.make(size, params, World(params=params, bytes_per_s=rate, download=memory))
+        ring = self.world.ring(self.file)
+        start = chance.choice((0, 0, chance.randrange(size)))
+        length = chance.choice((None, chance.randrange(size - start + 1)))
+        wanted = self.data[start:] if length is None else self.data[start : start + length]
+        there = bytearray(wanted[: chance.randrange(len(wanted) + 1)])
+        if chance.random() < 0.3:
+            there += bytes(chance.randrange(50_000))
+        for _ in range(chance.choice((0, 0, 1, 2, 30))):
+            if there:
+                there[chance.randrange(len(there))] ^= 1
+        if chance.random() < 0.2:
+            there = bytearray(content(len(there), "another"))
+        self.part.write_bytes(there)
+        ring[0].down = chance.random() < 0.2
+        ring[1].stream_limit = chance.choice((None, None, 100_000))
+        if chance.random() < 0.3:
+            key = self.file.cap.storage_index, 2
+            share = bytearray(ring[2].storage.shares[key])
+            share[chance.randrange(len(share))] ^= 1
+            ring[2].storage.shares[key] = bytes(share)
+        try:
+            result = self.get(start, length)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+        self.assertLessEqual(result.here_bytes, len(there), f"seed {seed}")
+        self.assertEqual(
+            self.told[-1:], [(len(wanted), len(wanted))] if wanted else [], f"seed {seed}"
+        )
+        self.path.unlink()
 
 
 class PathTests(ResumeTestCase):

@@ -15,7 +15,7 @@ from pipegrid.core.fit import CapFit
 from pipegrid.core.params import Params
 from pipegrid.core.ueb import pack
 from pipegrid.errors import CapMismatch, NotEnoughSharesError
-from pipegrid.transfer.shortage import told_once, too_few_shares
+from pipegrid.transfer.shortage import each_once, told_once, too_few_shares
 from tests.transfer.world import RTT, World, content
 
 SIZE = 200_000
@@ -192,6 +192,10 @@ class ReasonTests(SynchronousTestCase):
         self.assertEqual(told_once({"a": "no", "b": "no"}), "no: a, b")
         self.assertEqual(told_once({str(n): chr(97 + n) for n in range(6)}).count(";"), 3)
         self.assertEqual(told_once({}), "")
+        self.assertEqual(
+            each_once({"a": "a takes no shares", "b": "b takes no shares", "c": "gone"}),
+            ["a, b: the server takes no shares", "gone"],
+        )
 
     def test_plurals(self) -> None:
         """One share is a share."""

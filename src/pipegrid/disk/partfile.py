@@ -96,6 +96,7 @@ class PartFile:
         self._target = os.path.realpath(path)
         self._fd = -1
         self._publishing = False
+        self._has_whole_pieces = False
         try:
             mode: int | None = os.stat(self._target).st_mode
         except OSError:
@@ -225,10 +226,12 @@ class PartFile:
                 written -= len(views.pop())
             if written:
                 views[-1] = views[-1][written:]
+        self._has_whole_pieces = self.position > 0
 
     def skip(self, length: int) -> None:
         """The next bytes are there already."""
         self.position += length
+        self._has_whole_pieces = True
 
     def read(self, offset: int, length: int) -> bytes:
         """Return what is there, or less where it ends; any thread may."""
@@ -297,7 +300,8 @@ class PartFile:
         if self._fd < 0 or self.part is None:
             self.close()
             return None
-        kept = self._resume and (self.position > 0 or self.found_bytes > 0)
+        # Of a write that failed half way through the first segment nothing could be used.
+        kept = self._resume and (self._has_whole_pieces or self.found_bytes > 0)
         if not kept:
             with suppress(OSError):
                 os.unlink(self.part)

@@ -42,7 +42,7 @@ from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.results import RepairResult
 from pipegrid.transfer.settings import DownloadSettings
-from pipegrid.transfer.shortage import too_few_shares
+from pipegrid.transfer.shortage import each_once, too_few_shares
 from pipegrid.transfer.watch import Watch
 
 _RENEWALS = 64
@@ -145,7 +145,7 @@ class Repair:
             after=self._check.judge(),
             uploaded=dict(sorted(self._uploaded.items())),
             renewed=sorted(peer.name for peer in self._renewed),
-            reasons=sorted(set(self._lanes.reasons.values())),
+            reasons=each_once(self._lanes.reasons),
             elapsed_s=self._clock.seconds() - self._started,
         )
 

@@ -94,7 +94,7 @@ class RepairResult:
             shares cannot be changed.
         uploaded: share number to the nickname of the server that took a new copy.
         renewed: nicknames of the servers on which leases were renewed.
-        reasons: what kept servers from taking shares, if anything did.
+        reasons: what kept servers from taking shares, if anything did; each reason once.
         elapsed_s: in all.
     """
 

@@ -4,6 +4,7 @@ Saying that too few shares were found, and why, once for each reason.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from pipegrid.errors import NotEnoughSharesError
@@ -45,24 +46,32 @@ def too_few_shares(
     return NotEnoughSharesError(text, found, needed)
 
 
-def told_once(reasons: Mapping[str, str]) -> str:
+def told_once(reasons: Mapping[str, str], most: int = _TOLD_REASONS) -> str:
     """Return the sentences, each once, and whom it is about; at most a few of both."""
+    told = each_once(reasons)
+    texts = told[:most]
+    if len(told) > most:
+        texts.append(counted(len(told) - most, "other reason"))
+    return "; ".join(texts)
+
+
+def each_once(reasons: Mapping[str, str]) -> list[str]:
+    """Return the sentences, each once, and whom it is about, those that are about most servers first."""
     by_reason: dict[str, list[str]] = {}
     for server, reason in sorted(reasons.items()):
         # "alice is down" and "bob is down" are one reason.
-        by_reason.setdefault(reason.replace(server, "…") if server else reason, []).append(server)
+        name = rf"(?<!\w){re.escape(server)}(?!\w)"
+        by_reason.setdefault(re.sub(name, "…", reason) if server else reason, []).append(server)
     told = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     texts = []
-    for reason, servers in told[:_TOLD_REASONS]:
+    for reason, servers in told:
         if len(servers) == 1:
             texts.append(reason.replace("…", servers[0]))
         elif "…" in reason:
             texts.append(f"{listed(servers)}: {reason.replace('…', 'the server')}")
         else:
             texts.append(f"{reason}: {listed(servers)}")
-    if len(told) > _TOLD_REASONS:
-        texts.append(f"{counted(len(told) - _TOLD_REASONS, 'other reason')}")
-    return "; ".join(texts)
+    return texts
 
 
 def listed(names: list[str]) -> str:
