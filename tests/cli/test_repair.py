@@ -54,7 +54,12 @@ class RepairTests(SynchronousTestCase):
                 "healthy: nothing to repair; 10 of 10 shares good, happiness 10",
             ),
             (
-                attrs.evolve(REPAIRED, after=some, uploaded={8: "a"}, reasons=["bob is full"]),
+                attrs.evolve(
+                    REPAIRED,
+                    after=some,
+                    uploaded={8: "a"},
+                    reasons_by_server={"bob": "bob is full"},
+                ),
                 3,
                 "not repaired: 1 share made again, but more servers must take some; "
                 "9 of 10 shares good, happiness 1",

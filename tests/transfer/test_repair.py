@@ -226,6 +226,7 @@ class PlacementTests(RepairTestCase):
         self.assertEqual((result.uploaded, result.whole), ({}, False))
         self.assertEqual(result.after.good_shares, result.before.good_shares)
         self.assertEqual(len(result.reasons), 10)
+        self.assertEqual(list(result.reasons_by_server.values()), result.reasons)
 
     def test_crowded_shares_are_spread(self) -> None:
         """All are there, but too few servers have them: those that have none get one."""

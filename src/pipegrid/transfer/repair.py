@@ -42,7 +42,7 @@ from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.results import RepairResult
 from pipegrid.transfer.settings import DownloadSettings
-from pipegrid.transfer.shortage import each_once, too_few_shares
+from pipegrid.transfer.shortage import too_few_shares
 from pipegrid.transfer.watch import Watch
 
 _RENEWALS = 64
@@ -145,8 +145,9 @@ class Repair:
             after=self._check.judge(),
             uploaded=dict(sorted(self._uploaded.items())),
             renewed=sorted(peer.name for peer in self._renewed),
-            reasons=each_once(self._lanes.reasons),
+            reasons=sorted(set(self._lanes.reasons.values())),
             elapsed_s=self._clock.seconds() - self._started,
+            reasons_by_server=dict(sorted(self._lanes.reasons.items())),
         )
 
     def _tell_plan(self) -> None:

@@ -94,8 +94,9 @@ class RepairResult:
             shares cannot be changed.
         uploaded: share number to the nickname of the server that took a new copy.
         renewed: nicknames of the servers on which leases were renewed.
-        reasons: what kept servers from taking shares, if anything did; each reason once.
+        reasons: what kept servers from taking shares, if anything did.
         elapsed_s: in all.
+        reasons_by_server: the same, by nickname.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -105,6 +106,7 @@ class RepairResult:
     renewed: list[str]
     reasons: list[str]
     elapsed_s: float
+    reasons_by_server: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def whole(self) -> bool:
