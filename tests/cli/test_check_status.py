@@ -62,6 +62,12 @@ class CheckTests(SynchronousTestCase):
         self.assertIn("dave is out of reach", run.stderr)
         self.assertIn("there is a good copy of it", run.stderr)
 
+    def test_nothing_at_all_may_be_a_wrong_cap(self) -> None:
+        """A wrong character in the key leads to where nothing is."""
+        nothing = attrs.evolve(HEALTHY, healthy=False, recoverable=False, good_shares={})
+        self.assertIn("check that the cap was copied right", check(nothing).stderr)
+        self.assertNotIn("copied", check(attrs.evolve(nothing, unreachable=["dave"])).stderr)
+
     def test_one_reason_is_said_once(self) -> None:
         """However many servers have it."""
         names = [f"s{number}" for number in range(40)]

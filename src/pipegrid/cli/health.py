@@ -37,6 +37,11 @@ def say_more(console: Console, result: CheckResult) -> None:
             "" if error.share_number not in result.good_shares else " (there is a good copy of it)"
         )
         console.say(f"pipegrid: {located(error)}{spare}")
+    if not (result.good_shares or result.corrupt or result.unreachable) and result.total_shares:
+        console.say(
+            "pipegrid: no server has a share of the file; check that the cap was copied right, and that "
+            "this is the grid that it is for"
+        )
     reasons = {
         name: result.reasons.get(name, f"{name} is out of reach") for name in result.unreachable
     }
