@@ -202,9 +202,16 @@ class World:
     def _pace(self, enough: int) -> Callable[[], float]:
         """Return how much may pass: no faster than the command writes, so that it can be cut off in time."""
 
+        last, since_s = 0, self.reactor.seconds()
+
         def most() -> float:
-            there = self.part_bytes
-            return 1.01 * there + 4 * SEGMENT_BYTES if there < enough else 0
+            nonlocal last, since_s
+            there, now_s = self.part_bytes, self.reactor.seconds()
+            if there != last:
+                last, since_s = there, now_s
+            # One share may have taken all that may pass: the others get theirs in time.
+            ahead_bytes = 4 * SEGMENT_BYTES + 10e6 * (now_s - since_s)
+            return 1.01 * there + ahead_bytes if there < enough else 0
 
         return most
 

@@ -98,6 +98,17 @@ class ResumeTests(ResumeTestCase):
         self.assertEqual(self.took, RTT)
         self.assertLess(self.fetched, 2_500_000 + (2 << 20) + TREES)
 
+    def test_one_share_is_enough(self) -> None:
+        """Where a block is a whole segment those that join the race taste little of it, also for damage."""
+        params = Params(1, 5)
+        segment = 1 << 20
+        self.make(40 * segment, params, World(params=params, happy=5))
+        spoilt = bytearray(self.data[: 20 * segment])
+        spoilt[3 * segment] ^= 1
+        self.part.write_bytes(spoilt)
+        self.assertEqual(self.get().here_bytes, 19 * segment)
+        self.assertLess(self.fetched, 21 * segment + 2 * segment)
+
     def test_a_damaged_byte(self) -> None:
         """Its segment is fetched again; nothing else is."""
         spoilt = bytearray(self.data[:CUT])

@@ -130,7 +130,9 @@ class Download:
         several = length > geometry.segment_bytes
         narrow = self._line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
         least_bytes = _NARROW_TASTE_BYTES if narrow else _TASTE_BYTES
-        taste_bytes = max(least_bytes, length // _TASTE_SHARE) // _HELPERS
+        # A rerun is to fetch little more than what is missing, and may taste twice if a segment was damaged.
+        share_bytes = 0 if found_bytes else length // _TASTE_SHARE
+        taste_bytes = max(least_bytes, share_bytes) // _HELPERS
         tastes = several or narrow
         self._taste_bytes = taste_bytes if tastes else geometry.block_bytes
         self._extra = _HELPERS * settings.extra_shares if tastes else settings.extra_shares
