@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from misc.soak import budgets, faults, kill_get, kill_put
+from misc.soak import budgets, faults, kill_get, kill_put, resume
 
 SOAKS: tuple[Callable[[Sequence[str]], int], ...] = (
     kill_put.main,
+    resume.main,
     kill_get.main,
     faults.main,
     budgets.main,

@@ -68,15 +68,6 @@ class CheckTests(SynchronousTestCase):
         self.assertIn("check that the cap was copied right", check(nothing).stderr)
         self.assertNotIn("copied", check(attrs.evolve(nothing, unreachable=["dave"])).stderr)
 
-    def test_one_reason_is_said_once(self) -> None:
-        """However many servers have it."""
-        names = [f"s{number}" for number in range(40)]
-        reasons = {name: f"{name} is out of reach: nobody listens there" for name in names}
-        result = attrs.evolve(HEALTHY, healthy=False, unreachable=names, reasons=reasons)
-        run = check(result)
-        self.assertEqual(run.stderr.count("\n"), 1)
-        self.assertIn("and 37 others: the server is out of reach: nobody listens there", run.stderr)
-
     def test_json(self) -> None:
         """All that was found."""
         run = check(attrs.evolve(HEALTHY, healthy=False, corrupt=[DAMAGE]), "--json")

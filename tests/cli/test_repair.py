@@ -58,7 +58,7 @@ class RepairTests(SynchronousTestCase):
                     REPAIRED,
                     after=some,
                     uploaded={8: "a"},
-                    reasons_by_server={"bob": "bob is full"},
+                    reasons=["bob is full"],
                 ),
                 3,
                 "not repaired: 1 share made again, but more servers must take some; "

@@ -86,6 +86,6 @@ def status(result: CheckResult) -> ExitStatus:
     """Return the exit status: the gravest of what was found."""
     if not result.recoverable:
         return ExitStatus.NOT_ENOUGH_SHARES
-    if result.healthy:
-        return ExitStatus.DONE  # whatever damaged copies there are besides
-    return ExitStatus.CORRUPTION if result.corrupt else ExitStatus.FAILED
+    if result.corrupt and not result.healthy:
+        return ExitStatus.CORRUPTION  # a damaged copy does no harm where there is a good one
+    return ExitStatus.DONE if result.healthy and not result.lease_problems else ExitStatus.FAILED

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import OfflineJob
-from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.job import Invocation, OfflineJob
+from pipegrid.cli.options import byte_size, cap_file_option, check_caps, common_options
 
 if TYPE_CHECKING:
     from pipegrid.disk.partfile import PartFile
@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
 )
 @common_options
+@click.pass_obj
 def command(
-    cap: str, share_files: tuple[str, ...], output: str, force: bool, max_segment: int | None
+    invocation: Invocation,
+    words: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    output: str,
+    force: bool,
+    max_segment: int | None,
 ) -> OfflineJob:
     """
     Restore the file that CAP names from any k of its share files.
@@ -49,15 +55,16 @@ def command(
     check_caps(caps, cap_files)
 
     def work(console: Console) -> int:
-        return decode(console, cap, share_files, output, force, max_segment)
+        return decode(console, caps, cap_files, paths, output, force, max_segment)
 
     return OfflineJob(work)
 
 
 def decode(
     console: Console,
-    text: str,
-    share_files: tuple[str, ...],
+    caps: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    paths: tuple[str, ...],
     output: str,
     force: bool,
     max_segment: int | None,
@@ -92,12 +99,14 @@ def decode(
         sink: BinaryIO | PartFile = console.data_sink
         if output != "-":
             sink = stack.enter_context(OutputFile(output, force)).file
-        progress = stack.enter_context(Progress(console, "decode"))
+        progress = None
+        if output != "-" or not console.results.isatty():
+            progress = stack.enter_context(Progress(console, "decode")).transfer()
         result = decode_file(
             cap,
-            share_files,
+            paths,
             sink,
-            progress=progress.transfer(),
+            progress=progress,
             max_segment_bytes=MAX_SEGMENT_BYTES if max_segment is None else max_segment,
         )
     warn_of_corruption(console, result.problems)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, segment_limit_option, wait_option
+from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.cli.options import (
+    EMPTY_NAME,
+    cap_arguments,
+    check_caps,
+    common_options,
+    segment_limit_option,
+    wait_option,
+)
+from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.places import destinations
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -125,15 +134,21 @@ async def fetch(
         if output is not None:
             file = stack.enter_context(OutputFile(output, force, resume=True, say=console.say))
             sink = file.file
-        progress = stack.enter_context(Progress(console, "get"))
-        result = await grid.get(
-            cap, sink, start=part[0], length=part[1], progress=progress.transfer()
-        )
+        result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
         sink.flush()
         if output is not None:
             file.tell(result)
-    warn_of_corruption(console, result.corrupt)
-    console.detail(f"{result.size} bytes from shares {sorted(result.shares_used)}")
+    return result
+
+
+def report(
+    console: Console, file: NamedFile[Any], result: GetResult, output: str | None, lead: str
+) -> None:
+    """Tell what came of one file, each line beginning with ``lead``."""
+    from pipegrid.cli.render import corruption_fields, warn_of_corruption
+
+    warn_of_corruption(console, result.corrupt, lead)
+    console.detail(f"{lead}{result.size} bytes from shares {sorted(result.shares_used)}")
     if console.json:
         console.result(
             "",

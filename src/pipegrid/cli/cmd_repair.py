@@ -8,10 +8,16 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.health import fields, say_more, summary
-from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, segment_limit_option, wait_option
-from pipegrid.cli.outcome import ExitStatus, printable
-from pipegrid.cli.render import plural
+from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.cli.options import (
+    cap_arguments,
+    check_caps,
+    common_options,
+    segment_limit_option,
+    wait_option,
+)
+from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.render import grouped, plural, say_some
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -45,31 +51,16 @@ def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str,
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.progress import Progress
-        from pipegrid.transfer.shortage import each_once
 
         with Progress(console, "repair") as progress:
-            result = await grid.repair(file, progress=progress.transfer())
-        console.result(
-            _outcome(result),
-            {
-                "cap": cap.strip(),
-                "before": fields(result.before),
-                "after": fields(result.after),
-                "uploaded": result.uploaded,
-                "renewed": result.renewed,
-                "reasons": result.reasons,
-                "elapsed_s": result.elapsed_s,
-            },
-        )
-        if not console.json:
-            say_more(console, result.before)
-            for number, server in result.uploaded.items():
-                console.detail(f"share {number} made again: {server}")
-        if result.whole:
-            return ExitStatus.DONE
-        for reason in each_once(result.reasons_by_server):
-            console.say(f"pipegrid: {printable(reason)}")
-        return ExitStatus.UNHAPPY
+
+            async def repair(file: NamedFile[Any]) -> RepairResult:
+                return await grid.repair(file.cap, progress=progress.transfer())
+
+            def show(file: NamedFile[Any], result: RepairResult) -> ExitStatus:
+                return report(console, file, result, f"{file.label}: " if len(files) > 1 else "")
+
+            return await each_in_order(console, files, FILES_AT_ONCE, repair, show)
 
     return GridJob(work)
 

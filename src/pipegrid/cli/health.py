@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import printable
-from pipegrid.cli.render import corruption_fields, located, plural
-from pipegrid.transfer.shortage import told_once
+from pipegrid.cli.render import corruption_fields, located, plural, say_some
 
 if TYPE_CHECKING:
     from pipegrid.transfer.results import CheckResult
@@ -30,23 +28,28 @@ def summary(result: CheckResult) -> str:
     return text
 
 
-def say_more(console: Console, result: CheckResult) -> None:
-    """Tell what is damaged or out of reach, and with ``-v`` what is where."""
-    for error in result.corrupt:
-        spare = (
-            "" if error.share_number not in result.good_shares else " (there is a good copy of it)"
-        )
-        console.say(f"pipegrid: {located(error)}{spare}")
-    if not (result.good_shares or result.corrupt or result.unreachable) and result.total_shares:
+def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
+    """
+    Tell what is damaged or out of reach, and with ``-v`` what is where.
+
+    Args:
+        lead: what every line begins with, where several files are told of.
+    """
+    good = result.good_shares
+    spare = " (there is a good copy of it)"
+    say_some(
+        console,
+        [
+            lead + located(error) + (spare if error.share_number in good else "")
+            for error in result.corrupt
+        ],
+    )
+    if not (good or result.corrupt or result.unreachable) and result.total_shares:
         console.say(
-            "pipegrid: no server has a share of the file; check that the cap was copied right, and that "
-            "this is the grid that it is for"
+            f"pipegrid: {lead}no server has a share of the file; check that the cap was copied right, and "
+            "that this is the grid that it is for"
         )
-    reasons = {
-        name: result.reasons.get(name, f"{name} is out of reach") for name in result.unreachable
-    }
-    if reasons:
-        console.say(f"pipegrid: {printable(told_once(reasons))}")
+    say_unreachable(console, result.unreachable, lead)
     for number, servers in sorted(result.good_shares.items()):
         console.detail(f"{lead}share {number}: {', '.join(servers)}")
 

@@ -69,6 +69,8 @@ class CheckResult:
         happiness: servers of happiness of the good shares.
         unreachable: servers that could not be asked.
         reasons: why not, by their nicknames.
+        renewed: servers on which leases were added or renewed, if that was asked for.
+        lease_problems: sentences, what kept servers from giving one.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -81,6 +83,32 @@ class CheckResult:
     total_shares: int
     unreachable: list[str]
     reasons: dict[str, str] = attrs.field(factory=dict)
+    renewed: list[str] = attrs.field(factory=list)
+    lease_problems: list[str] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class RenewResult:
+    """
+    Leases of one file.
+
+    Attributes:
+        leases: share number to the nicknames of the servers that gave a lease on it.
+        unreachable: servers that could not be asked.
+        reasons: what kept servers that have shares from giving a lease.
+    """
+
+    cap: Cap | ChkCap | ChkVerifierCap
+    leases: dict[int, list[str]]
+    required_shares: int
+    total_shares: int
+    unreachable: list[str]
+    reasons: list[str]
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether what has a lease now is enough to restore the file."""
+        return len(self.leases) >= self.required_shares
 
 
 @attrs.frozen
