@@ -297,6 +297,23 @@ class WriteTests(ServerTestCase):
         self.assertEqual(self.statuses(write(0, begin, BIG[begin:])), [201])
         self.assertEqual(self.get(0), BIG)
 
+    def test_an_upload_that_is_aborted_in_the_middle_of_a_body(self) -> None:
+        """The rest of the body comes too late, however short the share is: 404, and nothing is logged."""
+        abort = head("PUT", gbs_http.abort_path(SI, 0), *upload_header())
+        for size in (100, 20_000, len(BIG)):
+            data = BIG[:size]
+            self.statuses(allocate({0}, size))
+            connection, transport = self.connect()
+            request = write(0, 0, data)
+            connection.dataReceived(request[:-50])
+            self.assertEqual(self.statuses(abort), [200])
+            connection.dataReceived(request[-50:] + list_shares())
+            self.settle()
+            statuses = [reply.status for reply in parse_replies(transport.written)]
+            self.assertEqual(statuses, [404, 200], size)
+            self.assertEqual(self.statuses(read(0)), [404])
+            transport.lose()
+
     def test_a_full_disk(self) -> None:
         """A disk that is full while writing is said to be; the upload stays, and the connection."""
         self.statuses(allocate({0}, 10))

@@ -138,6 +138,8 @@ class Upload(ShareWriter):
                     f"bytes {offset} to {end} lie outside of {self._name()}, for which "
                     f"{self.share_bytes} bytes were allocated; write within them"
                 )
+            if self.gone:
+                raise self._no_such_upload()
             if self._fresh_lease is not None and end - offset == self.share_bytes:
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
