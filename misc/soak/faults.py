@@ -25,6 +25,7 @@ if __name__ == "__main__":  # as a file, it stands outside of the packages that 
     sys.path[:0] = [str(root), str(root / "src")]
 
 from tests.simulation.fault_schedules import Outcome, Performance, Schedule, history, perform
+from twisted.logger import globalLogBeginner
 
 RUNS = 2000
 SHOWN_FAILURES = 20
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shrink", action="store_true", help="of --one: strike out faults")
     parser.add_argument("--entries", type=int, default=200, help="of --one: how long a timeline")
     options = parser.parse_args(arguments)
+    # Until somebody listens Twisted keeps what is logged, and with it programs that were killed long ago.
+    globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     if options.one is not None:
         return replay(Schedule.random(options.one), options.shrink, options.entries)
     return run_many(options.seed, options.runs)

@@ -27,6 +27,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -588,23 +589,39 @@ def _touched(events: Any) -> set[str]:
 
 @contextmanager
 def _strict(small: bool) -> Iterator[list[str]]:
-    """Note what is logged as critical; make small files large."""
+    """
+    Note every failure that is logged, or that Python can raise nowhere; make small files large.
+
+    At the end all is collected that the schedule has left, so that a failed Deferred of which nobody took the
+    failure, or a coroutine that cannot be closed, is told of here and not in some later schedule.
+    """
     logged: list[str] = []
 
     def observe(event: Any) -> None:
-        if event.get("log_level") is LogLevel.critical:
-            failure = event.get("log_failure")
+        failure = event.get("log_failure")
+        if failure is not None or event.get("log_level") is LogLevel.critical:
             logged.append(str(failure.getTraceback() if failure is not None else event))
+
+    def unraisable(what: Any) -> None:
+        lines = traceback.format_exception(what.exc_type, what.exc_value, what.exc_traceback)
+        logged.append(f"in {what.object!r}: " + "".join(lines))
 
     observer: Any = observe
     usual = [(module, name, getattr(module, name)) for module, name, _ in SMALL]
     for module, name, value in SMALL if small else ():
         setattr(module, name, value)
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
     globalLogPublisher.addObserver(observer)
+    gc.freeze()  # what was there before need not be looked through
     try:
         yield logged
+        for _ in range(5):
+            if not gc.collect():
+                break  # else what was closed in this round may be garbage only now
     finally:
+        gc.unfreeze()
         globalLogPublisher.removeObserver(observer)
+        sys.unraisablehook = hook
         for module, name, value in usual:
             setattr(module, name, value)
 
@@ -621,38 +638,28 @@ def perform(schedule: Schedule, tell: Callable[[Performance], None] | None = Non
         Exception: whatever no put or get may raise.
     """
     files = _open_files()
-    performance = Performance(schedule)
     with _strict(schedule.small) as logged:
-        try:
-            outcome = performance.perform()
-        except (Broken, Hung):
-            raise
-        except CancelledError as error:
-            raise Broken("a CancelledError that nobody asked for") from error
-        finally:
-            performance.world.close()
-            if tell is not None:
-                tell(performance)
-    killed = not all(client.alive for client in performance.world.clients)
-    del performance
-    if killed:
-        _bury()
+        outcome = _perform(schedule, tell)
     if logged:
-        raise Broken(f"logged: {logged[0]}")
+        raise Broken("logged: " + "\n".join(logged[:5]))
     if _open_files() > files:
-        gc.collect()
-        if _open_files() > files:
-            raise Broken(f"{_open_files() - files} files are open still")
+        raise Broken(f"{_open_files() - files} files are open still")
     return outcome
 
 
-def _bury() -> None:
-    """Collect what a killed process has left; coroutines complain that it is no more, but it is dead."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+def _perform(schedule: Schedule, tell: Callable[[Performance], None] | None) -> Outcome:
+    """The same, without a look at what is left when all of it is forgotten."""
+    performance = Performance(schedule)
     try:
-        gc.collect()
+        return performance.perform()
+    except (Broken, Hung):
+        raise
+    except CancelledError as error:
+        raise Broken("a CancelledError that nobody asked for") from error
     finally:
-        sys.unraisablehook = hook
+        performance.world.close()
+        if tell is not None:
+            tell(performance)
 
 
 def _open_files() -> int:

@@ -102,6 +102,16 @@ class HostClockTests(SynchronousTestCase):
         self.assertEqual(ran, ["alive", "reborn"])
         self.assertEqual(host.getDelayedCalls(), [])
 
+    def test_the_dead_tidy_up(self) -> None:
+        """What a crashed program cancels when it is collected is cancelled already, and nobody complains."""
+        clock = HeapClock()
+        host = HostClock(clock)
+        call = host.callLater(1, lambda: None)
+        host.crash()
+        call.cancel()
+        self.assertFalse(call.active())
+        self.assertEqual(clock.getDelayedCalls(), [])
+
     def test_cooperation_in_virtual_time(self) -> None:
         """Cooperative tasks take one step a turn, the same number on every machine."""
         clock = HeapClock()

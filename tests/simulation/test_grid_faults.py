@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.durability import Durability
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan
 from pipegrid.storage.uploads.upload import Upload
+from pipegrid.transfer.put.allocations import Allocations
 from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transport.gbs.client import GbsServer
 from tests.simulation import fault_schedules
@@ -189,6 +190,16 @@ class KnownTests(SynchronousTestCase):
                 )
                 self.check(schedule, "stored again", "got")
 
+    def test_a_process_that_dies_while_it_waits_to_try_again(self) -> None:
+        """Its timers went with it, and what Python collects of it complains of nothing."""
+        schedule = plain(
+            interruption=Interruption("kill", 0.36),
+            put=FaultPlan((Crash(0.12, "s0", 30.0),)),
+            bytes_per_s=30_000,
+            window_bytes=3000,
+        )
+        self.check(schedule, "stored again", "got")
+
     def test_every_server_crashes(self) -> None:
         """All servers stop in the middle of a put and come back: it goes on and ends stored."""
         crashes = tuple(Crash(0.3 + n / 100, f"s{n}", 2.0) for n in range(10))
@@ -279,6 +290,33 @@ class TeethTests(SynchronousTestCase):
 
         self.patch(Lane, "resolve_doubt", resolve_doubt)
         self.check_found_out(200, "does not have share")
+
+    def test_a_failure_that_nobody_takes(self) -> None:
+        """A client whose Deferreds fail behind its back, which shows only when they are collected."""
+
+        def cancel(allocations: Allocations) -> None:
+            real(allocations)
+            fail(ValueError("nobody looks at this"))
+
+        real = Allocations.cancel
+        self.patch(Allocations, "cancel", cancel)
+        self.check_found_out(1, "nobody looks at this")
+        self.flushLoggedErrors(ValueError)
+
+    def test_a_coroutine_that_cannot_be_closed(self) -> None:
+        """A client that fails while it tidies up behind a put that nobody waits for any more."""
+
+        def cancel(allocations: Allocations) -> None:
+            if allocations.waiting:
+                raise ValueError("this cannot be cancelled")
+            real(allocations)
+
+        real = Allocations.cancel
+        self.patch(Allocations, "cancel", cancel)
+        schedule = plain(interruption=Interruption("kill", 0.15))
+        with self.assertRaises(Broken) as caught:
+            perform(schedule)
+        self.assertIn("this cannot be cancelled", str(caught.exception))
 
     def test_a_client_that_leaves_its_timers(self) -> None:
         """A client that does not let go of its connections."""

@@ -134,10 +134,20 @@ class HostClock:
         return [call for call in self._calls if call.active()]
 
     def crash(self) -> None:
-        """Forget every pending call."""
+        """
+        Forget every pending call.
+
+        Objects of the program that has crashed are still there, and when Python collects them some tidy up:
+        they may cancel what they scheduled, as they would have done alive, and find nothing strange.
+        """
         for call in self.getDelayedCalls():
             call.cancel()
+            call.cancel = _nothing  # type: ignore[method-assign]
         self._calls = []
+
+
+def _nothing() -> None:
+    """A timer of the dead is cancelled already."""
 
 
 def cooperator(clock: IReactorTime) -> Cooperator:
