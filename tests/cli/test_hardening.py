@@ -26,6 +26,7 @@ from pipegrid.cli.console import Console
 from pipegrid.disk import files as disk
 from pipegrid.grid.creation import create_local
 from pipegrid.storage import containers
+from pipegrid.storage.store import ShareStore
 from pipegrid.transfer.put.source import FileSource
 from tests.cli.support import Run
 
@@ -288,7 +289,7 @@ class DiskTests(GridTestCase):
         outcome = await self.run_command("status")
         self.assertEqual(outcome.status, 3)
         self.assertEqual(outcome.text.count("unreachable"), 4)
-        self.assertIn("6 of 10 servers reachable", outcome.stderr)
+        self.assertIn("6 of 10 servers reachable, 6 of them with room", outcome.stderr)
         self.file.write_bytes(self.content[::-1])
         outcome = await self.run_command("put", str(self.file))
         self.assert_sentence(outcome, 3, "6 of the 7 servers", "Not a directory")
@@ -310,6 +311,25 @@ class DiskTests(GridTestCase):
         self.file.write_bytes(self.content[::-1])
         outcome = await self.run_command("put", str(self.file))
         self.assert_sentence(outcome, 3, "0 of the 7 servers", "Read-only")
+
+    async def test_directories_without_room(self) -> None:
+        """``status`` counts those that take shares; a ``put`` names the others, and says what it needs."""
+        await self.put()
+        real = ShareStore.__init__
+
+        def init(store: ShareStore, root: Path, **options: Any) -> None:
+            real(store, root, **options)
+            if int(root.name) < 4:
+                store._free_bytes = lambda _: 1000
+
+        self.patch(ShareStore, "__init__", init)
+        self.file.write_bytes(self.content[::-1] * 10)
+        outcome = await self.run_command("put", str(self.file))
+        self.assert_sentence(outcome, 3, "6 of the 7 servers", "room for 1000 bytes, where a share")
+        self.patch(ShareStore, "available_bytes", lambda store: 0)
+        outcome = await self.run_command("status")
+        self.assertEqual(outcome.status, 3)
+        self.assertIn("10 of 10 servers reachable, 0 of them with room", outcome.stderr)
 
     async def test_lost_directories(self) -> None:
         """With two shares left a get is status 4 and makes no file; a put brings all back."""

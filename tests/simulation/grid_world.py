@@ -424,6 +424,7 @@ class GridWorld:
         download: DownloadSettings | None = None,
         seed: str = "",
         mistrusted: Collection[str] = (),
+        lease_secret: bytes = LEASE_SECRET,
     ) -> Client:
         """
         Start a client on a host of its own, or another one on the same.
@@ -433,6 +434,7 @@ class GridWorld:
             window: makes the window towards each server; by default as real grids have it.
             seed: another one places the servers elsewhere on every file's ring.
             mistrusted: servers of which it has the wrong key (without TLS: the wrong secret).
+            lease_secret: another one is another user.
         """
         known = range(len(self.servers)) if servers is None else servers
         self._join(name)
@@ -447,7 +449,7 @@ class GridWorld:
             )
             peers.append(Peer(server, pipeline, "https"))
         cpu: Any = InlineCpu()
-        config = GridConfig(Path("."), params or Params(), happy, CONVERGENCE, LEASE_SECRET, None)
+        config = GridConfig(Path("."), params or Params(), happy, CONVERGENCE, lease_secret, None)
         grid = Grid(clock, config, peers, cpu, upload_settings=upload, download_settings=download)
         client = Client(self, name, grid, peers)
         self.clients.append(client)

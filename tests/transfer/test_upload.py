@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 from unittest import mock
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -21,7 +21,7 @@ from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.put.source import FileSource
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, Line, Told, World, content
 
@@ -231,6 +231,66 @@ class PlacementTests(UploadTestCase):
         self.put()
         self.assertEqual(self.result.happiness, 10)
         self.assertEqual(self.result.shares_placed, {})
+
+    def test_a_twin_that_ends_in_between(self) -> None:
+        """
+        Shares that were being uploaded when room was asked for, and are there when the bytes come, are found.
+
+        Then servers say of the writes what a full one says: that they know no such upload.
+        """
+        self.make()
+        index = self.file.cap.storage_index
+
+        def end_in_between(number: int, line: Line) -> None:
+            def allocate(*_: object) -> Deferred[Allocation]:
+                line.storage.shares[index, number] = self.file.shares[number]
+                return succeed(Allocation(frozenset(), frozenset()))
+
+            self.patch(line.memory, "allocate", allocate)
+
+        for number, line in enumerate(self.ring):
+            end_in_between(number, line)
+        self.put()
+        self.assertEqual(self.result.happiness, 10)
+        self.assertEqual(self.took, 2 * RTT)
+
+    def test_a_twin_that_breaks_off(self) -> None:
+        """Uploads that somebody with the same secrets ends, again and again, are taken up once more."""
+        self.make()
+        for line in self.ring:
+            line.forget = 2
+        self.put()
+        self.assertEqual(self.result.happiness, 10)
+
+    def test_full_servers_are_named(self) -> None:
+        """Who has how much room, and how much is needed; nobody else is blamed."""
+        self.make(world=World(10, happy=8))
+        share_bytes = len(self.file.shares[0])
+        for line in self.ring[:4]:
+            line.storage.capacity_bytes = 100
+        self.ring[4].storage.capacity_bytes = 0
+        with self.assertRaises(UnhappyError) as caught:
+            self.put()
+        said = str(caught.exception)
+        names = sorted(line.name for line in self.ring[:4])
+        needed = f"{names[0]} has room for 100 bytes, where a share takes {share_bytes}"
+        self.assertIn(f"{needed} ({', '.join(names[1:])} too)", said)
+        self.assertIn(f"{self.ring[4].name} has no room, or is read-only", said)
+        self.assertTrue(said.endswith("make room there, add servers or ask for less with --happy"))
+        for line in self.ring[5:]:
+            self.assertNotIn(line.name, said)
+        self.assert_nothing_left()
+
+    def test_full_servers_that_do_not_answer(self) -> None:
+        """They are waited for only so long before the put fails."""
+        self.make()
+        for line in self.ring:
+            line.storage.capacity_bytes = 0
+            line.silent = {"version", "list_shares"}
+        with self.assertRaises(UnhappyError) as caught:
+            self.world.timed(self.world.grid.put(self.data))
+        self.assertIn("does not say why", str(caught.exception))
+        self.assertLess(self.world.clock.seconds(), 10.0)
 
     def test_a_bug_in_a_transport_ends_the_put_and_nothing_else(self) -> None:
         """An error that is no server's is passed on; windows that others share stay usable."""

@@ -28,7 +28,8 @@ def command() -> GridJob:
     A line for each: nickname, id, protocol, address, then round trip, room and version, or why it
     cannot be reached; then one for each introducer.
 
-    The exit status is 3 if fewer servers answer than an upload needs.
+    The exit status is 3 if fewer servers take shares than an upload needs: one that is full or
+    read-only takes none.
     """
 
     async def work(grid: Grid, console: Console) -> int:
@@ -40,11 +41,12 @@ def command() -> GridJob:
         for introducer in grid.introducers:
             console.result(_introducer_line(introducer), {"introducer": attrs.asdict(introducer)})
         reachable = sum(server.reachable for server in servers)
+        writable = sum(server.writable for server in servers)
         console.say(
-            f"pipegrid: {reachable} of {len(servers)} servers reachable, an upload needs "
-            f"{grid.config.happy}; directory {grid.config.directory}"
+            f"pipegrid: {reachable} of {len(servers)} servers reachable, {writable} of them with room "
+            f"for shares, an upload needs {grid.config.happy}; directory {grid.config.directory}"
         )
-        return ExitStatus.DONE if reachable >= grid.config.happy else ExitStatus.UNHAPPY
+        return ExitStatus.DONE if writable >= grid.config.happy else ExitStatus.UNHAPPY
 
     return GridJob(work)
 

@@ -155,3 +155,8 @@ class ServerStatus:
     rtt_s: float | None
     version: str | None
     available_bytes: int | None
+
+    @property
+    def writable(self) -> bool:
+        """Whether it seems to take shares: it is neither full nor read-only, as far as it says."""
+        return self.reachable and self.available_bytes != 0

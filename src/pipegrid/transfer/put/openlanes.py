@@ -87,7 +87,7 @@ class OpenLanes:
         for lane in ended:
             if lane.bug is not None:
                 lane.bug.raiseException()
-            if lane.error is not None:
+            if lane.error is not None and not lane.unexplained:
                 self.reasons[lane.peer.name] = str(lane.error)
             if lane.is_useless:
                 self.forget(lane)

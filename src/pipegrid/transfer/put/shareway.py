@@ -166,6 +166,13 @@ class Lane:
         return self.state == "open" and self._room is not None
 
     @property
+    def unexplained(self) -> bool:
+        """Whether the server refused the share, and did not say why."""
+        return self.state == "refused" and (
+            self.error is None or isinstance(self.error, NoSuchShare)
+        )
+
+    @property
     def waiting(self) -> bool:
         """Whether the server owes an answer that matters."""
         return bool(self._calls) and not self.ended

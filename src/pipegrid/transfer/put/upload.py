@@ -34,6 +34,8 @@ from pipegrid.transfer.put.allocations import Allocations, Answer
 from pipegrid.transfer.put.codingline import CodingLine
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.reasons import said_once
+from pipegrid.transfer.put.refusals import ASK_S, Refusals
 from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.put.source import Source
 from pipegrid.transfer.results import PutResult
@@ -65,9 +67,7 @@ class Upload:
         progress: called with acknowledged and total bytes of shares.
         found: called with bytes of shares that servers had before, and with all that there are.
 
-    Attributes:
-        contended: whether somebody else was uploading one of the shares at the same time; what
-            they store, a later try finds.
+    What somebody else stores at the same time (``contended``) a later try finds.
     """
 
     def __init__(
@@ -107,6 +107,9 @@ class Upload:
             client_secrets.for_file(self._storage_index),
             self._changed.fire,
         )
+        self._refusals = Refusals(
+            clock, self._storage_index, self._encoder.share_bytes, self._changed.fire
+        )
         self._started = clock.seconds()
         self._next_segment = 0
         self._placed: dict[int, Peer] = {}
@@ -115,8 +118,13 @@ class Upload:
         total_bytes = geometry.total_shares * self._encoder.share_bytes
         self._progress = ProgressReport(progress, total_bytes)
         self._found_before = ProgressReport(found, total_bytes)
-        self.contended = False
+        self._others_uploading = self._aborted = False
         self._dropped: set[str] = set()
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody else seems to be storing the file at the same time."""
+        return self._others_uploading or self._aborted or self._refusals.contended
 
     async def run(self) -> PutResult:
         """
@@ -226,6 +234,9 @@ class Upload:
                 await self._send_missed(late)
                 continue
             if not self._lanes.open:
+                if self._plan.happiness() < self._happy and self._refusals.ask():
+                    await self._changed.wait(ASK_S)
+                    continue
                 break
             now = self._clock.seconds()
             patience = self._lanes.until_silence(now)
@@ -257,10 +268,19 @@ class Upload:
             self._changed.fire()
 
     def _unhappy(self, reached: int) -> UnhappyError:
-        reasons = "; ".join(sorted(set(self._lanes.reasons.values()))[:3]) or "too few accepted it"
+        full = self._refusals.explained
+        why = said_once({**self._lanes.reasons, **full}) or "too few accepted it"
+        if self.contended:
+            advice = (
+                "somebody else may be storing it at this moment, so try again when that is done"
+            )
+        elif full:
+            advice = "make room there, add servers or ask for less with --happy"
+        else:
+            advice = "try again when more servers work"
         return UnhappyError(
             f"cannot store {self._source.name}: its shares reached only {reached} of the "
-            f"{self._happy} servers wanted ({reasons}); try again when more servers work",
+            f"{self._happy} servers wanted ({why}); {advice}",
             reached,
             self._happy,
         )
@@ -304,10 +324,7 @@ class Upload:
 
     def _allocated(self, allocation: Allocation, answer: Answer) -> None:
         peer = answer.peer
-        there = {n for n in allocation.already_have if n < self._geometry.total_shares}
-        self._plan.found(peer, there)
-        for number in there - answer.sent_before:
-            self._found.setdefault(number, set()).add(peer)
+        there = self._found_at(peer, allocation.already_have, answer.sent_before)
         for lane in self._lanes.open:
             if lane.peer is peer and lane.share_number in answer.numbers:
                 lane.last_sign = self._clock.seconds()
@@ -315,6 +332,17 @@ class Upload:
                     lane.close("stored")
                 # No room, or an unfinished upload: perhaps our own, which the writes then resume.
                 lane.granted = lane.share_number in allocation.allocated
+
+    def _found_at(
+        self, peer: Peer, numbers: Iterable[int], sent_before: frozenset[int] = frozenset()
+    ) -> set[int]:
+        """Take in that a server has shares; returns those that can be."""
+        there = {n for n in numbers if n < self._geometry.total_shares}
+        self._plan.found(peer, there)
+        for number in there - sent_before:
+            if self._placed.get(number) is not peer:
+                self._found.setdefault(number, set()).add(peer)
+        return there
 
     def _send(
         self,
@@ -371,7 +399,7 @@ class Upload:
     def _give_up_if_hopeless(self) -> None:
         """Raise UnhappyError if happiness is out of reach: do not send a large file in vain."""
         hoped = self._plan.hoped_happiness()
-        if hoped < self._happy and not self._allocations.waiting:
+        if hoped < self._happy and not self._allocations.waiting and not self._refusals.ask():
             raise self._unhappy(hoped)
 
     def _can_spare(self, lane: Lane) -> bool:
@@ -391,6 +419,7 @@ class Upload:
     def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         self._lanes.let_go(abort=abort, keep=keep)
         self._allocations.cancel()
+        self._refusals.cancel()
 
     # Events.
 
@@ -401,6 +430,9 @@ class Upload:
         Returns whether anything has happened that it did not know.
         """
         news = self._look_at_answers()
+        for peer, there in self._refusals.take_lists():
+            self._found_at(peer, there)
+            news = True
         ended = self._lanes.take_ended(self._clock.seconds())
         for lane in ended:
             self._lane_ended(lane)
@@ -423,9 +455,14 @@ class Upload:
             if peer not in self._found.get(number, ()):
                 self._placed[number] = peer
         elif lane.state == "lost":
+            # Whoever stores the same with the same secrets may have ended it, as after a failure of theirs.
+            self._aborted = True
             self._plan.lost(number, peer)
         elif lane.state == "refused":
-            self.contended = self.contended or isinstance(lane.error, WrongSecret)
+            if isinstance(lane.error, WrongSecret):
+                self._others_uploading = True
+            elif lane.unexplained:
+                self._refusals.note(peer, number)
             self._plan.refused(number, peer)
         elif lane.state == "failed":
             self._plan.failed(peer)

@@ -1,0 +1,54 @@
+"""Why servers did not take shares, said once."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.transfer.put.reasons import no_room, said_once
+
+
+class ReasonsTests(SynchronousTestCase):
+    """One text from what many servers failed with."""
+
+    def test_none(self) -> None:
+        """There may be no reason at all."""
+        self.assertEqual(said_once({}), "")
+
+    def test_one_reason_is_said_once(self) -> None:
+        """With all servers whose it is, whichever share it was, and without advice of its own."""
+        reasons = {
+            name: f"{name} has share {number} under another secret; somebody else is uploading it"
+            for number, name in enumerate(("t", "a", "b"))
+        }
+        self.assertEqual(said_once(reasons), "a has a share under another secret (b, t too)")
+
+    def test_a_name_is_no_part_of_a_word(self) -> None:
+        """A server called t does not make a riddle of the text."""
+        self.assertEqual(
+            said_once({"t": "No connection to t could be used (timeout)."}),
+            "No connection to t could be used (timeout)",
+        )
+
+    def test_a_reason_without_a_name_gets_it(self) -> None:
+        """What a disk failed with is told with the server."""
+        self.assertEqual(said_once({"s1": "the disk failed"}), "s1: the disk failed")
+
+    def test_strange_names(self) -> None:
+        """Names that are no words, or mean something in a pattern, are names all the same."""
+        for name in ("a+b", "(x", ".*", "", "ünï"):
+            reasons = {name: f"{name} is down; wait"}
+            self.assertIn(f"{name} is down", said_once(reasons))
+
+    def test_it_is_bounded(self) -> None:
+        """Of many servers a few are named, and of many reasons the most frequent ones told."""
+        reasons = {f"s{n:03}": f"s{n:03} is down" for n in range(100)}
+        self.assertEqual(said_once(reasons), "s000 is down (s001, s002, s003 and 96 more too)")
+        reasons |= {f"t{n}": f"trouble {'x' * n}" for n in range(10)}
+        said = said_once(reasons)
+        self.assertTrue(said.startswith("s000"))
+        self.assertTrue(said.endswith("; and 8 more"), said)
+
+    def test_room(self) -> None:
+        """Full and read-only servers are told from those that have too little."""
+        self.assertEqual(no_room("s", 5, 70), "s has room for 5 bytes, where a share takes 70")
+        self.assertIn("read-only", no_room("s", 0, 70))
