@@ -10,7 +10,7 @@ TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 
-INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips)
+INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
 .PHONY: demo test lint types trial chromium isal shells interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
 

@@ -148,6 +148,20 @@ class LoadTests(ConfigTestCase):
         assert local is not None
         self.assertEqual(local.directory, Path("/srv/storage"))
 
+    def test_asking_first(self) -> None:
+        """The choices are named; a Tahoe-LAFS node's directory has no settings of ours."""
+        self.assertEqual(self.load("").ask_first, "auto")
+        for name in ("auto", "always", "never"):
+            self.assertEqual(self.load(f"[client]\nask_first = {name}\n").ask_first, name)
+        self.assert_refused(
+            lambda: self.load("[client]\nask_first = maybe\n"),
+            self.path,
+            "[client] ask_first is 'maybe'",
+            "auto, always, never",
+        )
+        self.path.rename(self.directory / "tahoe.cfg")
+        self.assertEqual(load(self.directory).ask_first, "auto")
+
     def test_percent_signs_are_plain_text(self) -> None:
         """There is no interpolation."""
         local = self.load("[local]\ndirectory = 100%\n").local

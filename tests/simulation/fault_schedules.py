@@ -49,6 +49,7 @@ from pipegrid.simulation.driver import Hung
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.simulation.log import timeline
 from pipegrid.transfer.get import download, readers
+from pipegrid.transfer.put import elsewhere
 from pipegrid.transfer.put import shareway as lanes
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -67,6 +68,7 @@ LIMIT_S = 4000.0
 SMALL: tuple[tuple[Any, str, int], ...] = (
     (lanes, "BATCH_BYTES", 4096),
     (lanes, "LET_GO_BYTES", 1000),
+    (elsewhere, "SMALL_BYTES", 500),
     (writer, "PIECE_BYTES", 900),
     (writer, "LARGEST_PIECE_BYTES", 1000),
     (readers, "STREAM_BYTES", 1500),
@@ -198,6 +200,7 @@ class Schedule:
         same_client: whether the get is done by the process that put.
         start, length: the range to get.
         small: whether batches and answers are so small that the file counts as large.
+        ask_first: the client's setting; or ``learned``, by a put that found shares elsewhere.
     """
 
     seed: int
@@ -223,6 +226,7 @@ class Schedule:
     damage: tuple[Trouble, ...]
     get: FaultPlan
     small: bool
+    ask_first: str = "auto"
 
     def __str__(self) -> str:
         lines = []
@@ -271,6 +275,8 @@ class Schedule:
             damage=() if calm else _damage(chance, names, total),
             get=FaultPlan(()) if calm else _plan(chance, names),
             small=chance.random() < 0.6,
+            # Of its own, so that older seeds still mean what they meant.
+            ask_first=Random(f"ask {seed}").choice(("auto", "auto", "learned", "always", "never")),
         )
 
     def shorter(self) -> Iterator[Schedule]:
@@ -442,7 +448,8 @@ class Performance:
         if not self.world.network.host(name).up:
             self.world.network.host(name).restart()
         window = schedule.window_bytes
-        return self.world.client(
+        policy = "auto" if schedule.ask_first == "learned" else schedule.ask_first
+        client = self.world.client(
             name,
             params=Params(schedule.required, schedule.total, schedule.segment_bytes),
             happy=schedule.happy,
@@ -450,7 +457,11 @@ class Performance:
             upload=UploadSettings(),
             download=DownloadSettings(memory_bytes=schedule.memory_bytes),
             mistrusted=[each.server for each in schedule.trouble if isinstance(each, WrongKey)],
+            ask_first=policy,  # type: ignore[arg-type]
         )
+        if schedule.ask_first == "learned":
+            client.grid._putter._elsewhere.ended(True)
+        return client
 
     def put(self, client: Client) -> str:
         interruption = self.schedule.interruption

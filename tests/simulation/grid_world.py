@@ -51,6 +51,7 @@ from pipegrid.storage.reader import ShareReader, open_reader
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.gbs.client import GbsServer, GbsSettings
 from pipegrid.wire.messages import ServerIdentity
@@ -425,6 +426,7 @@ class GridWorld:
         seed: str = "",
         mistrusted: Collection[str] = (),
         lease_secret: bytes = LEASE_SECRET,
+        ask_first: AskFirst = "auto",
     ) -> Client:
         """
         Start a client on a host of its own, or another one on the same.
@@ -435,6 +437,7 @@ class GridWorld:
             seed: another one places the servers elsewhere on every file's ring.
             mistrusted: servers of which it has the wrong key (without TLS: the wrong secret).
             lease_secret: another one is another user.
+            ask_first: whether puts ask where shares are before they send any.
         """
         known = range(len(self.servers)) if servers is None else servers
         self._join(name)
@@ -449,7 +452,15 @@ class GridWorld:
             )
             peers.append(Peer(server, pipeline, "https"))
         cpu: Any = InlineCpu()
-        config = GridConfig(Path("."), params or Params(), happy, CONVERGENCE, lease_secret, None)
+        config = GridConfig(
+            Path("."),
+            params or Params(),
+            happy,
+            CONVERGENCE,
+            lease_secret,
+            None,
+            ask_first=ask_first,
+        )
         grid = Grid(clock, config, peers, cpu, upload_settings=upload, download_settings=download)
         client = Client(self, name, grid, peers)
         self.clients.append(client)

@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
+from pipegrid.transfer.put import elsewhere
 from pipegrid.transfer.put import shareway as lanes
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -42,6 +43,7 @@ class Case:
             params=Params(required, total_shares, segment_bytes),
             happy=chance.randint(1, min(servers, total_shares)),
             window_bytes=chance.choice([1000, 20_000, 1 << 20]),
+            ask_first=random.Random(f"ask {number}").choice(["auto", "always", "never"]),
             bytes_per_s=chance.choice([None, 100_000.0]),
             upload=UploadSettings(silence_s=16.0),
             download=DownloadSettings(silence_s=16.0, memory_bytes=chance.choice([5000, 1 << 20])),
@@ -49,6 +51,8 @@ class Case:
         self.data = content(chance.choice([56, 1000, 4999, 20_000]), number)
         self.file = self.world.encoded(self.data)
         self.index = self.file.cap.storage_index
+        if number % 3 == 0:
+            self.world.grid._putter._elsewhere.ended(True)
         for line in self.world.lines:
             if chance.random() < 0.4:
                 self.trouble(line)
@@ -149,6 +153,7 @@ class RandomTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.patch(lanes, "BATCH_BYTES", 4096)
+        self.patch(elsewhere, "SMALL_BYTES", 500)
 
     def test_puts_are_true_and_gets_are_right(self) -> None:
         """Whatever goes wrong, on either way; and nothing is left behind."""

@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
-from pipegrid.errors import SourceError, UnhappyError
+from pipegrid.errors import NoSpace, SourceError, UnhappyError
 from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transfer.put import shareway as lanes
 from pipegrid.transfer.put.openlanes import FORGET_S
@@ -280,6 +280,17 @@ class PlacementTests(UploadTestCase):
         for line in self.ring[5:]:
             self.assertNotIn(line.name, said)
         self.assert_nothing_left()
+
+    def test_disks_that_fill_up_are_named(self) -> None:
+        """A disk that has turned out to be full is named with the room that it has; nobody waits for more."""
+        self.make()
+        for line in self.ring[:4]:
+            line.breaks["write"] = NoSpace(f"{line.name} has no more room; use another server")
+            line.storage.capacity_bytes = 500
+        with self.assertRaises(UnhappyError) as caught:
+            self.world.timed(self.world.grid.put(self.data))
+        self.assertIn("has room for", str(caught.exception))
+        self.assertLess(self.world.clock.seconds(), 1.0)
 
     def test_full_servers_that_do_not_answer(self) -> None:
         """They are waited for only so long before the put fails."""

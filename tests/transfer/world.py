@@ -33,6 +33,7 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import (
@@ -428,6 +429,7 @@ class World:
         upload: UploadSettings | None = None,
         download: DownloadSettings | None = None,
         caches: tuple[Path, ...] = (),
+        ask_first: AskFirst = "auto",
     ) -> None:
         self.clock = Clock()
         self._caches = caches
@@ -440,6 +442,7 @@ class World:
         self._held_bytes = held_bytes
         self.happy = happy
         self._settings = upload, download
+        self.ask_first: AskFirst = ask_first
         self.grid = self.client()
 
     def client(self, lease_secret: bytes = b"s" * 32) -> Grid:
@@ -452,6 +455,7 @@ class World:
             lease_secret,
             None,
             caches=self._caches,
+            ask_first=self.ask_first,
         )
         peers = [
             Peer(

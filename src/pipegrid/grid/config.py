@@ -34,6 +34,8 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.grid.spelling import check_settings, ini_problem
+from pipegrid.transfer.put.elsewhere import AskFirst
+from pipegrid.transfer.put.elsewhere import ask_first as parse_ask_first
 
 T = TypeVar("T")
 
@@ -79,6 +81,7 @@ class GridConfig:
         nickname: what the directory's owner is called, as introducers are told; perhaps empty.
         caches: directories with what introducers said, the first of which may be written.
         force_foolscap: Foolscap is spoken with servers that speak HTTPS as well.
+        ask_first: whether puts ask where shares are before they send any; a setting of PipeGrid's own.
     """
 
     directory: Path
@@ -93,6 +96,7 @@ class GridConfig:
     nickname: str = ""
     caches: tuple[Path, ...] = ()
     force_foolscap: bool = False
+    ask_first: AskFirst = "auto"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -142,6 +146,7 @@ def load(directory: Path | str) -> GridConfig:
         nickname=nickname_of(parser),
         caches=(_cache_directory(directory), private) if is_tahoe else (private,),
         force_foolscap=_flag(parser, path, "client", "force_foolscap"),
+        ask_first="auto" if is_tahoe else _ask_first(parser, path),
     )
 
 
@@ -199,6 +204,13 @@ def old_introducer(parser: configparser.ConfigParser) -> str | None:
 def _preferred(parser: configparser.ConfigParser) -> frozenset[str]:
     texts = parser.get("client", "peers.preferred", fallback="").split(",")
     return frozenset(text.strip() for text in texts if text.strip())
+
+
+def _ask_first(parser: configparser.ConfigParser, path: Path) -> AskFirst:
+    try:
+        return parse_ask_first(parser.get("client", "ask_first", fallback="auto").strip())
+    except UsageError as error:
+        raise UsageError(f"{path}: [client] {error}") from None
 
 
 def _cache_directory(directory: Path) -> Path:

@@ -30,6 +30,7 @@ from pipegrid.grid.config import GridConfig, check_happy
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
+from pipegrid.grid.remembered import open_elsewhere
 from pipegrid.grid.status import status_of
 from pipegrid.reactor.together import together
 from pipegrid.reactor.trace import Tracing
@@ -121,6 +122,7 @@ class Grid:
             settings=upload_settings or UploadSettings(),
             notes=_key_notes(config, self._warnings),
             say=self._warnings.add,
+            elsewhere=open_elsewhere(config.ask_first, config.caches),
         )
         self._line = ClientLine()
         self._guesses = Guesses()

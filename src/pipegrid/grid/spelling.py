@@ -23,6 +23,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "segment_size",
         "peers.preferred",
         "force_foolscap",
+        "ask_first",
         "introducer.furl",
     },
     "local": {"directory", "servers", "durability"},

@@ -39,6 +39,7 @@ from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.put.allocations import Allocations, Answer
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.reasons import each_once
 from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.results import RepairResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -145,7 +146,7 @@ class Repair:
             after=self._check.judge(),
             uploaded=dict(sorted(self._uploaded.items())),
             renewed=sorted(peer.name for peer in self._renewed),
-            reasons=sorted(set(self._lanes.reasons.values())),
+            reasons=each_once(self._lanes.reasons),
             elapsed_s=self._clock.seconds() - self._started,
             reasons_by_server=dict(sorted(self._lanes.reasons.items())),
         )

@@ -62,6 +62,11 @@ class Allocations:
         """Whether some server has not answered yet."""
         return bool(self._unanswered)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether answers have come that nobody has looked at."""
+        return bool(self._answers)
+
     def secrets_for(self, peer: Peer) -> UploadSecrets:
         """Return the secrets of this file on this server."""
         derived = self._secrets.for_server(peer.identity.lease_seed)

@@ -95,6 +95,13 @@ class UploadPlan(Generic[T]):
         """Return the optimistic placement: share i to the i-th server of the ring, and round."""
         return {i: self.ring[i % len(self.ring)] for i in range(self.total_shares)}
 
+    def opening(self) -> dict[int, T]:
+        """Return the same when servers have answered before: what is missing, to those that are left."""
+        if self.stored:
+            return self.moves()
+        left = [server for server in self.ring if server not in self._gone] if self._gone else []
+        return {i: left[i % len(left)] for i in range(self.total_shares)} if left else self.first()
+
     def happiness(self) -> int:
         """Return the servers of happiness of what is complete."""
         return servers_of_happiness(self.stored)

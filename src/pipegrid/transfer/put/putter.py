@@ -26,6 +26,7 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import DEPTH
+from pipegrid.transfer.put.elsewhere import Elsewhere
 from pipegrid.transfer.put.keynotes import KeyNote, KeyNotes
 from pipegrid.transfer.put.keys import convergent_key, random_key
 from pipegrid.transfer.put.source import (
@@ -63,6 +64,7 @@ class Putter:
         memory: what all uploads together may hold while they code.
         notes: remembers the secrets of puts with random keys while they run; None: nobody does.
         say: told, in a sentence, what the user should know beside the outcome.
+        elsewhere: what earlier puts have found.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Putter:
         settings: UploadSettings,
         notes: KeyNotes | None = None,
         say: Callable[[str], None] = lambda sentence: None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -86,6 +89,7 @@ class Putter:
         self._notes = notes
         self._say = say
         self._tidied = notes is None
+        self._elsewhere = elsewhere or Elsewhere()
         self._turns = Turns(clock, _FILES_PER_TURN)
         self._descriptors = Budget(_OPEN_FILES)
         self._opened: dict[Source, int] = {}
@@ -212,6 +216,7 @@ class Putter:
                 happy=happy,
                 settings=self._settings,
                 check_source=check_source,
+                elsewhere=self._elsewhere,
                 progress=reports.progress,
                 found=reports.found,
             )

@@ -28,9 +28,9 @@ def not_told(server: str) -> str:
     return f"{server} takes no share of this file at present, and does not say why"
 
 
-def said_once(reasons: Mapping[str, str]) -> str:
+def each_once(reasons: Mapping[str, str]) -> list[str]:
     """
-    Return reasons as one text; empty if there are none.
+    Return each reason once, with all servers whose it is; the most frequent one first.
 
     Args:
         reasons: nickname of a server to what it failed with.
@@ -38,10 +38,15 @@ def said_once(reasons: Mapping[str, str]) -> str:
     servers: dict[str, list[str]] = {}
     for name, reason in sorted(reasons.items()):
         servers.setdefault(_template(name, reason), []).append(name)
-    texts = [
+    return [
         template.replace("\0", names[0]) + _others(names[1:])
         for template, names in sorted(servers.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
+
+
+def said_once(reasons: Mapping[str, str]) -> str:
+    """Return the same as one text of a few reasons; empty if there are none."""
+    texts = each_once(reasons)
     more = len(texts) - MOST_REASONS
     return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
 

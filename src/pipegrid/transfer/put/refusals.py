@@ -16,7 +16,7 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.errors import ServerError
+from pipegrid.errors import NoSpace, ServerError
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import reasons
 from pipegrid.wire.messages import ServerVersion
@@ -53,15 +53,20 @@ class Refusals:
         self._share_bytes = share_bytes
         self._changed = changed
         self._shares: dict[Peer, set[int]] = {}
+        self._full: set[Peer] = set()
         self._asked: set[Peer] = set()
         self._questions: set[Deferred[Any]] = set()
         self._lists: list[tuple[Peer, frozenset[int]]] = []
         self._bug: Failure | None = None
 
-    def note(self, peer: Peer, share_number: int) -> None:
-        """The server did not take this share, and did not say why."""
+    def note(self, peer: Peer, share_number: int, error: ServerError | None) -> None:
+        """The server did not take this share; ``NoSpace``, if that is why, does not say how much it has."""
         self._shares.setdefault(peer, set()).add(share_number)
-        self.explained.setdefault(peer.name, reasons.not_told(peer.name))
+        if isinstance(error, NoSpace):
+            self._full.add(peer)
+            self.explained[peer.name] = str(error)
+        else:
+            self.explained.setdefault(peer.name, reasons.not_told(peer.name))
 
     def ask(self) -> bool:
         """Ask those that were not asked before; returns whether any answer is to be waited for."""
@@ -94,7 +99,7 @@ class Refusals:
         room = version.available_bytes
         if room is not None and room < self._share_bytes:
             self.explained[peer.name] = reasons.no_room(peer.name, room, self._share_bytes)
-        else:
+        elif peer not in self._full:
             self.contended = True
 
     def _told_shares(self, there: frozenset[int], peer: Peer) -> None:

@@ -76,6 +76,14 @@ class _Batch:
     segments: range = _NO_SEGMENTS
     has_trailer: bool = False
 
+    def cut_last(self) -> _Batch:
+        """Take its last byte off; returns that."""
+        last = memoryview(self.pieces.pop()).cast("B")
+        if len(last) > 1:
+            self.pieces.append(last[:-1])
+        self.length -= 1
+        return _Batch(self.offset + self.length, [last[-1:]], 1, has_trailer=True)
+
 
 class Lane:
     """
@@ -151,6 +159,7 @@ class Lane:
         self._turn = turn
         self._flushed = 0
         self._batch: _Batch | None = None
+        self._last: _Batch | None = None
         self._lost_writes = False
         self._room: Deferred[None] | None = None
         self._calls: dict[Deferred[Any], float] = {}  # with the time of each, the oldest first
@@ -198,11 +207,37 @@ class Lane:
         """Whether this is the next segment to be coded again for this lane."""
         return self.state == "open" and bool(self.missed) and segment == self.missed.start
 
-    def finish(self) -> None:
-        """Every byte has been sent."""
-        self.all_sent = True
+    @property
+    def is_held(self) -> bool:
+        """Whether all of the share but its last byte was sent, and not lost since."""
+        return self._last is not None and self.has_trailer and not self.missed
+
+    @property
+    def exceeds_window(self) -> bool:
+        """Whether the server must have answered some writes, or has to, before the rest can be sent."""
+        gathered = 0 if self._batch is None else self._batch.length
+        return self._answers > 0 or self._room is not None or gathered > self.peer.pipeline.room
+
+    def finish(self, hold: bool = False) -> None:
+        """
+        Every byte has been given.
+
+        Args:
+            hold: the last one, if it is not sent yet, waits until ``release``.
+        """
+        if hold and self._last is None and self._batch is not None and self._batch.has_trailer:
+            self._last = self._batch.cut_last()
+        self.all_sent = self._last is None
         self.flush()
         self._check_complete()
+
+    def release(self) -> None:
+        """Send what was held back: all of the share is sent with it."""
+        self.flush()
+        if self.state == "open":
+            self._batch = self._last
+        self._last = None
+        self.finish()
 
     def send(self, write: ShareWrite, segment: int | None = None) -> None:
         """
@@ -229,6 +264,8 @@ class Lane:
             batch.segments = joined(batch.segments, range(segment, segment + 1))
             if self.misses_next(segment):
                 self.missed = self.missed[1:]
+        if segment is None and self._lets_go:
+            return  # an upload's trailer, which ``finish`` sends
         if batch.length < min(BATCH_BYTES, MIN_BATCH_BYTES):
             return  # as a small file's are: asking the window takes longer than all of this
         message_bytes = min(BATCH_BYTES, self.peer.pipeline.message_bytes)
@@ -333,6 +370,8 @@ class Lane:
             self.missed = joined(self.missed, batch.segments)
             self.has_trailer = self.has_trailer and not batch.has_trailer
             self.all_sent = False
+            if not self.has_trailer:
+                self._last = None  # it comes again with the rest of the trailer
             self._lost_writes = True
             self._changed()
         elif self.state == "doubtful" and failure.check(WriteLost):
@@ -390,7 +429,7 @@ class Lane:
             return
         self.state = state
         self.ended = state != "doubtful"
-        self._batch = None
+        self._batch = self._last = None
         room, self._room = self._room, None
         if room is not None:
             room.cancel()

@@ -25,13 +25,15 @@ from pipegrid.core import hashes
 from pipegrid.core.encoder import Encoder, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
-from pipegrid.errors import ServerError, UnhappyError, WrongSecret
+from pipegrid.errors import NoSpace, NoSuchShare, ServerError, UnhappyError, WrongSecret
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.put.allocations import Allocations, Answer
+from pipegrid.transfer.put.asking import Asking
 from pipegrid.transfer.put.codingline import CodingLine
+from pipegrid.transfer.put.elsewhere import Elsewhere
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.reasons import said_once
@@ -64,6 +66,7 @@ class Upload:
         happy: servers of happiness without which the file does not count as stored.
         check_source: awaited before the last bytes are sent; raises SourceError if the source has
             changed since the key was made.
+        elsewhere: what puts of this client have found; told of this one's end.
         progress: called with acknowledged and total bytes of shares.
         found: called with bytes of shares that servers had before, and with all that there are.
 
@@ -83,6 +86,7 @@ class Upload:
         happy: int,
         settings: UploadSettings,
         check_source: Callable[[], Coroutine[Any, Any, None]],
+        elsewhere: Elsewhere,
         progress: Progress | None = None,
         found: Progress | None = None,
     ) -> None:
@@ -111,6 +115,14 @@ class Upload:
             clock, self._storage_index, self._encoder.share_bytes, self._changed.fire
         )
         self._started = clock.seconds()
+        self._asking = Asking(
+            elsewhere,
+            self._plan,
+            self._allocations,
+            self._encoder.share_bytes,
+            self._started,
+            settings.grace_s,
+        )
         self._next_segment = 0
         self._placed: dict[int, Peer] = {}
         self._found: dict[int, set[Peer]] = {}
@@ -118,6 +130,8 @@ class Upload:
         total_bytes = geometry.total_shares * self._encoder.share_bytes
         self._progress = ProgressReport(progress, total_bytes)
         self._found_before = ProgressReport(found, total_bytes)
+        self._superfluous = False
+        self._held: list[Lane] = []  # those whose last bytes wait
         self._others_uploading = self._aborted = False
         self._dropped: set[str] = set()
 
@@ -144,7 +158,10 @@ class Upload:
             )
         line = CodingLine(self._encoder, self._source, self._workers)
         try:
-            self._open_lanes(self._plan.first())
+            self._asking.ask()
+            if self._asking.first:
+                await self._hear_first()
+            self._open_lanes(self._plan.opening())
             await self._send_segments(line)
             await self._settle()
         except (CancelledError, GeneratorExit):
@@ -163,8 +180,16 @@ class Upload:
             raise
         finally:
             line.stop()
+        if self._superfluous:
+            try:
+                # Who closes the grid now would leave unfinished shares on servers.
+                await self._lanes.forgotten(self._clock)
+            except BaseException:
+                self._let_go()
+                raise
         self._let_go()
         self._progress.finish()
+        self._asking.ended(self._found)
         return PutResult(
             cap=self._encoder.cap,
             size=self._geometry.size,
@@ -178,6 +203,13 @@ class Upload:
             dropped=sorted(self._dropped),
         )
 
+    async def _hear_first(self) -> None:
+        """Wait until those that were asked have answered, but not long for any of them."""
+        self._look_at_answers()
+        while (left_s := self._asking.left_s(self._clock.seconds())) > 0:
+            await self._changed.wait(max(_TICK_S, left_s))
+            self._look_at_answers()
+
     # The three parts of an upload.
 
     async def _send_segments(self, line: CodingLine) -> None:
@@ -190,9 +222,14 @@ class Upload:
         await self._check_source()
         trees = 32 * self._geometry.num_segments * self._geometry.total_shares
         self._send(await self._workers.run_if_large(16 * trees, self._encoder.finish), None)
+        if self._allocations.has_news:
+            self._take_stock()
+        may_hold = self._asking.may_hold_back(self._clock.seconds())
         for lane in self._lanes.open:
             if not lane.missed and lane.has_trailer:
-                lane.finish()
+                lane.finish(may_hold and self._asking.holds_back(lane.exceeds_window))
+        if may_hold:
+            self._held = [lane for lane in self._lanes.open if lane.is_held]
 
     async def _send_missed(self, late: Sequence[Lane]) -> None:
         """Code again, and send, what lanes that were opened late have missed, or have lost."""
@@ -229,7 +266,13 @@ class Upload:
         happy_since: float | None = None
         while True:
             self._take_stock()
-            late = [lane for lane in self._lanes.open if lane.state == "open" and not lane.all_sent]
+            if self._held and self._asking.left_s(self._clock.seconds()) <= 0:
+                self._release()
+            late = [
+                lane
+                for lane in self._lanes.open
+                if lane.state == "open" and not lane.all_sent and not lane.is_held
+            ]
             if late:
                 await self._send_missed(late)
                 continue
@@ -240,6 +283,8 @@ class Upload:
                 break
             now = self._clock.seconds()
             patience = self._lanes.until_silence(now)
+            if self._held:
+                patience = min(patience, self._asking.left_s(now))
             if self._plan.happiness() >= self._happy:
                 happy_since = now if happy_since is None else happy_since
                 grace = self._settings.grace(happy_since - self._started)
@@ -253,6 +298,13 @@ class Upload:
             self._uneventful = 0
         if self._plan.happiness() < self._happy:
             raise self._unhappy(self._plan.happiness())
+
+    def _release(self) -> None:
+        """Send last bytes, where they are wanted still; where others were lost they wait for those."""
+        for lane in self._held:
+            if lane.is_held:
+                lane.release()
+        self._held = [lane for lane in self._held if lane.state == "open" and not lane.all_sent]
 
     def _until_decision(self) -> int:
         """How many more shares have to be stored before there is anything to do."""
@@ -313,6 +365,8 @@ class Upload:
     def _look_at_answers(self) -> bool:
         """Take in what servers have said to allocations; returns whether any has."""
         answers = self._allocations.take_answers()
+        if answers:
+            self._asking.answered(self._clock.seconds(), len(answers))
         for answer in answers:
             if not isinstance(answer.result, Failure):
                 self._allocated(answer.result, answer)
@@ -334,9 +388,11 @@ class Upload:
                 lane.granted = lane.share_number in allocation.allocated
 
     def _found_at(
-        self, peer: Peer, numbers: Iterable[int], sent_before: frozenset[int] = frozenset()
+        self, peer: Peer, numbers: frozenset[int], sent_before: frozenset[int] = frozenset()
     ) -> set[int]:
         """Take in that a server has shares; returns those that can be."""
+        if not numbers:
+            return set()
         there = {n for n in numbers if n < self._geometry.total_shares}
         self._plan.found(peer, there)
         for number in there - sent_before:
@@ -413,8 +469,12 @@ class Upload:
 
     def _take_back(self, lane: Lane) -> None:
         self._plan.dropped(lane.share_number, lane.peer)
-        lane.cancel("dropped")
+        if lane.is_held:
+            lane.close("dropped")  # all else is sent: to break that off would cost the connection
+        else:
+            lane.cancel("dropped")
         self._lanes.forget(lane)
+        self._changed.fire()  # one whose last byte was held may have had no call to end
 
     def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         self._lanes.let_go(abort=abort, keep=keep)
@@ -441,6 +501,7 @@ class Upload:
                 for lane in self._lanes.open:
                     if lane.share_number == number and not lane.all_sent:
                         self._take_back(lane)
+                        self._superfluous = True
             self._open_lanes(self._plan.moves())
         if self._found_before.is_wanted:
             self._found_before.report(self._found_bytes())
@@ -456,13 +517,13 @@ class Upload:
                 self._placed[number] = peer
         elif lane.state == "lost":
             # Whoever stores the same with the same secrets may have ended it, as after a failure of theirs.
-            self._aborted = True
+            self._aborted = self._aborted or isinstance(lane.error, NoSuchShare)
             self._plan.lost(number, peer)
         elif lane.state == "refused":
             if isinstance(lane.error, WrongSecret):
                 self._others_uploading = True
-            elif lane.unexplained:
-                self._refusals.note(peer, number)
+            elif lane.unexplained or isinstance(lane.error, NoSpace):
+                self._refusals.note(peer, number, lane.error)
             self._plan.refused(number, peer)
         elif lane.state == "failed":
             self._plan.failed(peer)

@@ -1,0 +1,48 @@
+"""What a client remembers between processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.grid.remembered import FOUND_NAME, open_elsewhere
+from pipegrid.transfer.put.elsewhere import REMEMBERED
+
+
+class RememberedTests(SynchronousTestCase):
+    """Where its files were found."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp()) / "private"
+
+    def test_the_next_process_knows(self) -> None:
+        """What one has found elsewhere the next ones ask for first, so many times in all."""
+        open_elsewhere("auto", [self.directory]).ended(True)
+        for _ in range(REMEMBERED):
+            process = open_elsewhere("auto", [self.directory])
+            self.assertTrue(process.asks)
+            process.ended(False)
+        self.assertFalse(open_elsewhere("auto", [self.directory]).asks)
+        self.assertEqual([path.name for path in self.directory.iterdir()], [FOUND_NAME])
+
+    def test_nothing_is_written_without_need(self) -> None:
+        """Puts that find nothing leave no file."""
+        open_elsewhere("auto", [self.directory]).ended(False)
+        self.assertFalse(self.directory.exists())
+
+    def test_nonsense_in_the_file(self) -> None:
+        """It is as if there were none."""
+        self.directory.mkdir(parents=True)
+        for text in (b"", b"[" * 5000, b"[]", b'{"puts_to_ask_first": "x"}', b"\xff", b"{}"):
+            (self.directory / FOUND_NAME).write_bytes(text)
+            self.assertFalse(open_elsewhere("auto", [self.directory]).asks, text[:20])
+
+    def test_what_cannot_be_written(self) -> None:
+        """A directory that takes no file is no reason to fail."""
+        self.directory.parent.mkdir(parents=True)
+        self.directory.write_text("no directory")
+        puts = open_elsewhere("auto", [self.directory])
+        puts.ended(True)
+        self.assertTrue(puts.asks)
+        open_elsewhere("auto", []).ended(True)
