@@ -12,7 +12,7 @@ BUILDBOT_VENV := .venv-buildbot
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
-.PHONY: demo test lint types trial chromium isal shells interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
+.PHONY: demo test lint types trial attack chromium isal shells interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -73,6 +73,11 @@ links: $(INSTALLED)
 # Ten equal runs in a row, and one of a build that was slowed: does `compare` tell them apart? Twelve minutes.
 builds: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.builds_check
+
+# Enemies of a storage server, one after the other; at most ten minutes, on a machine that does nothing else.
+# `make attack ATTACK="--only slow_bodies --seconds 100"` runs one; docs/reference-security.md.
+attack: $(INSTALLED)
+	$(BIN)/python -m misc.attack $(ATTACK)
 
 # Random and long (about ten minutes); a seed is printed. `make soak SEED=7` repeats one.
 soak: $(INSTALLED)

@@ -1,0 +1,50 @@
+"""
+Attacks on a storage server, each a program of its own, and what an honest client notices of them.
+
+``make attack`` runs all of them (``__main__``), each against a new ``pipegrid serve`` process on loopback;
+``measure`` says what must hold. An attack is a module that is run as
+
+    python -m misc.attack.NAME --furl FURL --nurl NURL --directory SERVERDIR --seconds N
+
+and goes on until its seconds are over (``target`` has what such programs have in common). Those that are
+anybody use of the addresses nothing but host and port.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+STRANGER = "anybody"
+SECRET = "with the secret"
+
+
+@attrs.frozen
+class Attack:
+    """
+    One line of the table.
+
+    Attributes:
+        name: for ``--only``, and of the module, unless that is another.
+        sentence: what it does.
+        who: what it takes to do it.
+        module: below ``misc.attack``.
+        may_leave_files: in ``incoming``, because what it allocates is kept for its client, as it should be.
+        serve: further options of the server's.
+    """
+
+    name: str
+    sentence: str
+    who: str = STRANGER
+    module: str = attrs.field(
+        default=attrs.Factory(lambda self: self.name, takes_self=True), kw_only=True
+    )
+    may_leave_files: int = attrs.field(default=0, kw_only=True)
+    serve: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+
+
+ATTACKS: tuple[Attack, ...] = (
+    Attack(
+        "slow_bodies",
+        "1000 PATCHes without a secret, each with 100 MB announced and a byte every 25 s",
+    ),
+)

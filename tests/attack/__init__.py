@@ -1,0 +1,1 @@
+"""Attacks on a storage server, in small."""
