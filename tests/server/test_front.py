@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.reactor import tls
+from pipegrid.server.crowd import QUIET_S, Crowd
 from pipegrid.server.front import PATIENCE_S, Front, FrontFactory
 
 ADDRESS = IPv4Address("TCP", "192.0.2.1", 1234)
@@ -24,6 +25,12 @@ class Inner(Protocol):
     def __init__(self) -> None:
         self.data = b""
         self.lost = 0
+        self.quiet = 0.0
+        self.on_known: Any = None
+
+    def quiet_s(self) -> float:
+        """For so long."""
+        return self.quiet
 
     def dataReceived(self, data: bytes) -> None:
         """Keep it."""
@@ -37,18 +44,18 @@ class Inner(Protocol):
 class Server:
     """As much of a GBS server as the front needs; also what speaks Foolscap."""
 
-    max_connections = 2
-
     def __init__(self) -> None:
         self.made: list[Inner] = []
         self.reasons: list[str] = []
         self.refused = 0
         self.full = False
+        self.on_known: Any = None
 
-    def buildProtocol(self, addr: IAddress | None) -> Inner | None:
+    def buildProtocol(self, addr: IAddress | None, on_known: Any = None) -> Inner | None:
         """Make one, unless full."""
         if self.full:
             return None
+        self.on_known = on_known
         self.made.append(Inner())
         return self.made[-1]
 
@@ -62,7 +69,7 @@ class Factory(FrontFactory):
 
     def __init__(self, server: Any, clock: Clock, foolscap: Any) -> None:
         contexts: Any = None
-        super().__init__(server, contexts, clock, foolscap)
+        super().__init__(server, contexts, clock, foolscap, Crowd(2, 2))
         self._tls: Any = self
 
     def protocol(self, factory: Any, inner: Inner) -> Inner:
@@ -137,18 +144,48 @@ class FrontTests(SynchronousTestCase):
         self.assertFalse(transport.disconnected)
 
     def test_too_many(self) -> None:
-        """Connections are counted from the first moment, whatever they turn out to be."""
-        first, _ = self.connect()
-        self.connect()
-        self.assertIsNone(self.factory.buildProtocol(ADDRESS))
+        """The one more makes the oldest stranger go; where all are known and busy, it is turned away."""
+        (first, cut), (second, kept) = self.connect(), self.connect()
+        third, _ = self.connect()
+        self.assertTrue(cut.disconnected)
+        self.assertFalse(kept.disconnected)
         self.assertEqual(self.server.refused, 1)
+        for front in (second, third):
+            front.dataReceived(b"\x16" * 8)
+            self.server.made[-1].on_known()
+        self.assertIsNone(self.factory.buildProtocol(ADDRESS))
+        self.assertEqual(self.server.refused, 2)
         first.connectionLost(Failure(Exception()))
+        self.assertIsNone(self.factory.buildProtocol(ADDRESS))
+        second.connectionLost(Failure(Exception()))
         self.connect()
+
+    def test_the_quiet_make_room(self) -> None:
+        """A known connection that is of no use goes when another one comes; HTTP says for how long it was."""
+        fronts = [self.connect() for _ in range(2)]
+        for front, _ in fronts:
+            front.dataReceived(b"\x16" * 8)
+            self.server.made[-1].on_known()
+        self.server.made[1].quiet = QUIET_S
+        self.connect()
+        self.assertEqual([transport.disconnected for _, transport in fronts], [False, True])
+
+    def test_foolscap_is_quiet(self) -> None:
+        """Over Foolscap, what comes is of use."""
+        fronts = [self.connect() for _ in range(2)]
+        for front, _ in fronts:
+            front.dataReceived(b"GET /id/")
+            self.foolscap.on_known()
+        self.clock.pump([1] * 20)
+        fronts[1][0].dataReceived(b"a call")
+        self.clock.pump([1] * 5)
+        self.connect()
+        self.assertEqual([transport.disconnected for _, transport in fronts], [True, False])
 
     def test_nobody_speaks_it(self) -> None:
         """A server without Foolscap, or one that is full, cuts the connection."""
         bare = Factory(self.server, self.clock, None)
-        self.assertIsNone(bare.choose(b"GET /id/", ADDRESS))
+        self.assertIsNone(bare.choose(b"GET /id/", Front(bare, ADDRESS)))
         self.server.full = True
         front, transport = self.connect()
         front.dataReceived(b"\x16" * 8)

@@ -4,13 +4,15 @@ What a port listens with: the first bytes of a connection tell Foolscap from TLS
     GET /id/            Foolscap, which begins in the clear and goes over to TLS later
     anything else       TLS, and GBS inside
 
-Fewer than 8 bytes within 30 seconds are neither. Whatever was looked at is handed on.
+Fewer than 8 bytes within 30 seconds are neither. Whatever was looked at is handed on. How many connections
+there may be, and who makes room for whom, decides ``crowd``; here it is done.
 
 Source: the format reference, storage protocols, section 3.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,20 +22,24 @@ from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 
+from pipegrid.server.crowd import Crowd
+
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 
+    from pipegrid.server.gbs.connection import GbsConnection
     from pipegrid.server.gbs.site import GbsServer
 
 FOOLSCAP_BEGINS = b"GET /id/"
 PATIENCE_S = 30.0
+TICK_S = 5.0
 
 
 class FoolscapFactory(Protocol):
     """What makes protocols for Foolscap; ``foolscap_port.FoolscapPort`` is one."""
 
-    def buildProtocol(self, addr: IAddress | None) -> Any:
-        """Return a protocol for a connection that asks for Foolscap, or None."""
+    def buildProtocol(self, addr: IAddress | None, on_known: Callable[[], None]) -> Any:
+        """Return a protocol for a connection that asks for Foolscap, or None; see there."""
 
 
 class FrontFactory(Factory):
@@ -45,6 +51,7 @@ class FrontFactory(Factory):
         contexts: for TLS.
         clock: for patience.
         foolscap: what speaks Foolscap; None: nobody does.
+        crowd: how many connections there may be.
     """
 
     noisy = False
@@ -55,6 +62,7 @@ class FrontFactory(Factory):
         contexts: IOpenSSLServerConnectionCreator,
         clock: Any,
         foolscap: FoolscapFactory | None = None,
+        crowd: Crowd[Front] | None = None,
     ) -> None:
         from pipegrid.reactor.tls import BatchingTLSFactory
 
@@ -64,27 +72,49 @@ class FrontFactory(Factory):
         self._tls = BatchingTLSFactory(contexts, False, server, clock)
         self._foolscap = foolscap
         self._empty: list[Deferred[None]] = []
+        self._crowd: Crowd[Front] = Crowd() if crowd is None else crowd
+        self._timer: IDelayedCall | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> Front | None:
-        """Return what will look at the first bytes, unless there are too many connections."""
-        if len(self.connections) >= self._server.max_connections:
-            self._server.refused += 1
-            self.note_hostile(addr, "there are too many connections")
+        """Return what will look at the first bytes, unless there is no room and nobody who can make any."""
+        front = Front(self, addr)
+        victim = self._crowd.enter(front, str(getattr(addr, "host", "")))
+        if victim is None:
+            return front
+        self._server.refused += 1
+        if victim is front:
+            self.note_hostile(addr, "there are too many connections, and all are busy")
             return None
-        return Front(self, addr)
+        self.note_hostile(victim.addr, "others needed its place")
+        victim.abort()
+        return front
 
-    def choose(self, first_bytes: bytes, addr: IAddress | None) -> TwistedProtocol | None:
+    def choose(self, first_bytes: bytes, front: Front) -> TwistedProtocol | None:
         """Return who goes on with a connection that begins like this; None: nobody."""
         if first_bytes.startswith(FOOLSCAP_BEGINS):
             if self._foolscap is None:
                 return None
-            chosen: TwistedProtocol | None = self._foolscap.buildProtocol(addr)
+            chosen: TwistedProtocol | None = self._foolscap.buildProtocol(
+                front.addr, front.has_shown_secret
+            )
             return chosen
-        inner = self._server.buildProtocol(addr)
+        inner = self._server.buildProtocol(front.addr)
         if inner is None:
             return None
+        inner.on_known = front.has_shown_secret
+        front.gbs = inner
         tls: TwistedProtocol = self._tls.protocol(self._tls, inner)
         return tls
+
+    def vouch(self, connection: Front) -> None:
+        """A connection has shown the secret."""
+        self._crowd.vouch(connection)
+
+    def opened(self, connection: Front) -> None:
+        """A connection has begun."""
+        self.connections.add(connection)
+        if self._timer is None:
+            self._timer = self.clock.callLater(TICK_S, self._tick)
 
     def note_hostile(self, addr: IAddress | None, reason: str) -> None:
         """Write to the log why a client was turned away."""
@@ -93,7 +123,11 @@ class FrontFactory(Factory):
     def closed(self, connection: Front) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
+        self._crowd.leave(connection)
         if not self.connections:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             empty, self._empty = self._empty, []
             for waiting in empty:
                 waiting.callback(None)
@@ -108,13 +142,28 @@ class FrontFactory(Factory):
             connection.abort()
         return waiting
 
+    def _tick(self) -> None:
+        self._timer = self.clock.callLater(TICK_S, self._tick)
+        now_s = self.clock.seconds()
+        for connection in self.connections:
+            connection.tick(now_s)
+
 
 class Front(TwistedProtocol):
-    """Looks at the first bytes of one connection, then hands everything on."""
+    """
+    Looks at the first bytes of one connection, then hands everything on.
+
+    Attributes:
+        addr: of the client.
+        gbs: what speaks HTTP on it, if that is what it came for.
+    """
 
     def __init__(self, factory: FrontFactory, addr: IAddress | None) -> None:
+        self.addr = addr
+        self.gbs: GbsConnection | None = None
         self._front = factory
-        self._addr = addr
+        self._heard = False  # since the last tick
+        self._heard_s = factory.clock.seconds()
         self._seen = b""
         self._inner: TwistedProtocol | None = None
         self._timer: IDelayedCall | None = None
@@ -122,12 +171,13 @@ class Front(TwistedProtocol):
 
     def connectionMade(self) -> None:
         """Begin to wait for the first bytes."""
-        self._front.connections.add(self)
+        self._front.opened(self)
         self._timer = self._front.clock.callLater(PATIENCE_S, self._waited_too_long)
 
     def dataReceived(self, data: bytes) -> None:
         """Hand on, once it is known to whom."""
         if self._inner is not None:
+            self._heard = True
             self._inner.dataReceived(data)
             return
         if self._turned_away:
@@ -144,6 +194,22 @@ class Front(TwistedProtocol):
         if inner is not None:
             inner.connectionLost(reason)
 
+    def has_shown_secret(self) -> None:
+        """Whoever it was handed to has seen the server's secret."""
+        self._front.vouch(self)
+
+    def tick(self, now_s: float) -> None:
+        """Note whether something has come."""
+        if self._heard:
+            self._heard = False
+            self._heard_s = now_s
+
+    def quiet_s(self) -> float:
+        """Return for how long it was of no use; HTTP knows exactly."""
+        if self.gbs is not None:
+            return self.gbs.quiet_s()
+        return 0.0 if self._heard else self._front.clock.seconds() - self._heard_s
+
     def abort(self) -> None:
         """Cut the connection."""
         transport: Any = self.transport
@@ -151,7 +217,7 @@ class Front(TwistedProtocol):
 
     def _begin(self) -> None:
         self._stop_waiting()
-        inner = self._front.choose(self._seen, self._addr)
+        inner = self._front.choose(self._seen, self)
         if inner is None:
             self._turn_away()
             return
@@ -166,7 +232,7 @@ class Front(TwistedProtocol):
 
     def _waited_too_long(self) -> None:
         self._timer = None
-        self._front.note_hostile(self._addr, "it said nothing for half a minute")
+        self._front.note_hostile(self.addr, "it said nothing for half a minute")
         self._turn_away()
 
     def _turn_away(self) -> None:

@@ -34,10 +34,11 @@ from pipegrid.disk.durability import Durability
 from pipegrid.errors import UsageError
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity
+from pipegrid.server.crowd import MAX_CONNECTIONS, Crowd
 from pipegrid.server.foolscap.port import FoolscapPort
-from pipegrid.server.front import FrontFactory
+from pipegrid.server.front import Front, FrontFactory
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import MAX_CONNECTIONS, GbsServer
+from pipegrid.server.gbs.site import GbsServer
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire.furl import Furl
@@ -74,7 +75,8 @@ class ServeSettings:
         nickname: what people call the server, once it is announced.
         announce_nurls: announce that it speaks HTTPS; else only that it speaks Foolscap.
         certificates: of grid managers, as they are announced.
-        max_connections: clients at a time.
+        max_connections: at a time; the limit of open files may allow less.
+        max_per_address: of these, from one address; None for half of them. See ``crowd``.
     """
 
     directory: Path
@@ -91,6 +93,7 @@ class ServeSettings:
     announce_nurls: bool = True
     certificates: Sequence[Mapping[str, Any]] = ()
     max_connections: int = MAX_CONNECTIONS
+    max_per_address: int | None = None
 
 
 class StorageNode:
@@ -161,9 +164,12 @@ class StorageNode:
             self._store.slots.node_id = who.tub_id
             service = GbsService(self._store, self._durability, who.swissnum)
             connections = min(self.settings.max_connections, raise_file_limit())
-            self._server = GbsServer(service, self._reactor, connections)
+            self._server = GbsServer(service, self._reactor)
             self._foolscap = FoolscapPort(service, who)
-            self._front = FrontFactory(self._server, who.contexts(), self._reactor, self._foolscap)
+            crowd: Crowd[Front] = Crowd(connections, self.settings.max_per_address)
+            self._front = FrontFactory(
+                self._server, who.contexts(), self._reactor, self._foolscap, crowd
+            )
             for text in self.settings.port.split(","):
                 await self._listen(endpoint_text(text.strip()), self._front)
             hints = where(self.settings.location, self._ports[0].getHost())

@@ -522,18 +522,83 @@ class HostileTests(ServerTestCase):
         self.assertFalse(data_transport.closing)
 
     def test_idle_connections(self) -> None:
-        """A thousand silent ones are kept, then closed; further ones are refused until they are gone."""
+        """A thousand silent ones are kept, then closed; whoever has not shown the secret has half as long."""
         clients = [self.connect() for _ in range(1000)]
-        self.assertIsNone(self.server.buildProtocol(None))
-        clients[0][0].dataReceived(VERSION)
-        self.clock.pump([1] * int(IDLE_TIMEOUT_S))
-        self.assertFalse(any(transport.closing for _, transport in clients))
-        self.clock.pump([1] * 6)
-        self.assertTrue(all(transport.closing for _, transport in clients))
+        known, strangers = clients[:500], clients[500:]
+        for connection, _ in known:
+            connection.dataReceived(VERSION)
+        for connection, _ in strangers[:250]:
+            connection.dataReceived(VERSION.replace(b"Authorization: ", b"Authorisation: "))
+        for wait_s, some in ((HEAD_TIMEOUT_S, strangers), (IDLE_TIMEOUT_S, known)):
+            self.clock.pump([1] * int(wait_s - self.clock.seconds()))
+            self.assertFalse(any(transport.closing for _, transport in some))
+            self.clock.pump([1] * 6)
+            self.assertTrue(all(transport.closing for _, transport in some))
         for _, transport in clients:
             transport.lose()
-        self.assertIsNotNone(self.server.buildProtocol(None))
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_refused_bodies(self) -> None:
+        """The body of a request that nobody has asked for has the time of a head, however it comes."""
+        connection, transport = self.connect()
+        request = write(0, 0, b"x" * 10**6).replace(
+            b"Authorization: Tahoe", b"Authorization: nobody"
+        )
+        connection.dataReceived(request[: -(10**6)])
+        for _ in range(int(HEAD_TIMEOUT_S) - 1):
+            self.clock.advance(1)
+            connection.dataReceived(b"x")
+        self.assertFalse(transport.closing)
+        for _ in range(10):
+            self.clock.advance(1)
+            if not transport.closing:
+                connection.dataReceived(b"x")
+        self.assertTrue(transport.closing)
+
+    def test_refused_bodies_of_those_who_know_the_secret(self) -> None:
+        """They may take as long as share data: on a slow line they may be behind a refused allocation."""
+        connection, transport = self.connect()
+        connection.dataReceived(VERSION + write(0, 0, b"x" * 1000)[:-1000])
+        for _ in range(200):
+            self.clock.advance(1)
+            connection.dataReceived(b"x")
+        self.assertFalse(transport.closing)
+
+    def test_what_is_of_use(self) -> None:
+        """Requests and bodies that get on are; a byte now and then is not."""
+        connection, _ = self.connect()
+        told: list[None] = []
+        connection.on_known = lambda: told.append(None)
+        connection.dataReceived(VERSION + allocate({0}, 100_000))
+        self.assertEqual(told, [None])
+        self.clock.pump([1] * 20)
+        self.assertGreaterEqual(connection.quiet_s(), 15)
+        connection.dataReceived(write(0, 0, b"x" * 100_000)[:-100_000])
+        for _ in range(15):
+            self.clock.advance(1)
+            connection.dataReceived(b"x" * 1000)
+            self.assertLessEqual(connection.quiet_s(), 20)
+        self.assertLessEqual(connection.quiet_s(), 5)
+        for _ in range(20):
+            self.clock.advance(1)
+            connection.dataReceived(b"x")
+        self.assertGreaterEqual(connection.quiet_s(), 14)
+
+    def test_an_answer_that_is_owed_is_of_use(self) -> None:
+        """Nobody is cut while a share of his becomes durable."""
+        self.workers = SlowWorkers()
+        self.restart()
+        connection, _ = self.connect()
+        connection.dataReceived(allocate({0}, 4) + write(0, 0, b"abcd"))
+        self.clock.pump([1] * 50)
+        self.assertEqual(connection.quiet_s(), 0.0)
+
+    def test_strangers_requests_are_few_at_a_time(self) -> None:
+        """What a stranger sends in advance is looked at a kilobyte at a time: it grows in memory."""
+        connection, transport = self.connect(room=0)
+        connection.dataReceived(b"GET / HTTP/1.1\r\n\r\n" * 3000)
+        self.assertTrue(transport.paused)
+        self.assertLess(len(connection._events), 200)
 
     def test_waiting_for_an_answer_is_not_idling(self) -> None:
         """Whom we owe an answer is not closed."""

@@ -6,7 +6,8 @@ Foolscap, and the tub, are loaded when the first client asks for them: most neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -49,13 +50,18 @@ class FoolscapPort:
         self._hints = tuple(hints)
         return self._who.furl(hints)
 
-    def buildProtocol(self, addr: IAddress | None) -> Any:
-        """Return what negotiates with a client, or None at the end."""
+    def buildProtocol(self, addr: IAddress | None, on_known: Callable[[], None]) -> Any:
+        """
+        Return what negotiates with a client, or None at the end.
+
+        Args:
+            on_known: called when the client has shown the secret.
+        """
         if self._stopped:
             return None
         if self._factory is None:
             self._open()
-        return self._factory.buildProtocol(addr)
+        return _telling(self._factory.buildProtocol(addr), on_known)
 
     def stop(self) -> Deferred[Any]:
         """Cut all connections, and forget what was not closed; fires when they are gone."""
@@ -83,6 +89,31 @@ class FoolscapPort:
         tub.listenOn(accepted_elsewhere)
         tub.startService()
         self._tub, self._factory = tub, accepted_elsewhere.factory
+
+
+def _telling(negotiation: Any, on_known: Callable[[], None]) -> Any:
+    """Have what a negotiation leads to tell when its client has named something that is here."""
+    switch = negotiation.switchToBanana
+
+    def switch_to_banana(params: Any) -> None:
+        negotiation.brokerClass = partial(_telling_broker, negotiation.brokerClass, on_known)
+        switch(params)
+
+    negotiation.switchToBanana = switch_to_banana
+    return negotiation
+
+
+def _telling_broker(make: Callable[..., Any], on_known: Callable[[], None], *arguments: Any) -> Any:
+    broker = make(*arguments)
+    look_up = broker.remote_getReferenceByName
+
+    def look_up_and_tell(name: Any) -> Any:
+        found = look_up(name)
+        on_known()  # without the secret nothing is found, and an error raised
+        return found
+
+    broker.remote_getReferenceByName = look_up_and_tell
+    return broker
 
 
 @implementer(IStreamServerEndpoint)

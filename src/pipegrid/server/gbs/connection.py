@@ -14,12 +14,16 @@ goes wrong elsewhere, when a long answer begins while the transport is full.
 
 **Time.** ``tick`` is called every few seconds, and closes what has been silent for 60 s without being owed an
 answer, heads and small bodies that dribble in for longer than that, and clients that for ten minutes
-took nothing of what they asked for.
+took nothing of what they asked for. Who has not shown the secret has 30 s for everything: for TLS's
+handshake and a first request, for a head, and for the body of a request that is refused already; and less
+of what was sent is looked at in advance. How long a connection has been of no use, ``quiet_s``, decides who
+makes room when there are too many (see ``crowd``).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +46,14 @@ if TYPE_CHECKING:
     from pipegrid.server.gbs.site import GbsServer
 
 FEED_BYTES = 16384
+STRANGER_FEED_BYTES = 1024
+"""
+The same before the secret was shown. What is found in it is kept until its turn comes, and a request of 18
+bytes becomes a kilobyte: a thousand strangers could make 900 MB of it.
+"""
+STRANGER_RECEIVE_BYTES = 16 * 1024
+USEFUL_BYTES = 4096
+"""Of a body, within a tick (5 s): with less, the connection is of no use."""
 RECEIVE_BYTES = 64 * 1024
 """Read from the socket at a time; a thousand clients that take no answers may each have as much waiting."""
 BULK_RECEIVE_BYTES = 128 * 1024
@@ -82,11 +94,15 @@ class GbsConnection(Protocol):
         self._events: deque[Request | bytes | _Broken] = deque()
         self._paused_reading = False
         self._reads_bulk = False
+        self._feed_least = STRANGER_FEED_BYTES
         # When what happened last.
         self._closing_since_s: float | None = None
         self._heard_s = now_s
         self._began_s = now_s
         self._moved_s = now_s
+        self._useful_s = now_s
+        self._mark = (0, 0)
+        self.on_known: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         state = "closing" if self._closing_since_s is not None else "open"
@@ -99,7 +115,7 @@ class GbsConnection(Protocol):
         transport = self._transport
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
-        move_much(transport, RECEIVE_BYTES)
+        move_much(transport, STRANGER_RECEIVE_BYTES)
         transport.registerProducer(self, True)
         self._server.connected(self)
 
@@ -112,7 +128,7 @@ class GbsConnection(Protocol):
         in_body = order.receiver is not None and not (
             self._unparsed or self._events or order.unanswered
         )
-        if in_body and not order.attended and len(data) <= max(FEED_BYTES, order.body_left):
+        if in_body and not order.attended and len(data) <= max(self._feed_least, order.body_left):
             # In the middle of a body there is nothing to consider, and most bytes come there.
             self._feed(data)
             if order.receiver is not None and not (self._events or order.unanswered):
@@ -150,6 +166,10 @@ class GbsConnection(Protocol):
     def tick(self, now_s: float) -> None:
         """Close the connection if its time is up."""
         order = self._order
+        begun, left = self._mark
+        if order.begun != begun or abs(left - order.body_left) >= USEFUL_BYTES:
+            self._useful_s = now_s
+            self._mark = order.begun, order.body_left
         if self._closing_since_s is not None:
             if now_s - self._closing_since_s > CLOSE_TIMEOUT_S and not order.lost:
                 self._transport.abortConnection()
@@ -164,8 +184,18 @@ class GbsConnection(Protocol):
         elif order.receives_message:
             if now_s - self._began_s > BODY_TIMEOUT_S:
                 self._give_up("its request does not get on")
-        elif now_s - self._heard_s > IDLE_TIMEOUT_S:
+        elif not order.known and order.receiver is not None:
+            if now_s - self._began_s > HEAD_TIMEOUT_S:
+                self._give_up("its request was refused, and does not end")
+        elif now_s - self._heard_s > (IDLE_TIMEOUT_S if order.known else HEAD_TIMEOUT_S):
             self._give_up("")
+
+    def quiet_s(self) -> float:
+        """Return for how long nothing of use has come or gone; 0 while we owe an answer."""
+        order = self._order
+        if order.unanswered and order.can_write:
+            return 0.0
+        return self._server.seconds() - max(self._useful_s, self._moved_s)
 
     def drain(self) -> None:
         """Answer what has been begun, then close."""
@@ -265,9 +295,17 @@ class GbsConnection(Protocol):
         if order.ended or order.draining:
             return
         order.begin(request)
+        if order.known and self._feed_least != FEED_BYTES:
+            self._become_known()
         if (order.body_left > RECEIVE_BYTES) != self._reads_bulk:
             self._reads_bulk = not self._reads_bulk
             move_much(self._transport, BULK_RECEIVE_BYTES if self._reads_bulk else RECEIVE_BYTES)
+
+    def _become_known(self) -> None:
+        self._feed_least = FEED_BYTES
+        move_much(self._transport, RECEIVE_BYTES)
+        if self.on_known is not None:
+            self.on_known()
 
     def _refuse(self, broken: _Broken) -> None:
         if self._order.draining:
@@ -290,7 +328,8 @@ class GbsConnection(Protocol):
     def _feed_bytes(self) -> int:
         """How much the parser may have at once: a body, however long, is one event."""
         order = self._order
-        return max(FEED_BYTES, order.body_left) if order.receiver is not None else FEED_BYTES
+        least = self._feed_least
+        return max(least, order.body_left) if order.receiver is not None else least
 
     def _feed(self, data: bytes) -> None:
         """Let the parser have data, at most ``_feed_bytes``; what it finds is handled, or queued."""

@@ -86,6 +86,8 @@ class RequestOrder:
         attended: whether somebody is about to call ``send`` anyway, and ``on_ready`` need not be called for
             an answer.
         draining: whether no further request is begun, and the connection ends when nothing is owed.
+        begun: how many requests have been begun.
+        known: whether one of them has shown the server's secret.
         ended: whether nothing is begun any more, although what is owed may still become ready.
         lost: whether there is nobody left to answer.
     """
@@ -106,6 +108,8 @@ class RequestOrder:
         self.can_write = True
         self.attended = False
         self.draining = False
+        self.begun = 0
+        self.known = False
         self.ended = False
         self.lost = False
 
@@ -143,6 +147,9 @@ class RequestOrder:
 
     def begin(self, request: Request) -> None:
         """Begin with it: its body may come. It is judged already, and a refusal waits for its place."""
+        self.begun += 1
+        if not self.known:
+            self.known = self._service.knows_secret(request)
         self.request = request
         self.receiver = self._service.begin(request)
         self.body_left = request.content_length or 0

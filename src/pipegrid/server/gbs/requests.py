@@ -181,7 +181,7 @@ def admit(request: Request, authorization: bytes) -> Admitted | Answer:
     if rule is None:
         return _NO_SUCH_METHOD[target.resource]
     headers = request.headers
-    if not hmac.compare_digest(headers.get(b"authorization", b""), authorization):
+    if not is_authorized(request, authorization):
         return answers.UNAUTHORIZED
     try:
         secrets = gbs_http.parse_secrets(request.secrets, rule.secrets)
@@ -196,6 +196,11 @@ def admit(request: Request, authorization: bytes) -> Admitted | Answer:
         if request.content_length is not None and request.content_length > rule.body_limit_bytes:
             return answers.TOO_LARGE
     return Admitted(rule, target, secrets)
+
+
+def is_authorized(request: Request, authorization: bytes) -> bool:
+    """Return whether a request has the value that the client must have sent, in constant time."""
+    return hmac.compare_digest(request.headers.get(b"authorization", b""), authorization)
 
 
 def accepts_cbor(accept: bytes | None) -> bool:

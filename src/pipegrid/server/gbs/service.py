@@ -30,7 +30,7 @@ from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
 from pipegrid.server.gbs.bodies import Call, Receiver, Refusal, ShareStream, Write
 from pipegrid.server.gbs.bundles import Bundle
-from pipegrid.server.gbs.requests import Admitted, Operation, Request, admit
+from pipegrid.server.gbs.requests import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.slots import SlotHandlers
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
@@ -139,6 +139,10 @@ class GbsService:
         return result
 
     # Requests.
+
+    def knows_secret(self, request: Request) -> bool:
+        """Return whether the client has shown the server's secret."""
+        return is_authorized(request, self._authorization)
 
     def begin(self, request: Request) -> Receiver:
         """Return what takes the body of a request and answers it; never raises."""

@@ -1,7 +1,7 @@
 """
-The GBS server's connections together: how many there may be, their common clock, and their end.
+The GBS server's connections together: their common clock, what is logged of them, and their end.
 
-They come from ``front``, which has told TLS from Foolscap by the first bytes of each.
+They come from ``front``, which lets in only so many, and has told TLS from Foolscap by their first bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pipegrid.server.gbs.connection import GbsConnection
 if TYPE_CHECKING:
     from pipegrid.server.gbs.service import GbsService
 
-MAX_CONNECTIONS = 1000
 TICK_S = 5.0
 GRACE_S = 10.0
 _LINES_PER_TICK = 20
@@ -32,10 +31,11 @@ class GbsServer(Factory):
 
     Args:
         clock: for timeouts.
-        max_connections: further ones are refused.
 
     Attributes:
         connections: those that are open.
+        accepted: how many there have been.
+        refused: how many, on the whole port, were turned away or had to make room.
     """
 
     noisy = False
@@ -44,13 +44,11 @@ class GbsServer(Factory):
         self,
         service: GbsService,
         clock: IReactorTime,
-        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.service = service
         self.connections: set[GbsConnection] = set()
         self.accepted = 0
         self.refused = 0
-        self.max_connections = max_connections
         self._clock = clock
         self._ready: list[GbsConnection] = []
         self._timer: IDelayedCall | None = None
@@ -64,10 +62,8 @@ class GbsServer(Factory):
         return f"<GbsServer with {len(self.connections)} connections>"
 
     def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
-        """Return a connection, unless there are too many."""
-        if self._stopping is not None or len(self.connections) >= self.max_connections:
-            self.refused += 1
-            self.note_hostile(str(getattr(addr, "host", addr)), "there are too many connections")
+        """Return a connection, unless this is the end."""
+        if self._stopping is not None:
             return None
         self.accepted += 1
         return GbsConnection(self, self.service, self.seconds())
