@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 
@@ -96,6 +97,10 @@ class ExitStatusTests(SynchronousTestCase):
         run = Run("--trace", path, "status", grid=grid)
         self.successResultOf(run.finished)
         self.assertIsNotNone(grid.tracer)
+        self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
+        link = self.mktemp()
+        os.symlink(path, link)
+        self.assertIn("symbolic link", Run("--trace", link, "status").stderr)
         with open(path, "rb") as file:
             self.assertEqual(json.load(file), [])
         run = Run("--trace", os.path.join(path, "no"), "status")

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, TextIO, cast
 
-from pipegrid.cli.outcome import ExitStatus, printable, sentence, status_of
+from pipegrid.cli.outcome import ExitStatus, sentence, status_of
+from pipegrid.core.text import harmless, printable
 from pipegrid.errors import SinkError
 
 
@@ -100,7 +101,8 @@ class Console:
     def result(self, text: str, fields: dict[str, Any]) -> None:
         """Print one result: text for people, or its documented fields under ``--json``."""
         # A path may hold bytes that are no text; they come out as they went in.
-        line = _json_line(fields) if self.json else text.encode("utf-8", "surrogateescape") + b"\n"
+        shown = harmless(text).encode("utf-8", "surrogateescape") + b"\n"
+        line = _json_line(fields) if self.json else shown
         with self._aside():
             self.results.write(line)
             self.results.flush()
@@ -138,7 +140,7 @@ class Console:
         self._aside = aside or nullcontext
 
     def _prose(self, text: str) -> None:
-        data = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        data = harmless(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         try:
             with self._aside():
                 self.stderr.write(data + "\n")
@@ -150,7 +152,10 @@ class Console:
 def _json_line(fields: dict[str, Any]) -> bytes:
     """Return an object as a line of valid UTF-8, whatever bytes a path in it is made of."""
     try:
-        line = json.dumps(fields, ensure_ascii=False).encode("utf-8")
+        text = json.dumps(fields, ensure_ascii=False)
+        if not text.isprintable():  # a terminal obeys more than JSON has escapes for
+            text = json.dumps(fields)
+        line = text.encode("utf-8")
     except UnicodeEncodeError:  # a byte 0xff that is no text becomes the lone surrogate \udcff
         line = json.dumps(fields).encode("ascii")
     return line + b"\n"

@@ -7,6 +7,7 @@ the process (or a test) provides.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -154,11 +155,14 @@ def tracing(path: str | None, reactor: Any) -> Iterator[Tracer | None]:
     if path is None:
         yield None
         return
+    from pipegrid.disk.private import open_private
     from pipegrid.reactor.trace import Tracer
 
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(path, "wb"))
+            # It says which files were moved, and when.
+            fd = open_private(path, os.O_WRONLY | os.O_TRUNC)
+            file = stack.enter_context(os.fdopen(fd, "wb"))
         except OSError as error:
             raise SinkError(f"cannot write the trace to {path}: {error.strerror}") from error
         tracer = Tracer(reactor.seconds, file)

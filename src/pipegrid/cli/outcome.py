@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 import click
 
+from pipegrid.core.text import printable as printable
 from pipegrid.errors import (
     CorruptionError,
     NotEnoughSharesError,
@@ -80,18 +81,6 @@ def sentence(error: BaseException) -> str:
             "run the command again with -v, and report what it shows"
         )
     return printable(text.strip()).rstrip(".")
-
-
-def printable(text: str) -> str:
-    r"""
-    Return text on one line: control characters, as file names may hold them, as ``\n`` or ``\x1b``.
-
-    Bytes that are no text stay as Python keeps them (surrogates), for the console to deal with.
-    """
-    return "".join(
-        char if char.isprintable() or "\ud800" <= char <= "\udfff" else ascii(char)[1:-1]
-        for char in text
-    )
 
 
 def _usage_sentence(error: click.UsageError) -> str:

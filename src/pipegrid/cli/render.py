@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import printable, sentence
+from pipegrid.cli.outcome import sentence
+from pipegrid.core.text import printable
 from pipegrid.errors import CorruptionError
 
 MAX_LINES = 20

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from pipegrid.core import base32
+from pipegrid.core.text import harmless
 from pipegrid.disk import files as disk
 
 MAX_ADVISORIES = 1000
@@ -39,7 +40,9 @@ def keep(
     index = base32.encode(storage_index)
     when = datetime.fromtimestamp(now, timezone.utc)
     path = f"{directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
-    text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+    # It will be looked at in a terminal.
+    safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
+    text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
     try:
         os.makedirs(directory, exist_ok=True)
         if len(os.listdir(directory)) >= MAX_ADVISORIES:

@@ -27,6 +27,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from pipegrid.core.text import printable
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
@@ -355,7 +356,7 @@ def _advise(
             "a client found share {number} of {index} corrupt: {reason}",
             number=number,
             index=storage_index.hex(),
-            reason=reason[:200].decode("utf-8", "replace"),
+            reason=printable(reason[:200].decode("utf-8", "replace")),
         )
 
     _answer("complaint", advise)

@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from pipegrid.core.text import printable
 from pipegrid.disk.commit import Committable
 from pipegrid.disk.durability import Durability, Ending
 from pipegrid.errors import (
@@ -312,7 +313,7 @@ class GbsService:
             "a client found share {number} of {index} corrupt: {reason}",
             number=target.share_number,
             index=target.storage_index.hex(),
-            reason=reason[:200],
+            reason=printable(reason[:200]),
         )
         return answers.OK
 
