@@ -33,6 +33,7 @@ from zope.interface import implementer
 
 from pipegrid.errors import UsageError
 from pipegrid.http11.errors import WrongServerKey
+from pipegrid.reactor.ciphers import only_forward_secret
 from pipegrid.reactor.tls import BatchingTLSEndpoint, write_whole
 
 ALPN = [b"http/1.1"]  # a server that knows HTTP/2 might choose it if we let it
@@ -111,7 +112,7 @@ class _PinnedConnectionCreator:
         self._pin = pin
         self._server = server
         context = self._context = SSL.Context(SSL.TLS_METHOD)
-        context.set_min_proto_version(SSL.TLS1_2_VERSION)
+        only_forward_secret(context)
         context.set_alpn_protos(ALPN)
         write_whole(context)
         context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)

@@ -90,6 +90,7 @@ class Identity:
         from OpenSSL import SSL, crypto
         from twisted.internet import ssl
 
+        from pipegrid.reactor.ciphers import only_forward_secret
         from pipegrid.reactor.tls import write_whole
 
         options: Any = ssl.CertificateOptions(
@@ -100,6 +101,7 @@ class Identity:
         )
         # A thousand idle connections need not hold 32 KiB of buffers each.
         options.getContext().set_mode(SSL.MODE_RELEASE_BUFFERS)
+        only_forward_secret(options.getContext())
         write_whole(options.getContext())
         return options  # type: ignore[no-any-return]
 

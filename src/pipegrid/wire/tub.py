@@ -14,6 +14,7 @@ from typing import Any
 from foolscap.api import Tub
 
 from pipegrid.wire.certificates import self_signed_pem
+from pipegrid.wire.negotiation import StrictNegotiation
 
 KEEPALIVE_S = 60
 """After so much silence the other side is asked whether it is still there."""
@@ -29,6 +30,7 @@ def make_tub(lost_after_s: int) -> Any:
         lost_after_s: silence after which the other side is taken to be gone; more than ``KEEPALIVE_S``.
     """
     tub = Tub(certData=_make_pem())
+    tub.negotiationClass = StrictNegotiation
     tub.unsafeTracebacks = False
     tub.setOption("accept-gifts", False)
     tub.setOption("keepaliveTimeout", KEEPALIVE_S)

@@ -76,8 +76,10 @@ class FoolscapPort:
         from foolscap.api import Tub
 
         from pipegrid.server.foolscap.service import FoolscapStorage
+        from pipegrid.wire.negotiation import StrictNegotiation
 
         tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)
+        tub.negotiationClass = StrictNegotiation
         tub.unsafeTracebacks = False  # clients need not know what our stack looks like
         tub.setOption("accept-gifts", False)
         tub.setOption("keepaliveTimeout", KEEPALIVE_S)
