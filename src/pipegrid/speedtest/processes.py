@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -262,14 +263,35 @@ def end_on_sigterm(within_s: int = 60) -> None:
 
     A reactor may swallow that, wherever it happens to be, and wait for ever for what was lost with it. So
     after ``within_s`` seconds the process ends anyhow; what it started ends with its standard input.
+
+    Python runs a signal's handler between two of its own instructions. A signal that comes in a long call of
+    the system, or just before one that then waits, is not handled for as long as that takes. So the time
+    is counted by a thread, which the system tells of the signal at once, and which interrupts what waits.
+    The main thread only.
     """
+    handled = threading.Event()
+    main_thread = threading.get_ident()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        if handled.is_set():
+            return  # it was sent again only to wake us
+        handled.set()
         signal.alarm(within_s)
         raise SystemExit(143)
 
+    def watch() -> None:
+        while signal.SIGTERM not in os.read(told, 1):
+            pass
+        signal.alarm(within_s)
+        while not handled.wait(0.1):
+            signal.pthread_kill(main_thread, signal.SIGTERM)
+
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
     signal.signal(signal.SIGTERM, end)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def ping_s(port: int, count: int) -> list[float]:
