@@ -33,16 +33,21 @@ class ServeJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; being cancelled stops in good order, and gives 0."""
+        from pipegrid.cli.logfile import logging_to
         from pipegrid.server.serve import serve
+        from pipegrid.server.supervised import end_without_memory
 
         console = invocation.console
+        forget = end_without_memory()  # it looks at all that is logged, before what may fail itself
         try:
-            with logging_to(console, self._log_file):
+            with logging_to(console, self._log_file, reactor):
                 await serve(
                     reactor, self._full_settings(invocation), lambda node: announce(console, node)
                 )
         except Exception as error:
             return failure(error, console)
+        finally:
+            forget()
         return ExitStatus.DONE
 
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
@@ -106,11 +111,23 @@ class ServeJob(GridJob):
 )
 @click.option("--nickname", metavar="NAME", help="What people call the server.")
 @click.option(
+    "--max-connections",
+    type=click.IntRange(min=16),
+    metavar="N",
+    help="Connections at a time; the limit of open files may allow less.  [default: 1000]",
+)
+@click.option(
+    "--max-per-address",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of these, from one address.  [default: half of them]",
+)
+@click.option(
     "--log",
     "log_file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Append the log to FILE, as JSON, one object a line.",
+    help="Append the log to FILE, as JSON, one object a line; SIGHUP opens it anew.",
 )
 @common_options
 def command(
@@ -124,6 +141,8 @@ def command(
     metrics: str | None,
     introducers: tuple[str, ...],
     nickname: str | None,
+    max_connections: int | None,
+    max_per_address: int | None,
     log_file: str | None,
 ) -> GridJob:
     """
@@ -145,6 +164,8 @@ def command(
         "expiry": Expiry() if expire_leases else None,
         "metrics": metrics,
         "nickname": nickname,
+        "max_connections": max_connections,
+        "max_per_address": max_per_address,
     }
     return ServeJob(settings, log_file, introducers)
 
@@ -190,36 +211,3 @@ def announce(console: Console, node: StorageNode) -> None:
     if node.server_id:
         fields["server_id"] = node.server_id
     console.result(f"{node.nurl}\n{node.furl}", fields)
-
-
-def logging_to(console: Console, log_file: str | None) -> Any:
-    """Return a context manager in which the log goes to stderr, and to a file if there is one."""
-    from contextlib import ExitStack
-
-    from twisted.logger import ILogObserver, formatEventAsClassicLogText, globalLogPublisher
-    from twisted.logger import jsonFileLogObserver as json_observer
-    from zope.interface import provider
-
-    from pipegrid.errors import UsageError
-
-    stack = ExitStack()
-
-    @provider(ILogObserver)
-    def observe(event: Any) -> None:
-        if str(event.get("log_namespace", "")).startswith("pipegrid"):
-            console.say((formatEventAsClassicLogText(event) or "").rstrip("\n"))
-
-    observers: list[Any] = [observe]
-    if log_file is not None:
-        try:
-            file = Path(log_file).open("a", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise UsageError(
-                f"cannot write the log to {log_file}: {error.strerror}; choose another file"
-            ) from error
-        stack.callback(file.close)
-        observers.append(json_observer(file, recordSeparator=""))
-    for observer in observers:
-        globalLogPublisher.addObserver(observer)
-        stack.callback(globalLogPublisher.removeObserver, observer)
-    return stack

@@ -18,6 +18,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob, failure
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.reactor.collector import calm_collector
+from pipegrid.reactor.monotonic import make_monotonic
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -73,6 +74,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     from twisted.internet import reactor as global_reactor
 
     reactor: Any = global_reactor
+    make_monotonic(reactor)
     _log_to(invocation.console)
     outcome = _Outcome(reactor)
     reactor.callWhenRunning(outcome.begin, start)

@@ -20,8 +20,10 @@ from twisted.python import usage
 from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.errors import UsageError
 from pipegrid.grid import serving
+from pipegrid.reactor.monotonic import make_monotonic
 from pipegrid.server.running import refuse_if_running
 from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
+from pipegrid.server.supervised import end_without_memory
 from pipegrid.storage.expiry import Expiry
 
 log = Logger()
@@ -39,6 +41,8 @@ class Options(usage.Options):
         ["durability", None, "batch", "none, batch or strict."],
         ["metrics", None, None, "A port or an endpoint for Prometheus."],
         ["nickname", None, None, "What people call the server."],
+        ["max-connections", None, None, "Connections at a time.", int],
+        ["max-per-address", None, None, "Of these, from one address.", int],
     ]
     optFlags = [
         ["read-only", None, "Take no shares."],
@@ -60,6 +64,9 @@ class Options(usage.Options):
             raise usage.UsageError("give the node's directory with --directory")
         if self["durability"] not in DURABILITIES:
             raise usage.UsageError(f"the durability is one of {', '.join(DURABILITIES)}")
+        for name, least in (("max-connections", 16), ("max-per-address", 1)):
+            if self[name] is not None and self[name] < least:
+                raise usage.UsageError(f"--{name} is at least {least}")
         try:
             self._settings = self._read()
         except UsageError as error:
@@ -87,6 +94,8 @@ class Options(usage.Options):
             durability=self["durability"],
             metrics=self["metrics"],
             nickname=self["nickname"],
+            max_connections=self["max-connections"],
+            max_per_address=self["max-per-address"],
             expiry=Expiry() if self["expire-leases"] else None,
         )
 
@@ -120,4 +129,6 @@ def makeService(options: Options) -> StorageService:
     """Return the service; what ``twist`` calls."""
     from twisted.internet import reactor
 
+    end_without_memory()
+    make_monotonic(reactor)  # the process is ours, whatever its program is called
     return StorageService(reactor, options.settings())

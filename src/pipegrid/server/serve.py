@@ -32,8 +32,9 @@ from twisted.logger import Logger
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.durability import Durability
 from pipegrid.errors import UsageError
+from pipegrid.reactor.monotonic import make_monotonic
 from pipegrid.reactor.workers import Workers
-from pipegrid.server import identity
+from pipegrid.server import identity, supervised
 from pipegrid.server.crowd import MAX_CONNECTIONS, Crowd
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.front import Front, FrontFactory
@@ -132,6 +133,7 @@ class StorageNode:
         self._lock: int | None = None
         self._announcer: Any = None
         self._tub: Any = None
+        self._alive: LoopingCall | None = None
         self._serves = False
         self._stopped: Deferred[None] | None = None
 
@@ -195,7 +197,9 @@ class StorageNode:
         if expiry is not None:
             collect = partial(self._store.collect_garbage, expiry)
             self._every(COLLECTION_S, "expired shares removed", collect)
+        self._alive = supervised.stay_alive(self._reactor)
         self._serves = True
+        supervised.notify(supervised.READY)
         log.info(
             "serving {storage} with durability {durability}",
             storage=str(self.storage),
@@ -263,6 +267,8 @@ class StorageNode:
         self._timers.append(timer)
 
     async def _stop(self) -> None:
+        if self._serves:
+            supervised.notify(supervised.STOPPING)
         for timer in self._timers:
             if timer.running:
                 timer.stop()
@@ -274,6 +280,8 @@ class StorageNode:
         if self._server is not None:
             await self._server.stop()
         await self._durability.flush()
+        if self._alive is not None:
+            self._alive.stop()
         if self._foolscap is not None:
             await self._foolscap.stop()
         if self._front is not None:
@@ -323,6 +331,8 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
         reactor: not running yet; its handlers of SIGINT and SIGTERM stop the node in good order.
         say: is given the NURL, then the fURL, when the server listens, or one sentence why it does not.
     """
+    supervised.end_without_memory()
+    make_monotonic(reactor)
     node = StorageNode(reactor, settings)
     failures: list[BaseException] = []
 

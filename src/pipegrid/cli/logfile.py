@@ -1,0 +1,126 @@
+"""
+The log of ``pipegrid serve``: lines on stderr, and JSON in a file that can be rotated.
+
+Strangers' words stand in it: what a terminal would obey is escaped, and what they say stays on one line.
+The file is its owner's alone, since it tells which shares there are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from twisted.logger import (
+    ILogObserver,
+    eventAsText,
+    formatTime,
+    globalLogPublisher,
+    jsonFileLogObserver,
+)
+from zope.interface import provider
+
+from pipegrid.cli.console import Console
+from pipegrid.core.text import printable
+from pipegrid.disk.private import open_private
+from pipegrid.errors import UsageError
+
+
+class LogFile:
+    """
+    A file that is appended to, and opened anew when that is wanted.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self._file = self._open()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the log to {path}: {error.strerror}; choose another file"
+            ) from error
+
+    def write(self, text: str) -> None:
+        """Append."""
+        self._file.write(text)
+
+    def flush(self) -> None:
+        """Let others see it."""
+        self._file.flush()
+
+    def reopen(self) -> None:
+        """
+        Go on in what has the name now; it is made if it was moved away.
+
+        Raises:
+            OSError: it cannot be opened; all goes on as before.
+        """
+        old, self._file = self._file, self._open()
+        with suppress(OSError):
+            old.close()
+
+    def close(self) -> None:
+        """Close it."""
+        with suppress(OSError):
+            self._file.close()
+
+    def _open(self) -> Any:
+        fd = open_private(self._path, os.O_WRONLY | os.O_APPEND)
+        return os.fdopen(fd, "a", encoding="utf-8")
+
+
+@contextmanager
+def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[None]:
+    """
+    Log to stderr, and to a file if there is one, which SIGHUP opens anew.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    file = None if path is None else LogFile(path)
+
+    @provider(ILogObserver)
+    def observe(event: Any) -> None:
+        if str(event.get("log_namespace", "")).startswith("pipegrid"):
+            console.say(line(event))
+
+    def reopen() -> None:
+        if file is None:
+            return
+        try:
+            file.reopen()
+        except OSError as error:
+            console.say(f"pipegrid: cannot open {path} anew: {error.strerror}; the old log goes on")
+
+    observers: list[Any] = [observe]
+    if file is not None:
+        written: Any = file
+        observers.append(jsonFileLogObserver(written, recordSeparator=""))
+    for observer in observers:
+        globalLogPublisher.addObserver(observer)
+    # Without a file there is nothing to do, but a server that a closing terminal ends serves nobody.
+    before = signal.signal(signal.SIGHUP, lambda *_: reactor.callFromThread(reopen))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        for observer in observers:
+            globalLogPublisher.removeObserver(observer)
+        if file is not None:
+            file.close()
+
+
+def line(event: Any) -> str:
+    """Return an event for people: one line, and a traceback's where there is one."""
+    # Values come from strangers; what we say around them does not, and a traceback keeps its lines.
+    safe = {
+        key: printable(value) if isinstance(value, str) and key != "log_format" else value
+        for key, value in event.items()
+    }
+    text = eventAsText(safe, includeTimestamp=False, includeSystem=False)
+    return f"{formatTime(event.get('log_time'))} {text}".rstrip("\n")
