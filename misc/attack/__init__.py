@@ -47,4 +47,26 @@ ATTACKS: tuple[Attack, ...] = (
         "slow_bodies",
         "1000 PATCHes without a secret, each with 100 MB announced and a byte every 25 s",
     ),
+    Attack(
+        "half_open",
+        "1000 connections that stop in the first 8 bytes, in TLS's handshake, in Foolscap's, or in a head",
+    ),
+    Attack("idle", "1000 connections that were refused a request and stay open"),
+    Attack(
+        "churn",
+        "connections opened and closed as fast as they go from 8 addresses, with TLS handshakes and without",
+    ),
+    Attack(
+        "floods",
+        "300 connections from 8 addresses, with endless requests, headers, chunks, garbage; answers unread",
+    ),
+    Attack(
+        "dribble",
+        "writes of 1000 clients who know the secret, a byte every 5 s",
+        SECRET,
+        may_leave_files=10**6,
+    ),
+    Attack("slow_readers", "250 GETs of 16 MB of which nobody reads the answers", SECRET),
+    Attack("small_requests", "8 connections that ask 60 times a second each", SECRET),
+    Attack("clients", "200 client processes at once, each with a share every 5 s", SECRET),
 )

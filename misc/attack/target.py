@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import resource
+import select
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -98,6 +99,53 @@ def again_and_again(target: Target, pause_s: float = 0.0) -> Iterator[int]:
         yield turn
         turn += 1
         time.sleep(min(pause_s, max(0.0, target.left_s)))
+
+
+class Crowd:
+    """
+    So many open connections, with new ones for those that were cut.
+
+    Args:
+        make: returns a new one, with its first words said.
+        count: how many.
+    """
+
+    def __init__(self, make: Callable[[int], socket.socket], count: int) -> None:
+        self._make = make
+        self._count = count
+        self._made = 0
+        self._open: dict[socket.socket, float] = {}
+
+    def fill(self) -> None:
+        """Make one more, if one is missing."""
+        if len(self._open) < self._count:
+            with refused_or_cut():
+                connection = self._make(self._made)
+                self._made += 1
+                self._open[connection] = time.monotonic()
+
+    def say(self, data: bytes, every_s: float) -> None:
+        """Have those speak that have been silent for so long; those that were cut are forgotten."""
+        now_s = time.monotonic()
+        due = [one for one, spoke_s in self._open.items() if now_s - spoke_s >= every_s]
+        for each in due:
+            try:
+                each.sendall(data)
+            except OSError:  # noqa: PERF203
+                del self._open[each]
+                each.close()
+            else:
+                self._open[each] = now_s
+
+    def forget_cut(self) -> None:
+        """Look which ones were cut, without saying anything."""
+        waiting = select.poll()
+        by_fd = {each.fileno(): each for each in self._open}
+        for fd in by_fd:
+            waiting.register(fd, select.POLLRDHUP)
+        for fd, _ in waiting.poll(0):
+            del self._open[by_fd[fd]]
+            by_fd[fd].close()
 
 
 @contextlib.contextmanager

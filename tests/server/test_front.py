@@ -119,6 +119,7 @@ class FrontTests(SynchronousTestCase):
             front, _ = self.connect()
             front.dataReceived(words)
             front.dataReceived(b"more")
+            self.clock.advance(0)
             self.assertEqual(self.server.made[-1].data, words + b"more")
             front.connectionLost(Failure(Exception()))
         self.assertEqual(len(self.server.made), 3)
@@ -152,6 +153,7 @@ class FrontTests(SynchronousTestCase):
         self.assertEqual(self.server.refused, 1)
         for front in (second, third):
             front.dataReceived(b"\x16" * 8)
+            self.clock.advance(0)
             self.server.made[-1].on_known()
         self.assertIsNone(self.factory.buildProtocol(ADDRESS))
         self.assertEqual(self.server.refused, 2)
@@ -165,16 +167,54 @@ class FrontTests(SynchronousTestCase):
         fronts = [self.connect() for _ in range(2)]
         for front, _ in fronts:
             front.dataReceived(b"\x16" * 8)
+            self.clock.advance(0)
             self.server.made[-1].on_known()
         self.server.made[1].quiet = QUIET_S
         self.connect()
         self.assertEqual([transport.disconnected for _, transport in fronts], [False, True])
+
+    def test_handshakes_take_turns(self) -> None:
+        """One begins in a turn of the reactor; addresses take turns, and what has gone is passed over."""
+        factory = Factory(self.server, self.clock, None)
+        factory._crowd = Crowd(100)
+        fronts = []
+        for host in ("a", "a", "a", "a", "b"):
+            front = factory.buildProtocol(IPv4Address("TCP", host, 1))
+            assert front is not None
+            front.makeConnection(StringTransport())
+            front.dataReceived(host.encode() * 8)
+            fronts.append(front)
+        fronts[2].connectionLost(Failure(Exception()))
+        self.assertEqual([inner.data for inner in self.server.made], [b"a" * 8])
+        self.assertEqual(fronts[-1].transport.producerState, "paused")  # type: ignore[union-attr]
+        self.clock.advance(0)
+        begun = "".join(chr(inner.data[0]) for inner in self.server.made)
+        self.assertEqual(begun, "abaa")
+        paused = [front.transport.producerState for front in fronts]  # type: ignore[union-attr]
+        self.assertEqual(paused[:2] + paused[3:], ["producing"] * 4)
+        self.assertEqual(factory._waiting, {})
+
+    def test_strangers_are_heard_in_turn(self) -> None:
+        """Who has shown the secret is heard at once; what strangers say waits, and none of it is lost."""
+        (known, _), (stranger, _) = self.connect(), self.connect()
+        for front in (known, stranger):
+            front.dataReceived(b"\x16" * 8)
+            self.clock.advance(0)
+        first, second = self.server.made
+        known.has_shown_secret()
+        for number in range(5):
+            known.dataReceived(b"%d" % number)
+            stranger.dataReceived(b"%d" % number)
+        self.assertEqual((first.data[8:], second.data[8:]), (b"01234", b"0"))
+        self.clock.advance(0)
+        self.assertEqual(second.data[8:], b"01234")
 
     def test_foolscap_is_quiet(self) -> None:
         """Over Foolscap, what comes is of use."""
         fronts = [self.connect() for _ in range(2)]
         for front, _ in fronts:
             front.dataReceived(b"GET /id/")
+            self.clock.advance(0)
             self.foolscap.on_known()
         self.clock.pump([1] * 20)
         fronts[1][0].dataReceived(b"a call")

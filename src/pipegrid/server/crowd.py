@@ -9,7 +9,7 @@ one). Whoever comes when that is reached is let in all the same, and another one
   is not its victim, and who comes from the same address has as much time to show the secret as it takes
   the flood to fill all places anew;
 * where strangers have no more than an eighth of the places, the known connection of which nothing of use
-  has come or gone for longest, if that is at least ten seconds. Its client connects again when it needs to.
+  has come or gone for longest, if that is at least two seconds. Its client connects again when it needs to.
   So those who know the secret cannot shut out others who do, neither by silence nor by a byte now and then;
 * if there is neither, the newcomer goes.
 
@@ -28,7 +28,7 @@ from ipaddress import IPv6Address
 from typing import Generic, Protocol, TypeVar
 
 MAX_CONNECTIONS = 1000
-QUIET_S = 10.0
+QUIET_S = 2.0
 _RESERVE = 8  # one place of so many is for strangers, however many known connections there are
 
 

@@ -7,11 +7,17 @@ What a port listens with: the first bytes of a connection tell Foolscap from TLS
 Fewer than 8 bytes within 30 seconds are neither. Whatever was looked at is handed on. How many connections
 there may be, and who makes room for whom, decides ``crowd``; here it is done.
 
+What strangers say costs the server more than them: a millisecond for TLS's handshake, as much for a
+kilobyte of small requests. So they are heard in turn: one piece in each turn of the reactor, in which
+everybody who has shown the secret is heard as well, and the address first that has fewest waiting. Who
+comes from elsewhere than a flood waits for one piece of it. Where nobody else waits, nobody does.
+
 Source: the format reference, storage protocols, section 3.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +28,7 @@ from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 
-from pipegrid.server.crowd import Crowd
+from pipegrid.server.crowd import Crowd, network
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
@@ -74,6 +80,8 @@ class FrontFactory(Factory):
         self._empty: list[Deferred[None]] = []
         self._crowd: Crowd[Front] = Crowd() if crowd is None else crowd
         self._timer: IDelayedCall | None = None
+        self._waiting: dict[str, deque[Front]] = {}  # by address, whose turn it is first
+        self._turn: IDelayedCall | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> Front | None:
         """Return what will look at the first bytes, unless there is no room and nobody who can make any."""
@@ -106,6 +114,29 @@ class FrontFactory(Factory):
         tls: TwistedProtocol = self._tls.protocol(self._tls, inner)
         return tls
 
+    def hear_in_turn(self, connection: Front) -> None:
+        """Have a connection heard: now, or when it is its turn."""
+        if self._turn is None:
+            self._turn = self.clock.callLater(0, self._next_turn)
+            connection.hear()
+        else:
+            connection.pause()
+            place = network(str(getattr(connection.addr, "host", "")))
+            self._waiting.setdefault(place, deque()).append(connection)
+
+    def _next_turn(self) -> None:
+        self._turn = None
+        while self._waiting and self._turn is None:
+            place = min(self._waiting, key=lambda place: len(self._waiting[place]))
+            waiting = self._waiting.pop(place)
+            connection = waiting.popleft()
+            if waiting:
+                self._waiting[place] = waiting  # behind others that have as many
+            if connection in self.connections:
+                self._turn = self.clock.callLater(0, self._next_turn)
+                connection.resume()
+                connection.hear()
+
     def vouch(self, connection: Front) -> None:
         """A connection has shown the secret."""
         self._crowd.vouch(connection)
@@ -128,6 +159,10 @@ class FrontFactory(Factory):
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+            if self._turn is not None:
+                self._turn.cancel()
+                self._turn = None
+            self._waiting.clear()
             empty, self._empty = self._empty, []
             for waiting in empty:
                 waiting.callback(None)
@@ -168,6 +203,8 @@ class Front(TwistedProtocol):
         self._inner: TwistedProtocol | None = None
         self._timer: IDelayedCall | None = None
         self._turned_away = False
+        self._waits = False  # for its turn
+        self._direct: TwistedProtocol | None = None  # who is told at once, and always
 
     def connectionMade(self) -> None:
         """Begin to wait for the first bytes."""
@@ -176,27 +213,33 @@ class Front(TwistedProtocol):
 
     def dataReceived(self, data: bytes) -> None:
         """Hand on, once it is known to whom."""
-        if self._inner is not None:
+        if self._direct is not None:
             self._heard = True
-            self._inner.dataReceived(data)
+            self._direct.dataReceived(data)
             return
         if self._turned_away:
             return
         self._seen += data
-        if len(self._seen) >= len(FOOLSCAP_BEGINS):
-            self._begin()
+        if self._waits or (self._inner is None and len(self._seen) < len(FOOLSCAP_BEGINS)):
+            return
+        self._stop_waiting()
+        self._waits = True
+        self._front.hear_in_turn(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Tell whoever it was handed to."""
         self._stop_waiting()
         self._front.closed(self)
         inner, self._inner = self._inner, None
+        self._direct = None
         if inner is not None:
             inner.connectionLost(reason)
 
     def has_shown_secret(self) -> None:
         """Whoever it was handed to has seen the server's secret."""
         self._front.vouch(self)
+        if self._inner is not None and not self._waits:
+            self._direct = self._inner
 
     def tick(self, now_s: float) -> None:
         """Note whether something has come."""
@@ -215,8 +258,26 @@ class Front(TwistedProtocol):
         transport: Any = self.transport
         transport.abortConnection()
 
+    def pause(self) -> None:
+        """Read nothing until it is its turn."""
+        transport: Any = self.transport
+        transport.pauseProducing()
+
+    def resume(self) -> None:
+        """It is its turn."""
+        transport: Any = self.transport
+        transport.resumeProducing()
+
+    def hear(self) -> None:
+        """Hand on what was said."""
+        self._waits = False
+        if self._inner is None:
+            self._begin()
+        if self._inner is not None:
+            seen, self._seen = self._seen, b""
+            self._inner.dataReceived(seen)
+
     def _begin(self) -> None:
-        self._stop_waiting()
         inner = self._front.choose(self._seen, self)
         if inner is None:
             self._turn_away()
@@ -227,8 +288,8 @@ class Front(TwistedProtocol):
             transport.setTcpNoDelay(True)
         self._inner = inner
         inner.makeConnection(transport)
-        seen, self._seen = self._seen, b""
-        inner.dataReceived(seen)
+        if self.gbs is None:
+            self._direct = inner
 
     def _waited_too_long(self) -> None:
         self._timer = None

@@ -51,9 +51,9 @@ STRANGER_FEED_BYTES = 1024
 The same before the secret was shown. What is found in it is kept until its turn comes, and a request of 18
 bytes becomes a kilobyte: a thousand strangers could make 900 MB of it.
 """
-STRANGER_RECEIVE_BYTES = 16 * 1024
+STRANGER_RECEIVE_BYTES = 4 * 1024
 USEFUL_BYTES = 4096
-"""Of a body, within a tick (5 s): with less, the connection is of no use."""
+"""Of a body: with less since it was looked at, the connection is of no use."""
 RECEIVE_BYTES = 64 * 1024
 """Read from the socket at a time; a thousand clients that take no answers may each have as much waiting."""
 BULK_RECEIVE_BYTES = 128 * 1024
@@ -166,10 +166,7 @@ class GbsConnection(Protocol):
     def tick(self, now_s: float) -> None:
         """Close the connection if its time is up."""
         order = self._order
-        begun, left = self._mark
-        if order.begun != begun or abs(left - order.body_left) >= USEFUL_BYTES:
-            self._useful_s = now_s
-            self._mark = order.begun, order.body_left
+        self._look_for_use(now_s)
         if self._closing_since_s is not None:
             if now_s - self._closing_since_s > CLOSE_TIMEOUT_S and not order.lost:
                 self._transport.abortConnection()
@@ -195,7 +192,16 @@ class GbsConnection(Protocol):
         order = self._order
         if order.unanswered and order.can_write:
             return 0.0
-        return self._server.seconds() - max(self._useful_s, self._moved_s)
+        now_s = self._server.seconds()
+        self._look_for_use(now_s)
+        return now_s - max(self._useful_s, self._moved_s)
+
+    def _look_for_use(self, now_s: float) -> None:
+        """Note whether a request has begun since, or enough of a body has come."""
+        begun, left = self._mark
+        if self._order.begun != begun or abs(left - self._order.body_left) >= USEFUL_BYTES:
+            self._useful_s = now_s
+            self._mark = self._order.begun, self._order.body_left
 
     def drain(self) -> None:
         """Answer what has been begun, then close."""
