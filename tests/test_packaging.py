@@ -1,0 +1,152 @@
+"""The unit for systemd and the container: what they run exists, and says what the documentation says."""
+
+from __future__ import annotations
+
+import configparser
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli.app import parse
+from pipegrid.cli.cmd_serve import ServeJob
+from pipegrid.cli.console import Console
+
+ROOT = Path(__file__).parent.parent
+SYSTEMD = ROOT / "misc" / "systemd"
+UNIT = SYSTEMD / "pipegrid.service"
+CONTAINER = ROOT / "misc" / "Containerfile"
+HARDENED = {
+    "NoNewPrivileges": "yes",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateTmp": "yes",
+    "PrivateDevices": "yes",
+    "CapabilityBoundingSet": "",
+    "RestrictSUIDSGID": "yes",
+    "StateDirectoryMode": "0700",
+    "UMask": "0077",
+}
+
+
+def program() -> str:
+    """Return the name of the program that is installed."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    [line] = setup["options.entry_points"]["console_scripts"].strip().splitlines()
+    name, _, target = line.partition("=")
+    assert target.strip() == "pipegrid.cli:main"
+    return name.strip()
+
+
+def job(arguments: list[str]) -> object:
+    """Return what a command line asks for."""
+    return parse(arguments, Console(None, io.BytesIO(), io.StringIO()))[1]
+
+
+class UnitTests(SynchronousTestCase):
+    """``misc/systemd/pipegrid.service``."""
+
+    def setUp(self) -> None:
+        self.unit = configparser.ConfigParser(interpolation=None, strict=True)
+        self.unit.optionxform = str  # type: ignore[method-assign, assignment]
+        self.unit.read(UNIT)
+        self.service = self.unit["Service"]
+
+    def test_what_it_runs(self) -> None:
+        """``pipegrid serve`` in the state directory, with further options from a file."""
+        words = shlex.split(self.service["ExecStart"])
+        self.assertEqual(Path(words[0]).name, program())
+        self.assertEqual(words.pop(), "$PIPEGRID_OPTIONS")
+        self.assertEqual(words[1:3], ["-d", f"/var/lib/{self.service['StateDirectory']}"])
+        more = ["--location", "storage.example.org:8098", "--log", "/var/log/pipegrid/server.log"]
+        self.assertIsInstance(job(words[1:] + more), ServeJob)
+
+    def test_secrets_stay_out_of_the_journal(self) -> None:
+        """The server prints its addresses, which open it."""
+        self.assertEqual(self.service["StandardOutput"], "null")
+
+    def test_how_it_is_supervised(self) -> None:
+        """It says that it is ready and alive, comes back whatever ends it, and rotates its log."""
+        self.assertEqual(self.service["Type"], "notify")
+        self.assertEqual(self.service["Restart"], "always")
+        self.assertGreater(int(self.service["WatchdogSec"]), 30)
+        self.assertIn("-HUP", self.service["ExecReload"])
+        self.assertEqual(self.unit["Install"]["WantedBy"], "multi-user.target")
+        rotated = (SYSTEMD / "pipegrid.logrotate").read_text()
+        self.assertIn(f"/var/log/{self.service['LogsDirectory']}/", rotated)
+        self.assertIn(f"kill -s HUP {UNIT.name}", rotated)
+
+    def test_what_it_may_not(self) -> None:
+        """Nothing but its own directories, and no privileges."""
+        for name, value in HARDENED.items():
+            self.assertEqual(self.service[name], value, name)
+        user = (SYSTEMD / "pipegrid.sysusers").read_text().split()
+        self.assertEqual(user[:2], ["u", self.service["User"]])
+
+    def test_systemd_understands_it(self) -> None:
+        """Where systemd is, it finds nothing wrong, and the server little exposed."""
+        copy = Path(self.mktemp()).absolute() / UNIT.name
+        copy.parent.mkdir()
+        copy.write_text(UNIT.read_text().replace("/usr/bin/pipegrid", sys.executable))
+        analyze = shutil.which("systemd-analyze")
+        if analyze is None:
+            self.assertIn(
+                sys.executable, copy.read_text()
+            )  # what could be looked at without it was
+            return
+        done = subprocess.run(
+            [analyze, "verify", str(copy)], capture_output=True, text=True, timeout=60
+        )
+        self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
+        done = subprocess.run(
+            [analyze, "security", "--offline=true", "--threshold=30", str(copy)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+
+class ContainerTests(SynchronousTestCase):
+    """``misc/Containerfile``."""
+
+    def setUp(self) -> None:
+        self.text = CONTAINER.read_text().replace("\\\n", " ")
+
+    def instructions(self, name: str) -> list[str]:
+        """Return what stands behind each instruction of a kind."""
+        return re.findall(rf"^{name} (.*)$", self.text, re.MULTILINE)
+
+    def test_what_is_copied_exists(self) -> None:
+        """All that the build needs is there, and nothing else is taken from the outside."""
+        copied = [line.split() for line in self.instructions("COPY") if "--from" not in line]
+        sources = [word for words in copied for word in words[:-1]]
+        self.assertEqual(
+            sorted(sources), ["LICENSE", "README.md", "pyproject.toml", "setup.cfg", "src"]
+        )
+        for source in sources:
+            self.assertTrue((ROOT / source).exists(), source)
+
+    def test_what_it_runs(self) -> None:
+        """The program with its directory, as a user of its own; server and client by the arguments."""
+        [entry], [default] = self.instructions("ENTRYPOINT"), self.instructions("CMD")
+        words = json.loads(entry)
+        self.assertEqual(words[0], program())
+        self.assertEqual(json.loads(default), ["--help"])
+        shown = re.findall(
+            r"^#     podman run .* pipegrid (serve|put) (.*)$", self.text, re.MULTILINE
+        )
+        self.assertEqual([command for command, _ in shown], ["serve", "put"])
+        for command, rest in shown:
+            arguments = shlex.split(rest.partition("<")[0])
+            self.assertTrue(job([*words[1:], command, *arguments]))
+        [user], [volume] = self.instructions("USER"), self.instructions("VOLUME")
+        self.assertEqual((user, volume), ("pipegrid", words[2]))
+        self.assertIn(f"-o {user}", self.text)
