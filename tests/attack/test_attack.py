@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+from pathlib import Path
 
 import attrs
 from misc import attack
@@ -42,6 +43,12 @@ class TableTests(SynchronousTestCase):
         seconds = program.default_seconds(count)
         self.assertLessEqual(count * (seconds + program.OVERHEAD_S), program.WHOLE_S)
         self.assertGreaterEqual(seconds, 10.0)
+
+    def test_each_is_documented(self) -> None:
+        """The reference names each, and who can do it."""
+        page = (Path(__file__).parents[2] / "docs" / "reference-security.md").read_text("utf-8")
+        for each in attack.ATTACKS:
+            self.assertRegex(page, rf"(?m)^\| `{each.name}`: .* \| {each.who} \| .* \|$")
 
     def test_the_list(self) -> None:
         """--list says what there is."""

@@ -173,6 +173,35 @@ class LogTests(ProcessTestCase):
         self.assertTrue(advisory.read_text().replace("\n", "").isprintable())
 
 
+class CrowdTests(ProcessTestCase):
+    """Too many connections."""
+
+    def test_options(self) -> None:
+        """As many as an operator says, in all and from one address; the oldest stranger goes."""
+        self.serve("--max-connections", "16", "--max-per-address", "4")
+        strangers = [self.target.connect() for _ in range(4)]
+        others = [self.target.connect("127.0.0.2") for _ in range(4)]
+        self.honest()
+        strangers[0].settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):
+            self.assertEqual(strangers[0].recv(1), b"")
+        for each in (*strangers[1:], *others):
+            each.setblocking(False)
+            self.assertRaises(BlockingIOError, each.recv, 1)
+        for each in (*strangers, *others):
+            each.close()
+
+    def test_foolscap_that_does_not_go_on(self) -> None:
+        """Connections that only begin with Foolscap's words are strangers, too."""
+        self.serve("--max-connections", "16", "--max-per-address", "4")
+        strangers = [self.target.connect() for _ in range(4)]
+        for each in strangers:
+            each.sendall(b"GET /id/aaaa")
+        self.honest()
+        for each in strangers:
+            each.close()
+
+
 class ExhaustionTests(ProcessTestCase):
     """What cannot be survived ends the process; what can is waited for."""
 
