@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 FEED_BYTES = 16384
 STRANGER_FEED_BYTES = 1024
 """
-The same before the secret was shown. What is found in it is kept until its turn comes, and a request of 18
-bytes becomes a kilobyte: a thousand strangers could make 900 MB of it.
+The same before the secret was shown: a request of 18 bytes becomes a kilobyte of memory, and few are
+answered.
 """
 STRANGER_RECEIVE_BYTES = 4 * 1024
 USEFUL_BYTES = 4096

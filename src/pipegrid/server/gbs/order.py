@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
+MAX_STRANGERS_REQUESTS = 32
+"""On a connection that has not shown the secret; behind the last one's answer it ends."""
 
 log = Logger()
 
@@ -150,6 +152,8 @@ class RequestOrder:
         self.begun += 1
         if not self.known:
             self.known = self._service.knows_secret(request)
+            if not self.known and self.begun >= MAX_STRANGERS_REQUESTS:
+                request.keep_alive = False
         self.request = request
         self.receiver = self._service.begin(request)
         self.body_left = request.content_length or 0
