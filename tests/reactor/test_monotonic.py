@@ -194,6 +194,7 @@ class WallTimeTests(SynchronousTestCase):
             "reactor/monotonic.py",  # tells of it
             "grid/local.py",
             "server/serve.py",  # leases, uploads' ages and advisories
+            "transfer/put/keynotes.py",  # how old a note is
             "transfer/put/source.py",  # whether a file has just been changed
         }
         self.assertEqual(asking - dates, set(), "is it a limit? then it is the reactor's time")
