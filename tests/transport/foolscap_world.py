@@ -7,11 +7,11 @@ Foolscap itself runs on a ``Clock`` here, its queue of calls included: nothing h
 from __future__ import annotations
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from foolscap import eventual, negotiate
-from foolscap.broker import Broker
 from foolscap.referenceable import SturdyRef
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.error import ConnectionDone
@@ -20,11 +20,14 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.durability import Durability
+from pipegrid.server.foolscap.broker import ServerBroker
+from pipegrid.server.foolscap.governor import Governor
+from pipegrid.server.foolscap.memory import HeldMemory
 from pipegrid.server.foolscap.service import FoolscapStorage
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
-from pipegrid.transport.foolscap.tub import LOST_AFTER_S
+from pipegrid.transport.foolscap.tub import BOUNDS, LOST_AFTER_S
 from pipegrid.wire.tub import make_tub
 from tests.storage.support import NOW, InlineWorkers
 from tests.transport.contract import IDENTITY
@@ -97,7 +100,7 @@ class MemoryConnector:
         self.wires: list[Wire] = []
         self.results: list[Deferred[Any]] = []
         self._world = world
-        self._tub = make_tub(LOST_AFTER_S)
+        self._tub = make_tub(LOST_AFTER_S, BOUNDS)
         self._closing = False
 
     def connect(self) -> Deferred[Any]:
@@ -110,7 +113,8 @@ class MemoryConnector:
         reference = SturdyRef(world.furl).getTubRef()
         decision = negotiate.Negotiation().loopbackDecision()
         for wire, tub in ((ours, self._tub), (theirs, world.tub)):
-            wire.protocol = Broker(reference, decision)
+            make = self._tub.brokerClass if wire is ours else world.make_broker
+            wire.protocol = make(reference, decision)
             wire.protocol.setTub(tub)
         for wire in (ours, theirs):
             wire.protocol.makeConnection(wire)
@@ -151,6 +155,14 @@ class FoolscapWorld:
         self.tub = make_tub(LOST_AFTER_S)
         self.tub.setLocation("tcp:localhost:1")
         self.furl = self.tub.registerReference(self.storage, name=SWISSNUM)
+        self.refusals: list[str] = []
+        self.make_broker = partial(
+            ServerBroker,
+            memory=HeldMemory(self.service.hold),
+            governor=Governor(self.clock, lambda: 0),
+            refused=self.refusals.append,
+            known=lambda: None,
+        )
         self.connector: MemoryConnector
 
     def connect(self) -> FoolscapServer:

@@ -119,10 +119,10 @@ def open_grid(
     if introducers:
         # Foolscap takes long to import.
         from pipegrid.grid.discovery import Discovery
-        from pipegrid.wire.introducing import LOST_AFTER_S
+        from pipegrid.wire.introducing import BOUNDS, LOST_AFTER_S
         from pipegrid.wire.tub import make_tub
 
-        tub = make_tub(LOST_AFTER_S)
+        tub = make_tub(LOST_AFTER_S, BOUNDS)
         tub.startService()
         discovery = Discovery(
             introducers,

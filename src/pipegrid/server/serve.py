@@ -167,7 +167,7 @@ class StorageNode:
             service = GbsService(self._store, self._durability, who.swissnum)
             connections = min(self.settings.max_connections, raise_file_limit())
             self._server = GbsServer(service, self._reactor)
-            self._foolscap = FoolscapPort(service, who)
+            self._foolscap = FoolscapPort(service, who, self._server.note_hostile)
             crowd: Crowd[Front] = Crowd(connections, self.settings.max_per_address)
             self._front = FrontFactory(
                 self._server, who.contexts(), self._reactor, self._foolscap, crowd

@@ -8,12 +8,15 @@ Foolscap knows an interface by its name, the same on both ends, and holds every 
 what is declared here: shapes that do not fit never reach our code. Importing this module imports Foolscap,
 which takes its time; import it where Foolscap is really spoken.
 
-``write``s carry as many bytes as the client likes, and so do a slot's: the protocol has no limit.
+``write``s carry as many bytes as the client likes, and so do a slot's: the protocol has no limit. Ours is
+what HTTPS takes: no client writes more than some 2 MB of an immutable share at a time, but Tahoe-LAFS's
+sends a whole mutable share in one message.
 
 Source: the format reference, storage protocols, sections 2.2 and 2.3; the names of writers and readers are
 those that a server of Tahoe-LAFS 1.20.0 gives them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from foolscap.constraint import Any as AnyValue
@@ -22,11 +25,15 @@ from foolscap.referenceable import Referenceable
 from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
+from pipegrid.wire.broker import ANSWER_COST, TOKEN_COST
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.messages import UNKNOWN_PROTOCOL, ServerVersion
 
 MAX_SHARES = 256
-MAX_VECTORS = 1 << 20
+MAX_VECTORS = 4096
+"""Tests, writes or reads of one message, as over HTTPS."""
+MAX_SHARE_DATA_BYTES = 128 << 20
+"""Of one message; a mutable file of three times as much has such shares at 3-of-10."""
 MAX_REASON_BYTES = 32 * 1024
 MAX_READ_BYTES = (1 << 31) - 1
 
@@ -36,6 +43,7 @@ _MUTABLE_SIZE = b"maximum-mutable-share-size"
 _SPACE = b"available-space"
 _APPLICATION = b"application-version"
 _UNKNOWN_SPACE = (1 << 64) - 1
+_REFERENCE_COST = 2048  # seven tokens, a name and a fURL
 _OLD_MAX_SHARE_BYTES = (1 << 32) - 1
 """What servers take that are too old to say it."""
 
@@ -44,7 +52,7 @@ StorageIndex = ByteStringConstraint(maxLength=16)
 ShareNumber = IntegerConstraint(maxBytes=8)
 Offset = IntegerConstraint(maxBytes=8)
 ReadSize = IntegerConstraint(maxBytes=-1)  # Foolscap's way to say: signed, 32 bits
-ShareData = ByteStringConstraint(maxLength=None)
+ShareData = ByteStringConstraint(maxLength=MAX_SHARE_DATA_BYTES)
 Reason = ByteStringConstraint(maxLength=MAX_REASON_BYTES)
 ReadVector = ListOf(TupleOf(Offset, ReadSize), maxLength=MAX_VECTORS)
 TestVector = ListOf(
@@ -141,6 +149,30 @@ class RIStorageServer(RemoteInterface):
     ):
         """Tell the operator that a share looked corrupt."""
         return
+
+
+def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:
+    """
+    Return how much memory a server's answer may take, for ``wire.broker.Bounds``.
+
+    Args:
+        arguments: of the call, in order.
+    """
+    if method in ("get_buckets", "allocate_buckets"):
+        return ANSWER_COST + MAX_SHARES * _REFERENCE_COST
+    if method == "read" and len(arguments) == 2:
+        return ANSWER_COST + int(arguments[1])
+    if method == "slot_readv" and len(arguments) == 3:
+        return _vectors_cost(len(arguments[1]) or MAX_SHARES, arguments[2])
+    if method == "slot_testv_and_readv_and_writev" and len(arguments) == 4:
+        return _vectors_cost(MAX_SHARES, arguments[3])
+    return ANSWER_COST
+
+
+def _vectors_cost(shares: int, reads: Sequence[tuple[int, int]]) -> int:
+    each = sum(min(size, MAX_SHARE_DATA_BYTES) for _, size in reads)
+    data = min(shares * each, 2 * MAX_SHARE_DATA_BYTES)
+    return ANSWER_COST + data + shares * (len(reads) + 4) * TOKEN_COST
 
 
 def pack_version(version: ServerVersion) -> dict[bytes, Any]:

@@ -22,6 +22,8 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.wire import remote as _interfaces  # noqa: F401  Foolscap finds them by name
+from pipegrid.wire.announcements import MAX_SERVERS
+from pipegrid.wire.broker import Bounds, TooMuch
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S
 
@@ -31,6 +33,8 @@ CONNECT_TIMEOUT_S = 15.0
 LOST_AFTER_S = 3 * KEEPALIVE_S
 """Silence after which an introducer is taken to be gone."""
 
+BOUNDS = Bounds(call_cost=MAX_SERVERS * 4096)
+"""An introducer tells all it knows in one message; an announcement has 1 to 3 KB, and becomes 1 KB more."""
 
 Connect = Callable[[str], "Deferred[Any]"]
 """Given a fURL, fires with a remote reference: a tub's ``getReference``."""
@@ -91,6 +95,8 @@ def reason_of(error: Exception | None) -> str:
         return "nobody listens there"
     if isinstance(error, NoLocationHintsError):
         return "none of its addresses can be used"
+    if isinstance(error, TooMuch):
+        return f"it was cut off, since {error}"
     if isinstance(error, (NegotiationError, RemoteNegotiationError, BananaError)):
         return "whoever answers there does not have its key, or does not speak Foolscap"
     if "unable to find reference for name" in str(error):

@@ -9,12 +9,13 @@ Tahoe-LAFS node whose directory is read, would end the other's connections.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from foolscap.api import Tub
 
+from pipegrid.wire.broker import BoundedBroker, BoundedNegotiation, Bounds
 from pipegrid.wire.certificates import self_signed_pem
-from pipegrid.wire.negotiation import StrictNegotiation
 
 KEEPALIVE_S = 60
 """After so much silence the other side is asked whether it is still there."""
@@ -22,15 +23,17 @@ KEEPALIVE_S = 60
 _VALID = timedelta(days=3650)
 
 
-def make_tub(lost_after_s: int) -> Any:
+def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
     """
     Return a tub, not started.
 
     Args:
         lost_after_s: silence after which the other side is taken to be gone; more than ``KEEPALIVE_S``.
+        bounds: on what it may send.
     """
     tub = Tub(certData=_make_pem())
-    tub.negotiationClass = StrictNegotiation
+    tub.negotiationClass = BoundedNegotiation
+    tub.brokerClass = partial(BoundedBroker, bounds=bounds)
     tub.unsafeTracebacks = False
     tub.setOption("accept-gifts", False)
     tub.setOption("keepaliveTimeout", KEEPALIVE_S)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 KEEPALIVE_S = 120
 """After so much silence a client is asked whether it is still there; after twice as much it is not."""
 
+MAX_REMEMBERED = 4096
+"""
+Clients of which it is remembered how often they have connected: it tells an old connection from a new one.
+"""
+
 
 class FoolscapPort:
     """
@@ -32,9 +37,16 @@ class FoolscapPort:
     Args:
         service: the storage.
         who: whose certificate and secret it has.
+        note_hostile: told the address of a client that was turned away, and why.
     """
 
-    def __init__(self, service: GbsService, who: Identity) -> None:
+    def __init__(
+        self,
+        service: GbsService,
+        who: Identity,
+        note_hostile: Callable[[str, str], None] = lambda peer, reason: None,
+    ) -> None:
+        self._note_hostile = note_hostile
         self._service = service
         self._who = who
         self._hints: tuple[str, ...] = (
@@ -43,6 +55,7 @@ class FoolscapPort:
         self._storage: FoolscapStorage | None = None
         self._tub: Any = None
         self._factory: Any = None
+        self._make_broker: Any = None
         self._stopped = False
 
     def located(self, hints: Sequence[str]) -> Furl:
@@ -50,7 +63,9 @@ class FoolscapPort:
         self._hints = tuple(hints)
         return self._who.furl(hints)
 
-    def buildProtocol(self, addr: IAddress | None, on_known: Callable[[], None]) -> Any:
+    def buildProtocol(
+        self, addr: IAddress | None, on_known: Callable[[], None] = lambda: None
+    ) -> Any:
         """
         Return what negotiates with a client, or None at the end.
 
@@ -61,7 +76,12 @@ class FoolscapPort:
             return None
         if self._factory is None:
             self._open()
-        return _telling(self._factory.buildProtocol(addr), on_known)
+        negotiation = self._factory.buildProtocol(addr)
+        peer = str(getattr(addr, "host", addr))
+        negotiation.make_broker = partial(
+            self._make_broker, refused=partial(self._note_hostile, peer), known=on_known
+        )
+        return negotiation
 
     def stop(self) -> Deferred[Any]:
         """Cut all connections, and forget what was not closed; fires when they are gone."""
@@ -73,18 +93,28 @@ class FoolscapPort:
         return stopped
 
     def _open(self) -> None:
+        from foolscap import eventual
         from foolscap.api import Tub
 
+        from pipegrid.server.foolscap.broker import ServerBroker, ServerNegotiation
+        from pipegrid.server.foolscap.governor import Governor
+        from pipegrid.server.foolscap.memory import HeldMemory
         from pipegrid.server.foolscap.service import FoolscapStorage
-        from pipegrid.wire.negotiation import StrictNegotiation
 
         tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)
-        tub.negotiationClass = StrictNegotiation
         tub.unsafeTracebacks = False  # clients need not know what our stack looks like
         tub.setOption("accept-gifts", False)
         tub.setOption("keepaliveTimeout", KEEPALIVE_S)
         tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
         tub.setLocation(*self._hints)
+        tub.negotiationClass = ServerNegotiation
+        tub.master_table, tub.slave_table = _Recent(), _Recent()
+        requests = self._service.requests
+        self._make_broker = partial(
+            ServerBroker,
+            memory=HeldMemory(self._service.hold),
+            governor=Governor(eventual.reactor, lambda: sum(requests.values())),
+        )
         self._storage = FoolscapStorage(self._service)
         tub.registerReference(self._storage, name=self._who.swissnum)
         accepted_elsewhere = _AcceptedElsewhere()
@@ -93,29 +123,14 @@ class FoolscapPort:
         self._tub, self._factory = tub, accepted_elsewhere.factory
 
 
-def _telling(negotiation: Any, on_known: Callable[[], None]) -> Any:
-    """Have what a negotiation leads to tell when its client has named something that is here."""
-    switch = negotiation.switchToBanana
+class _Recent(dict[str, Any]):
+    """What Foolscap remembers of every tub that ever connected; of the latest only."""
 
-    def switch_to_banana(params: Any) -> None:
-        negotiation.brokerClass = partial(_telling_broker, negotiation.brokerClass, on_known)
-        switch(params)
-
-    negotiation.switchToBanana = switch_to_banana
-    return negotiation
-
-
-def _telling_broker(make: Callable[..., Any], on_known: Callable[[], None], *arguments: Any) -> Any:
-    broker = make(*arguments)
-    look_up = broker.remote_getReferenceByName
-
-    def look_up_and_tell(name: Any) -> Any:
-        found = look_up(name)
-        on_known()  # without the secret nothing is found, and an error raised
-        return found
-
-    broker.remote_getReferenceByName = look_up_and_tell
-    return broker
+    def __setitem__(self, tub_id: str, value: Any) -> None:
+        self.pop(tub_id, None)
+        super().__setitem__(tub_id, value)
+        if len(self) > MAX_REMEMBERED:
+            del self[next(iter(self))]
 
 
 @implementer(IStreamServerEndpoint)

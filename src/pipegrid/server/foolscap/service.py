@@ -55,7 +55,7 @@ Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], in
 """Tests (offset, length, operator, specimen), writes (offset, data) and the new length of one share."""
 
 UPLOAD_SECRET_BYTES = 32
-MAX_READ_BYTES = 256 << 20
+MAX_READ_BYTES = 64 << 20
 """Of one answer, which is in memory as a whole; clients ask for a block at a time."""
 
 log = Logger()

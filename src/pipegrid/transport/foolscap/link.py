@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from foolscap.api import DeadReferenceError, Referenceable, Violation
 from foolscap.call import CopiedFailure
+from foolscap.tokens import BananaError
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -231,6 +232,12 @@ class FoolscapLink:
         if failure.check(Violation):
             return ServerProtocolError(
                 f"{server} and we do not agree about {method}: {excerpt(str(error))}", server, True
+            )
+        if failure.check(BananaError):
+            return ServerProtocolError(
+                f"{server} was disconnected here: {excerpt(str(error))}; is it a storage server?",
+                server,
+                True,
             )
         if failure.check(DeadReferenceError, ConnectionDone, ConnectionLost):
             return self._reason or ServerUnreachable(

@@ -12,6 +12,8 @@ from twisted.internet.defer import Deferred, fail, succeed
 from pipegrid.errors import UsageError
 from pipegrid.reactor.sockets import move_much
 from pipegrid.reactor.tls import batch_from_now_on
+from pipegrid.wire.broker import Bounds
+from pipegrid.wire.foolscap import answer_cost
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S, make_tub
 
@@ -23,6 +25,11 @@ RECEIVE_BYTES = 256 * 1024
 
 LONGEST_WORD_BYTES = 1024
 """No word that is abbreviated is nearly as long."""
+
+BOUNDS = Bounds(answer_cost=answer_cost)
+"""
+An answer is as large as its question wants it at most; a server calls nothing of ours but the tub itself.
+"""
 
 LOST_AFTER_S = 2 * KEEPALIVE_S
 """Silence after which a server is taken to be gone."""
@@ -51,7 +58,7 @@ class TubConnector:
         if self._closed:
             return fail(UsageError("this connector was closed; make another"))
         if self._tub is None:
-            self._tub = make_tub(LOST_AFTER_S)
+            self._tub = make_tub(LOST_AFTER_S, BOUNDS)
             self._tub.startService()
         found: Deferred[Any] = self._tub.getReference(self._furl)
         return found.addCallback(_hurry)

@@ -1,0 +1,381 @@
+# mypy: disable-error-code="misc"
+"""
+A client's Foolscap connection, as a server bounds it; what client and server have in common is in
+``wire.broker``.
+
+**Strangers.** Until a client has named something that is here (which takes the fURL's secret) it may send
+``STRANGER_BYTES`` in all, PINGs and nonsense included, and take ``STRANGER_S``.
+
+**Memory** of messages, answers and references is held against one bound for all connections (``memory``), as
+soon as it is known how large they will be, until they are gone.
+
+**Answers are sent as fast as they are read.** Foolscap makes an answer's tokens when the call has ended, and
+writes them at once: a read of 64 MiB was 192 MiB until it was sent. Here no token is made while the socket
+is full, large strings are written ``PIECE_BYTES`` at a time, and the next call begins when the answers
+before it have been made.
+
+**Floods** take turns, see ``governor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from foolscap import eventual
+from foolscap.banana import int2b128
+from foolscap.call import AnswerSlicer
+from foolscap.tokens import STRING
+from twisted.internet.interfaces import IDelayedCall, IPushProducer
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.server.foolscap.governor import BYTES_PER_UNIT, CALL_UNITS, Governor, Spending
+from pipegrid.server.foolscap.memory import HeldMemory
+from pipegrid.wire.broker import BoundedBroker, BoundedNegotiation, Bounds, TooMuch
+from pipegrid.wire.foolscap import MAX_SHARE_DATA_BYTES, MAX_VECTORS
+
+STRANGER_BYTES = 8 * 1024
+STRANGER_S = 30.0
+
+FREE_BYTES = 64 * 1024
+"""Of a message, or an answer, that nobody needs to know of."""
+
+REFERENCE_COST = 2048
+"""Of an object that a client may call, with its name and all that is kept of it."""
+
+PIECE_BYTES = 256 * 1024
+_LONGEST_WORD_BYTES = 1024  # none that is abbreviated is nearly as long
+
+BOUNDS = Bounds(call_cost=MAX_SHARE_DATA_BYTES + MAX_VECTORS * 2048, turn_tokens=256)
+"""A read-test-write with as many bytes, in as many tests and writes, as HTTPS takes."""
+
+
+class ServerBroker(BoundedBroker):
+    """
+    One connection; see above.
+
+    Args:
+        memory, governor: of all connections.
+        refused: told why, when the connection ends for what it did.
+        known: called when the client has named something that is here.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        memory: HeldMemory,
+        governor: Governor,
+        refused: Callable[[str], None],
+        known: Callable[[], None],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, bounds=BOUNDS, **kwargs)
+        self._memory = memory
+        self._governor = governor
+        self._tell_refused = refused
+        self._tell_known = known
+        self._spending = Spending(governor.now_s)
+        self._strange_bytes: int | None = 0  # None: no stranger
+        self._strange_timer: IDelayedCall | None = None
+        self._message_held = 0
+        self._full = False
+        self._unsent: memoryview | None = None
+        self._registered = False
+        self._was_unsent = 0
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    # Strangers.
+
+    def connectionMade(self) -> None:
+        """Begin."""
+        super().connectionMade()
+        self._strange_timer = eventual.reactor.callLater(STRANGER_S, self._stayed_strange)
+        register = getattr(self.transport, "registerProducer", None)
+        if register is not None:
+            self._registered = True
+            register(_Output(self), True)
+
+    def remote_getReferenceByName(self, name: bytes) -> Any:
+        """Give what has a name; whoever knows one is no stranger."""
+        found = super().remote_getReferenceByName(name)
+        if self._strange_bytes is not None:
+            self._strange_bytes = None
+            self._stop_waiting()
+            self._tell_known()
+        return found
+
+    def dataReceived(self, chunk: bytes) -> None:
+        """Take what arrived."""
+        if self._strange_bytes is not None and not self.connectionAbandoned:
+            self._strange_bytes += len(chunk)
+            if self._strange_bytes > STRANGER_BYTES:
+                self.refuse(
+                    f"it sent more than {STRANGER_BYTES} bytes and named nothing that is here"
+                )
+                return
+        super().dataReceived(chunk)
+
+    def _stayed_strange(self) -> None:
+        self._strange_timer = None
+        self.refuse(f"it has named nothing that is here for {STRANGER_S:g} s")
+
+    def _stop_waiting(self) -> None:
+        if self._strange_timer is not None:
+            self._strange_timer.cancel()
+            self._strange_timer = None
+
+    # Turns.
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether more can be taken now."""
+        return not self.paused and super().may_go_on
+
+    def arrived(self) -> None:
+        """Look at what has arrived, at once or in line."""
+        if self._spending.is_heavy(self._governor.now_s):
+            self.leave_it()
+            self._governor.enter(self.go_on)
+        else:
+            self.go_on()
+
+    def turn_ended(self) -> None:
+        """There is more to look at: let the others have their turn."""
+        if self._spending.is_heavy(self._governor.now_s):
+            self._governor.enter(self.go_on)
+        else:
+            eventual.eventually(self.go_on)
+
+    def spent(self, tokens: int, calls: int, received_bytes: int) -> None:
+        """Take note of a turn's work."""
+        self._spend(tokens + calls * CALL_UNITS + received_bytes / BYTES_PER_UNIT)
+
+    def _spend(self, units: float) -> None:
+        now_s = self._governor.now_s
+        self._spending.spend(units, now_s)
+        if self._spending.is_heavy(now_s):
+            self._governor.heavy_work(units)
+        elif units:
+            self._governor.light_work()
+
+    # Memory.
+
+    def crowd_out(self) -> None:
+        """Others need the room."""
+        self.refuse("it held the most when others needed room")
+
+    def charge(self, cost: int) -> None:
+        """A message becomes larger; raises TooMuch if it must not."""
+        super().charge(cost)
+        more = self.held_cost - self._message_held
+        if more > FREE_BYTES:
+            if not self._memory.hold(self, more):
+                raise TooMuch("the server has no room for so large a message now; try again")
+            self._message_held += more
+
+    def message_begins(self) -> None:
+        """What comes now belongs to another message; of the one before nothing is left."""
+        super().message_begins()
+        self._memory.let_go(self, self._message_held)
+        self._message_held = 0
+
+    def scheduleCall(self, delivery: Any, ready_deferred: Any) -> None:
+        """Have a call carried out; its arguments are held until then."""
+        delivery.held_bytes, self._message_held = self._message_held, 0
+        super().scheduleCall(delivery, ready_deferred)
+
+    def call_ended(self, delivery: Any) -> None:
+        """A call was carried out."""
+        super().call_ended(delivery)
+        self._memory.let_go(self, delivery.held_bytes)
+
+    def getTrackerForMyReference(self, puid: int, obj: Any) -> Any:
+        """Note that the client has a reference to an object of ours."""
+        if puid not in self.myReferenceByPUID:
+            self._hold_answer(REFERENCE_COST)
+        return super().getTrackerForMyReference(puid, obj)
+
+    def remote_decref(self, clid: int, count: int) -> None:
+        """Note that it has one less."""
+        before = len(self.myReferenceByCLID)
+        super().remote_decref(clid, count)
+        self._memory.let_go(self, (before - len(self.myReferenceByCLID)) * REFERENCE_COST)
+
+    def _hold_answer(self, size: int) -> bool:
+        if self._memory.hold(self, size):
+            return True
+        # Tokens are being made, which must not be disturbed.
+        eventual.eventually(
+            self.refuse, "the server has no room for so many answers now; try again"
+        )
+        return False
+
+    # Answers.
+
+    def send(self, obj: Any) -> Any:
+        """Send an answer, or a call."""
+        size = _size(obj.results) if isinstance(obj, AnswerSlicer) else 0
+        if size > FREE_BYTES and self._hold_answer(size):
+            self._spend(2 * size / BYTES_PER_UNIT)
+            return super().send(obj).addBoth(self._sent, size)
+        return super().send(obj)
+
+    def _sent(self, result: Any, size: int) -> Any:
+        self._memory.let_go(self, size)
+        return result
+
+    def sendToken(self, obj: Any) -> None:
+        """Write a token; or its beginning, if it is large."""
+        if type(obj) is not bytes or len(obj) <= _LONGEST_WORD_BYTES:
+            super().sendToken(obj)
+            return
+        write = self.transport.write
+        int2b128(len(obj), write)
+        write(STRING)
+        if len(obj) <= PIECE_BYTES:
+            write(obj)
+        else:
+            self.paused = True
+            self._unsent = memoryview(obj)
+            self._send_piece()
+
+    def _send_piece(self) -> None:
+        unsent = self._unsent
+        if unsent is None or self._full or self.disconnected:
+            return
+        self._unsent = unsent[PIECE_BYTES:] or None
+        self.transport.write(bytes(unsent[:PIECE_BYTES]))
+        if not self._full:
+            eventual.eventually(self._output_flows)
+
+    def output_full(self) -> None:
+        """The socket takes no more."""
+        self._full = self.paused = True
+
+    def output_free(self) -> None:
+        """It does again."""
+        self._full = False
+        self._output_flows()
+
+    def _output_flows(self) -> None:
+        if self._unsent is not None:
+            self._send_piece()
+        elif not self._full and self.paused:
+            self.paused = False
+            self.produce()
+            eventual.eventually(self.doNextCall)
+            self.wake()
+
+    def doNextCall(self) -> None:
+        """Carry out the next call, if the answers before it are on their way."""
+        if not self.paused:
+            super().doNextCall()
+
+    def sendPING(self, number: int = 0) -> None:
+        """Ask whether the client is there, unless it is reading."""
+        if self._unsent is None:
+            super().sendPING(number)
+
+    def sendPONG(self, number: int) -> None:
+        """Answer such a question, unless it would be in the middle of another answer, which says as much."""
+        if self._unsent is None:
+            super().sendPONG(number)
+
+    def sendError(self, msg: str) -> None:
+        """Tell the client why the connection ends, if there is a place for it."""
+        self._unregister()
+        if self._unsent is None:
+            super().sendError(msg)
+
+    # The end.
+
+    def disconnectTimerFired(self) -> None:
+        """Give up a client that neither sends nor reads anything."""
+        transport = self.transport
+        unsent = getattr(transport, "_tempDataLen", 0) + len(getattr(transport, "dataBuffer", b""))
+        unsent -= getattr(transport, "offset", 0)
+        unsent += len(self._unsent or b"")
+        if unsent != self._was_unsent:  # it reads
+            self._was_unsent = unsent
+            self.dataLastReceivedAt = self.seconds()
+        super().disconnectTimerFired()
+
+    def refused(self, reason: str) -> None:
+        """Tell the operator."""
+        self._tell_refused(reason)
+
+    def shutdown(self, why: Failure, fireDisconnectWatchers: bool = True) -> None:
+        """End the connection."""
+        self._gone()
+        super().shutdown(why, fireDisconnectWatchers)
+
+    def connectionLost(self, why: Failure) -> None:
+        """All is over."""
+        self._registered = False  # the transport has no layers any more
+        self._gone()
+        super().connectionLost(why)
+
+    def _gone(self) -> None:
+        self._stop_waiting()
+        self._unregister()
+        self._unsent = None
+        self._message_held = 0
+        self._memory.let_go_all(self)
+
+    def _unregister(self) -> None:
+        # TLS does not end while somebody may still write.
+        if self._registered:
+            self._registered = False
+            self.transport.unregisterProducer()
+
+
+class ServerNegotiation(BoundedNegotiation):
+    """
+    What comes before.
+
+    Attributes:
+        make_broker: called with what Foolscap gives a broker, makes one.
+    """
+
+    make_broker: Callable[..., ServerBroker]
+
+    def switchToBanana(self, params: dict[str, Any]) -> None:
+        """Both sides have agreed."""
+        self.brokerClass = self.make_broker
+        super().switchToBanana(params)
+
+
+@implementer(IPushProducer)
+class _Output:
+    """Told by the transport how full it is."""
+
+    def __init__(self, broker: ServerBroker) -> None:
+        self._broker = broker
+
+    def pauseProducing(self) -> None:
+        """It is full."""
+        self._broker.output_full()
+
+    def resumeProducing(self) -> None:
+        """It is empty."""
+        self._broker.output_free()
+
+    def stopProducing(self) -> None:
+        """It is gone, and the broker will hear of it."""
+
+
+def _size(results: Any) -> int:
+    """Return how many bytes of share data are in an answer."""
+    if isinstance(results, bytes):
+        return len(results)
+    if isinstance(results, (tuple, list)):
+        return sum(map(_size, results))
+    if isinstance(results, dict):
+        return sum(map(_size, results.values()))
+    return 0

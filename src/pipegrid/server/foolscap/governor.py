@@ -1,0 +1,106 @@
+"""
+Who has to wait: connections that have kept the server busy take turns, and rest while others are at work.
+
+A connection's work is counted in *units* of some 10 microseconds: a token, a 30th of a call, 16 KiB of
+bodies. Up to ``BURST_UNITS``, and ``UNITS_PER_S`` for good, it has its turn as soon as something comes.
+Beyond, it waits in line with its like: one of them has a turn at a time, and behind each all of them rest
+``REST`` times as long as the turn took; but only while anybody else asks for something. So floods, however
+many, get a third of the server at most, and bulk work loses nothing while it is alone, or among its like.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from twisted.internet.interfaces import IReactorTime
+
+UNIT_S = 10e-6
+CALL_UNITS = 30
+BYTES_PER_UNIT = 16 * 1024
+BURST_UNITS = 4096
+UNITS_PER_S = 2048
+REST = 2.0
+ACTIVE_S = 0.25
+"""For so long after somebody has asked for something they may ask for more."""
+
+
+class Spending:
+    """What one connection has spent lately, in units."""
+
+    def __init__(self, now_s: float) -> None:
+        self._units = 0.0
+        self._at_s = now_s
+
+    def spend(self, units: float, now_s: float) -> None:
+        """Add to it."""
+        paid_back = max(0.0, now_s - self._at_s) * UNITS_PER_S
+        self._units = max(0.0, self._units - paid_back) + units
+        self._at_s = now_s
+
+    def is_heavy(self, now_s: float) -> bool:
+        """Whether it has to wait in line."""
+        self.spend(0.0, now_s)
+        return self._units > BURST_UNITS
+
+
+class Governor:
+    """
+    The line, of all connections that have to wait.
+
+    Args:
+        clock: for rests.
+        others: how much was asked for by other ways so far; any number that grows with it.
+    """
+
+    def __init__(self, clock: IReactorTime, others: Callable[[], int]) -> None:
+        self._clock = clock
+        self._others = others
+        self._seen = others()
+        self._active_s = float("-inf")
+        self._line: deque[Callable[[], None]] = deque()
+        self._waiting = False
+        self._spent_units = 0.0
+        self._rests_until_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Governor, {len(self._line)} in line>"
+
+    @property
+    def now_s(self) -> float:
+        """The time that spending is told in."""
+        return self._clock.seconds()
+
+    def light_work(self) -> None:
+        """Somebody who need not wait has asked for something."""
+        self._active_s = self.now_s
+
+    def heavy_work(self, units: float) -> None:
+        """So much was spent by one of those who wait."""
+        self._spent_units += units
+
+    def enter(self, turn: Callable[[], None]) -> None:
+        """Have a turn in line."""
+        self._line.append(turn)
+        self._wait()
+
+    def _wait(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            rest_s = max(0.0, self._rests_until_s - self._clock.seconds())
+            self._clock.callLater(rest_s, self._next)
+
+    def _next(self) -> None:
+        self._waiting = False
+        if not self._line:
+            return
+        now_s = self._clock.seconds()
+        others = self._others()
+        if others != self._seen:
+            self._seen, self._active_s = others, now_s
+        self._spent_units = 0.0
+        self._line.popleft()()
+        if now_s - self._active_s < ACTIVE_S:
+            self._rests_until_s = now_s + self._spent_units * UNIT_S * (1 + REST)
+        if self._line:
+            self._wait()
