@@ -69,4 +69,17 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("slow_readers", "250 GETs of 16 MB of which nobody reads the answers", SECRET),
     Attack("small_requests", "8 connections that ask 60 times a second each", SECRET),
     Attack("clients", "200 client processes at once, each with a share every 5 s", SECRET),
+    Attack("foolscap_names", "Foolscap: names of 900 MiB are asked for"),
+    Attack("foolscap_nonsense", "Foolscap: tokens without sense, bound or end, and silence"),
+    Attack(
+        "foolscap_floods", "Foolscap: PINGs and small calls without end, answers unread", SECRET
+    ),
+    Attack("foolscap_reads", "Foolscap: 1200 reads of 60 MiB that nobody reads", SECRET),
+    Attack(
+        "foolscap_writes", "Foolscap: writes of 120 MiB, to nobody, to one share, slowly", SECRET
+    ),
+    Attack("foolscap_references", "Foolscap: references taken and given, never let go", SECRET),
+    Attack(
+        "foolscap_vectors", "Foolscap: read-test-writes of many tiny, shared or deep parts", SECRET
+    ),
 )

@@ -80,6 +80,7 @@ class ServerBroker(BoundedBroker):
         self._strange_timer: IDelayedCall | None = None
         self._message_held = 0
         self._full = False
+        self._in_line = False
         self._unsent: memoryview | None = None
         self._registered = False
         self._was_unsent = 0
@@ -167,8 +168,11 @@ class ServerBroker(BoundedBroker):
     # Memory.
 
     def crowd_out(self) -> None:
-        """Others need the room."""
-        self.refuse("it held the most when others needed room")
+        """Others need the room, now."""
+        self.refuse("it held the most when others needed room", tell=False)
+        abort = getattr(self.transport, "abortConnection", None)
+        if abort is not None:
+            abort()
 
     def charge(self, cost: int) -> None:
         """A message becomes larger; raises TooMuch if it must not."""
@@ -273,9 +277,24 @@ class ServerBroker(BoundedBroker):
             self.wake()
 
     def doNextCall(self) -> None:
-        """Carry out the next call, if the answers before it are on their way."""
+        """Carry out the next call, if the answers before it are on their way; a long one in its turn."""
+        if self.paused or self._in_line or not self.inboundDeliveryQueue:
+            return
+        if _asked_bytes(self.inboundDeliveryQueue[0][0]) <= PIECE_BYTES:
+            super().doNextCall()
+            return
+        self._in_line = True
+        self._governor.enter(self._do_long_call)
+
+    def _do_long_call(self) -> None:
+        self._in_line = False
         if not self.paused:
             super().doNextCall()
+
+    def produce(self, dummy: Any = None) -> None:
+        """Make tokens."""
+        if not self.disconnected:
+            super().produce(dummy)
 
     def sendPING(self, number: int = 0) -> None:
         """Ask whether the client is there, unless it is reading."""
@@ -312,19 +331,22 @@ class ServerBroker(BoundedBroker):
 
     def shutdown(self, why: Failure, fireDisconnectWatchers: bool = True) -> None:
         """End the connection."""
-        self._gone()
+        self._unregister()
         super().shutdown(why, fireDisconnectWatchers)
+        self._gone()
 
     def connectionLost(self, why: Failure) -> None:
         """All is over."""
         self._registered = False  # the transport has no layers any more
-        self._gone()
         super().connectionLost(why)
+        self._gone()
 
     def _gone(self) -> None:
         self._stop_waiting()
         self._unregister()
         self._unsent = None
+        # Answers that were not sent; they hold what was read.
+        self.slicerStack, self.rootSlicer.sendQueue = [], []
         self._message_held = 0
         self._memory.let_go_all(self)
 
@@ -368,6 +390,16 @@ class _Output:
 
     def stopProducing(self) -> None:
         """It is gone, and the broker will hear of it."""
+
+
+def _asked_bytes(delivery: Any) -> int:
+    """Return how many bytes a call asks for at most, if it is one that may ask for many."""
+    arguments = delivery.allargs.args
+    if delivery.methodname == "read" and len(arguments) == 2:
+        return int(arguments[1])
+    if delivery.methodname == "slot_readv" and len(arguments) == 3:
+        return sum(size for _, size in arguments[2]) * (len(arguments[1]) or 1)
+    return 0
 
 
 def _size(results: Any) -> int:

@@ -5,7 +5,7 @@ A connection's work is counted in *units* of some 10 microseconds: a token, a 30
 bodies. Up to ``BURST_UNITS``, and ``UNITS_PER_S`` for good, it has its turn as soon as something comes.
 Beyond, it waits in line with its like: one of them has a turn at a time, and behind each all of them rest
 ``REST`` times as long as the turn took; but only while anybody else asks for something. So floods, however
-many, get a third of the server at most, and bulk work loses nothing while it is alone, or among its like.
+many, get a fifth of the server at most, and bulk work loses nothing while it is alone, or among its like.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from twisted.internet.interfaces import IReactorTime
 UNIT_S = 10e-6
 CALL_UNITS = 30
 BYTES_PER_UNIT = 16 * 1024
-BURST_UNITS = 4096
-UNITS_PER_S = 2048
-REST = 2.0
+BURST_UNITS = 2048
+UNITS_PER_S = 1024
+REST = 4.0
 ACTIVE_S = 0.25
 """For so long after somebody has asked for something they may ask for more."""
 

@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+MAX_HELD_BYTES = 160 << 20
+"""The largest message has 128 MiB."""
+
 
 class Holder(Protocol):
     """A connection."""
@@ -29,10 +32,13 @@ class HeldMemory:
 
     Args:
         ask: takes note that so many bytes more are held, or fewer; returns whether that may be.
+        limit_bytes: for all these connections, whatever there is besides.
     """
 
-    def __init__(self, ask: Callable[[int], bool]) -> None:
+    def __init__(self, ask: Callable[[int], bool], limit_bytes: int = MAX_HELD_BYTES) -> None:
         self._ask = ask
+        self._limit_bytes = limit_bytes
+        self._total_bytes = 0
         self._held: dict[Holder, int] = {}
 
     def __repr__(self) -> str:
@@ -41,12 +47,12 @@ class HeldMemory:
     @property
     def total_bytes(self) -> int:
         """How much is held."""
-        return sum(self._held.values())
+        return self._total_bytes
 
     def hold(self, holder: Holder, more_bytes: int) -> bool:
         """Have somebody hold more; returns whether that may be: if not, they are the one to go."""
         would_hold = self._held.get(holder, 0) + more_bytes
-        while not self._ask(more_bytes):
+        while not self._take(more_bytes):
             victim = max(self._held, key=lambda each: self._held[each], default=holder)
             if victim is holder or self._held[victim] < would_hold:
                 return False
@@ -60,11 +66,19 @@ class HeldMemory:
         held = self._held.get(holder, 0)
         fewer_bytes = min(fewer_bytes, held)
         if fewer_bytes:
-            self._ask(-fewer_bytes)
+            self._take(-fewer_bytes)
             self._held[holder] = held - fewer_bytes
 
     def let_go_all(self, holder: Holder) -> None:
         """Somebody is gone."""
         held = self._held.pop(holder, 0)
         if held:
-            self._ask(-held)
+            self._take(-held)
+
+    def _take(self, more_bytes: int) -> bool:
+        if more_bytes > 0 and self._total_bytes + more_bytes > self._limit_bytes:
+            return False
+        taken = self._ask(more_bytes)
+        if taken:
+            self._total_bytes += more_bytes
+        return taken
