@@ -71,6 +71,12 @@ CALL_COST = 64 * 1024
 ANSWER_COST = 32 * 1024
 """Of an answer where its call says nothing else. A failure has up to 5 KB of text, in some 60 tokens."""
 
+MAX_TOKENS = 50_000
+"""
+Of a message, half a second's work: 4096 tests and writes to 256 shares are 32,000, 4096 announcements
+25,000.
+"""
+
 MAX_DEPTH = 10
 """A call, its arguments, a dictionary, a triple, a list, a quadruple: six."""
 
@@ -157,6 +163,7 @@ class BoundedBroker(Broker):
             None  # type and size of what is gathered; whether in vain
         )
         self._cost_left = 0
+        self._tokens_left = 0
         self._reading = True
         self._yielded = False
         self._turn_calls = 0
@@ -235,9 +242,6 @@ class BoundedBroker(Broker):
         """There is more to look at: see to it that ``go_on`` is called when the others had their turn."""
         eventual.eventually(self.go_on)
 
-    def spent(self, tokens: int, calls: int, received_bytes: int) -> None:
-        """Take note of a turn's work."""
-
     def charge(self, cost: int) -> None:
         """A message becomes larger by so much; raises TooMuch if it must not."""
         self._cost_left -= cost
@@ -255,6 +259,7 @@ class BoundedBroker(Broker):
         """What comes now belongs to another message."""
         self.held_cost = 0
         self._cost_left = FIRST_COST
+        self._tokens_left = MAX_TOKENS
 
     def _read(self, reading: bool) -> None:
         if reading is not self._reading:
@@ -267,28 +272,24 @@ class BoundedBroker(Broker):
 
     def _take_tokens(self) -> bool:
         """Take tokens, and return whether the turn ended before they did."""
-        tokens, left, taken_bytes = self._tokens, self.bounds.turn_tokens, 0
+        tokens, left = self._tokens, self.bounds.turn_tokens
         self._turn_calls = 0
-        try:
-            while self.may_go_on and not self.connectionAbandoned:
-                if self._body is None:
-                    if left <= 0 or self._turn_calls >= TURN_CALLS:
-                        return tokens.waiting_bytes > 0
-                    header = tokens.header()
-                    if header is None:
-                        return False
-                    left -= 1
-                    self._take_header(*header)
-                    continue
-                kind, size, rejected = self._body
-                body = tokens.body(size)
-                if body is None:
+        while self.may_go_on and not self.connectionAbandoned:
+            if self._body is None:
+                if left <= 0 or self._turn_calls >= TURN_CALLS:
+                    return tokens.waiting_bytes > 0
+                header = tokens.header()
+                if header is None:
                     return False
-                taken_bytes += size
-                self._body = None
-                self._take_body(kind, body, rejected)
-        finally:
-            self.spent(self.bounds.turn_tokens - left, self._turn_calls, taken_bytes)
+                left -= 1
+                self._take_header(*header)
+                continue
+            kind, size, rejected = self._body
+            body = tokens.body(size)
+            if body is None:
+                return False
+            self._body = None
+            self._take_body(kind, body, rejected)
         return False
 
     def _take_header(self, kind: int, number: int) -> None:
@@ -315,6 +316,9 @@ class BoundedBroker(Broker):
             self.inOpen = True
         elif was_in_open and kind in (CLOSE, ABORT):
             raise TooMuch("it ended something before its name")
+        self._tokens_left -= 1
+        if self._tokens_left < 0:
+            raise TooMuch(f"a message had more than {MAX_TOKENS} tokens")
         self.charge(TOKEN_COST)
         if not rejected and kind not in _ALWAYS_LEGAL:
             rejected = not self._is_welcome(typebyte, number, was_in_open)

@@ -19,7 +19,8 @@ before it have been made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from foolscap import eventual
@@ -30,10 +31,17 @@ from twisted.internet.interfaces import IDelayedCall, IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.server.foolscap.governor import BYTES_PER_UNIT, CALL_UNITS, Governor, Spending
+from pipegrid.server.foolscap.governor import Governor, Spending
 from pipegrid.server.foolscap.memory import HeldMemory
-from pipegrid.wire.broker import BoundedBroker, BoundedNegotiation, Bounds, TooMuch
-from pipegrid.wire.foolscap import MAX_SHARE_DATA_BYTES, MAX_VECTORS
+from pipegrid.wire.broker import (
+    MAX_TOKENS,
+    TOKEN_COST,
+    BoundedBroker,
+    BoundedNegotiation,
+    Bounds,
+    TooMuch,
+)
+from pipegrid.wire.foolscap import MAX_SHARE_DATA_BYTES
 
 STRANGER_BYTES = 8 * 1024
 STRANGER_S = 30.0
@@ -47,7 +55,7 @@ REFERENCE_COST = 2048
 PIECE_BYTES = 256 * 1024
 _LONGEST_WORD_BYTES = 1024  # none that is abbreviated is nearly as long
 
-BOUNDS = Bounds(call_cost=MAX_SHARE_DATA_BYTES + MAX_VECTORS * 2048, turn_tokens=256)
+BOUNDS = Bounds(call_cost=MAX_SHARE_DATA_BYTES + MAX_TOKENS * TOKEN_COST, turn_tokens=256)
 """A read-test-write with as many bytes, in as many tests and writes, as HTTPS takes."""
 
 
@@ -60,6 +68,8 @@ class ServerBroker(BoundedBroker):
         refused: told why, when the connection ends for what it did.
         known: called when the client has named something that is here.
     """
+
+    slicerStack: list[Any]
 
     def __init__(
         self,
@@ -153,17 +163,23 @@ class ServerBroker(BoundedBroker):
         else:
             eventual.eventually(self.go_on)
 
-    def spent(self, tokens: int, calls: int, received_bytes: int) -> None:
-        """Take note of a turn's work."""
-        self._spend(tokens + calls * CALL_UNITS + received_bytes / BYTES_PER_UNIT)
+    def go_on(self) -> None:
+        """Look at what has arrived, and take note of how long that takes."""
+        with self._working():
+            super().go_on()
 
-    def _spend(self, units: float) -> None:
-        now_s = self._governor.now_s
-        self._spending.spend(units, now_s)
-        if self._spending.is_heavy(now_s):
-            self._governor.heavy_work(units)
-        elif units:
-            self._governor.light_work()
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        began_s = self._governor.now_s
+        try:
+            yield
+        finally:
+            now_s = self._governor.now_s
+            self._spending.spend(now_s - began_s, now_s)
+            if self._spending.is_heavy(now_s):
+                self._governor.heavy_work(now_s - began_s)
+            else:
+                self._governor.light_work()
 
     # Memory.
 
@@ -226,7 +242,6 @@ class ServerBroker(BoundedBroker):
         """Send an answer, or a call."""
         size = _size(obj.results) if isinstance(obj, AnswerSlicer) else 0
         if size > FREE_BYTES and self._hold_answer(size):
-            self._spend(2 * size / BYTES_PER_UNIT)
             return super().send(obj).addBoth(self._sent, size)
         return super().send(obj)
 
@@ -254,7 +269,8 @@ class ServerBroker(BoundedBroker):
         if unsent is None or self._full or self.disconnected:
             return
         self._unsent = unsent[PIECE_BYTES:] or None
-        self.transport.write(bytes(unsent[:PIECE_BYTES]))
+        with self._working():
+            self.transport.write(bytes(unsent[:PIECE_BYTES]))
         if not self._full:
             eventual.eventually(self._output_flows)
 
@@ -281,7 +297,8 @@ class ServerBroker(BoundedBroker):
         if self.paused or self._in_line or not self.inboundDeliveryQueue:
             return
         if _asked_bytes(self.inboundDeliveryQueue[0][0]) <= PIECE_BYTES:
-            super().doNextCall()
+            with self._working():
+                super().doNextCall()
             return
         self._in_line = True
         self._governor.enter(self._do_long_call)
@@ -289,7 +306,8 @@ class ServerBroker(BoundedBroker):
     def _do_long_call(self) -> None:
         self._in_line = False
         if not self.paused:
-            super().doNextCall()
+            with self._working():
+                super().doNextCall()
 
     def produce(self, dummy: Any = None) -> None:
         """Make tokens."""
@@ -398,7 +416,7 @@ def _asked_bytes(delivery: Any) -> int:
     if delivery.methodname == "read" and len(arguments) == 2:
         return int(arguments[1])
     if delivery.methodname == "slot_readv" and len(arguments) == 3:
-        return sum(size for _, size in arguments[2]) * (len(arguments[1]) or 1)
+        return sum(int(size) for _, size in arguments[2]) * (len(arguments[1]) or 1)
     return 0
 
 

@@ -1,11 +1,11 @@
 """
 Who has to wait: connections that have kept the server busy take turns, and rest while others are at work.
 
-A connection's work is counted in *units* of some 10 microseconds: a token, a 30th of a call, 16 KiB of
-bodies. Up to ``BURST_UNITS``, and ``UNITS_PER_S`` for good, it has its turn as soon as something comes.
-Beyond, it waits in line with its like: one of them has a turn at a time, and behind each all of them rest
-``REST`` times as long as the turn took; but only while anybody else asks for something. So floods, however
-many, get a fifth of the server at most, and bulk work loses nothing while it is alone, or among its like.
+How long the server works for a connection is measured. Up to ``BURST_S``, and a ``SHARE`` of all time for
+good, it has its turn as soon as something comes. Beyond, it waits in line with its like: one of them has a
+turn at a time, and behind each all of them rest ``REST`` times as long as the turn took; but only while
+anybody else asks for something. So floods, however many, get a fifth of the server at most, and bulk work
+loses nothing while it is alone, or among its like.
 """
 
 from __future__ import annotations
@@ -15,33 +15,30 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IReactorTime
 
-UNIT_S = 10e-6
-CALL_UNITS = 30
-BYTES_PER_UNIT = 16 * 1024
-BURST_UNITS = 2048
-UNITS_PER_S = 1024
+BURST_S = 0.02
+SHARE = 0.01
 REST = 4.0
 ACTIVE_S = 0.25
 """For so long after somebody has asked for something they may ask for more."""
 
 
 class Spending:
-    """What one connection has spent lately, in units."""
+    """How long the server has worked for one connection lately."""
 
     def __init__(self, now_s: float) -> None:
-        self._units = 0.0
+        self._spent_s = 0.0
         self._at_s = now_s
 
-    def spend(self, units: float, now_s: float) -> None:
+    def spend(self, work_s: float, now_s: float) -> None:
         """Add to it."""
-        paid_back = max(0.0, now_s - self._at_s) * UNITS_PER_S
-        self._units = max(0.0, self._units - paid_back) + units
+        paid_back_s = max(0.0, now_s - self._at_s) * SHARE
+        self._spent_s = max(0.0, self._spent_s - paid_back_s) + work_s
         self._at_s = now_s
 
     def is_heavy(self, now_s: float) -> bool:
         """Whether it has to wait in line."""
         self.spend(0.0, now_s)
-        return self._units > BURST_UNITS
+        return self._spent_s > BURST_S
 
 
 class Governor:
@@ -60,7 +57,7 @@ class Governor:
         self._active_s = float("-inf")
         self._line: deque[Callable[[], None]] = deque()
         self._waiting = False
-        self._spent_units = 0.0
+        self._spent_s = 0.0
         self._rests_until_s = 0.0
 
     def __repr__(self) -> str:
@@ -75,9 +72,9 @@ class Governor:
         """Somebody who need not wait has asked for something."""
         self._active_s = self.now_s
 
-    def heavy_work(self, units: float) -> None:
-        """So much was spent by one of those who wait."""
-        self._spent_units += units
+    def heavy_work(self, work_s: float) -> None:
+        """The server has worked for one of those who wait, in its turn or for a call that it brought."""
+        self._spent_s += work_s
 
     def enter(self, turn: Callable[[], None]) -> None:
         """Have a turn in line."""
@@ -98,9 +95,12 @@ class Governor:
         others = self._others()
         if others != self._seen:
             self._seen, self._active_s = others, now_s
-        self._spent_units = 0.0
+        owed_s, self._spent_s = self._spent_s, 0.0
+        if owed_s and now_s - self._active_s < ACTIVE_S:
+            # Behind what the last turn brought, its calls included.
+            self._rests_until_s = now_s + owed_s * REST
+            self._wait()
+            return
         self._line.popleft()()
-        if now_s - self._active_s < ACTIVE_S:
-            self._rests_until_s = now_s + self._spent_units * UNIT_S * (1 + REST)
         if self._line:
             self._wait()
