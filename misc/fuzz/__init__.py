@@ -18,6 +18,7 @@ MAX_INPUT_BYTES = 4096
 MAX_CORPUS_FILES = 30
 
 TARGETS = {
+    "banana": "misc.fuzz.banana",
     "caps": "misc.fuzz.caps",
     "messages": "misc.fuzz.messages",
     "records": "misc.fuzz.records",

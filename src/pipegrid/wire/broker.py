@@ -316,10 +316,11 @@ class BoundedBroker(Broker):
             self.inOpen = True
         elif was_in_open and kind in (CLOSE, ABORT):
             raise TooMuch("it ended something before its name")
-        self._tokens_left -= 1
-        if self._tokens_left < 0:
-            raise TooMuch(f"a message had more than {MAX_TOKENS} tokens")
-        self.charge(TOKEN_COST)
+        if kind != ERROR:  # which is outside of messages, and has a bound of its own
+            self._tokens_left -= 1
+            if self._tokens_left < 0:
+                raise TooMuch(f"a message had more than {MAX_TOKENS} tokens")
+            self.charge(TOKEN_COST)
         if not rejected and kind not in _ALWAYS_LEGAL:
             rejected = not self._is_welcome(typebyte, number, was_in_open)
         if kind in _WITH_BODY:

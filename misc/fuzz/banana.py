@@ -1,0 +1,140 @@
+"""
+What a Foolscap connection makes of any bytes: the calls that Foolscap itself makes of them, or fewer and the
+end.
+
+Ours is fed in pieces, and Foolscap's own broker all at once. Nothing is raised; whatever ours hands on is
+what Foolscap hands on, in order; if ours does not end the connection, and nothing was in it that is never
+taken, it is all of that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foolscap import negotiate
+from foolscap.api import Referenceable
+from foolscap.broker import Broker
+from foolscap.referenceable import TubRef
+from zope.interface import implementer
+
+from misc.attack.foolscap import call, opened, string, token, value
+from misc.fuzz.choices import Choices
+from pipegrid.wire.banana import ABORT, CLOSE, FLOAT, LONGINT, OPEN, PING, STRING, VOCAB
+from pipegrid.wire.broker import FIRST_COST, MAX_TOKENS, TOKEN_COST, BoundedBroker, Bounds
+from pipegrid.wire.foolscap import RIStorageServer
+
+CALL_COST = 64 * 1024
+NEVER_TAKEN = (b"their-reference", b"your-reference", b"copyable", b"decimal", b"-vocab")
+_DECISION = negotiate.Negotiation().loopbackDecision()
+_WORDS_NEVER_TAKEN = range(
+    9, 19
+)  # the initial vocabulary's: set-vocab, add-vocab, and the references
+
+
+@implementer(RIStorageServer)  # type: ignore[misc]
+class Storage(Referenceable):  # type: ignore[misc]
+    """Has the methods' shapes, and is never called."""
+
+
+class Transport:
+    """Goes nowhere."""
+
+    connected = True
+
+    def write(self, data: bytes) -> None:
+        """Take it."""
+
+    def loseConnection(self) -> None:
+        """Take it."""
+
+
+class Ours(BoundedBroker):
+    """Its turns are taken here."""
+
+    def turn_ended(self) -> None:
+        """Nobody else wants one."""
+
+
+def run(data: bytes) -> None:
+    """Let the first bytes say how the rest is cut."""
+    choices = Choices(data)
+    cuts = [choices.byte() + 1 for _ in range(choices.below(8))]
+    stream = choices.rest()
+    ours = Ours(TubRef("a" * 32), _DECISION, bounds=Bounds(call_cost=CALL_COST, turn_tokens=7))
+    theirs = Broker(TubRef("a" * 32), _DECISION)
+    made, expected = _prepare(ours), _prepare(theirs)
+    theirs.logReceiveErrors = False
+    at = 0
+    for cut in [*cuts, len(stream)]:
+        ours.dataReceived(stream[at : at + cut])
+        at += cut
+        while ours._yielded:
+            ours.go_on()
+        tokens = ours._tokens
+        assert ours.held_cost <= max(CALL_COST, FIRST_COST) + TOKEN_COST or ours.connectionAbandoned
+        assert tokens.waiting_bytes <= 9 or ours.connectionAbandoned, "tokens were left"
+    ours._aborting, delayed = None, ours._aborting
+    if delayed is not None and delayed.active():
+        delayed.cancel()
+    theirs.dataReceived(stream)
+    if ours.connectionAbandoned or any(name in stream for name in NEVER_TAKEN):
+        rest = iter(expected)
+        assert all(each in rest for each in made), "a call is not what Foolscap makes of it"
+    elif not any(token(VOCAB, word) in stream for word in _WORDS_NEVER_TAKEN):
+        if theirs.connectionAbandoned:  # over something that ours discards without a look
+            made = made[: len(expected)]
+        assert made == expected, "the calls are not those that Foolscap makes"
+    assert len(stream) < MAX_TOKENS
+
+
+def seeds() -> dict[str, bytes]:
+    """Return what clients send, and some of what they do not."""
+    secrets = value(b"r" * 32), value(b"c" * 32)
+    canary = opened(b"my-reference", value(7), value(b""))
+    numbers = opened(b"set", value(0), value(1))
+    changes = {1: ([(0, 1, b"eq", b"x")], [(0, b"data"), (7, b"")], None)}
+    write = (value(b"i" * 16), value((b"w" * 32,) * 3), value(changes), value([(0, 9)]))
+    method = b"slot_testv_and_readv_and_writev"
+    streams = {
+        "version": call(1, 1, b"get_version") + token(PING, 5) + call(2, 1, b"get_version"),
+        "name": call(1, 0, b"getReferenceByName", value(b"n" * 32)),
+        "allocate": call(
+            3, 1, b"allocate_buckets", value(b"i" * 16), *secrets, numbers, value(5), canary
+        ),
+        "write": call(4, 1, method, *write),
+        "wrong-shape": call(5, 1, b"get_buckets", value(5)) + call(6, 1, b"get_version"),
+        "aborted": token(OPEN, 1) + string(b"call") + value(9) + token(ABORT) + token(CLOSE, 1),
+        "gift": call(7, 1, b"get_buckets", opened(b"their-reference", value(1), value(b"pb://"))),
+        "too-long": token(STRING, 1 << 40),
+        "nested": (token(OPEN, 1) + string(b"list")) * 12,
+        "odd": opened(b"call", value(1), token(FLOAT, 0, bytes(8)), token(LONGINT, 2, b"xy")),
+        "shared": call(
+            8, 1, b"slot_readv", value(b"i" * 16), value([]), opened(b"reference", value(3))
+        ),
+        "answer": opened(b"answer", value(1), value(b"x")),
+    }
+    return {name: bytes((3, 4, 40, 2)) + stream for name, stream in streams.items()}
+
+
+def _prepare(broker: Any) -> list[tuple[Any, ...]]:
+    """Have a broker offer the storage server as object 1, and say what it would call."""
+    made: list[tuple[Any, ...]] = []
+
+    def schedule(delivery: Any, ready: Any) -> None:
+        broker.activeLocalCalls.pop(delivery.reqID, None)
+        arguments = [_plain(each) for each in delivery.allargs.args]
+        made.append(
+            (delivery.reqID, delivery.methodname, arguments, sorted(delivery.allargs.kwargs))
+        )
+
+    broker.scheduleCall = schedule
+    broker.makeConnection(Transport())
+    storage = Storage()
+    broker.getTrackerForMyReference(storage.processUniqueID(), storage).send()
+    return made
+
+
+def _plain(thing: Any) -> Any:
+    return (
+        thing if isinstance(thing, (bytes, int, list, tuple, dict, set)) else type(thing).__name__
+    )
