@@ -68,14 +68,13 @@ def run(data: bytes) -> None:
     for cut in [*cuts, len(stream)]:
         ours.dataReceived(stream[at : at + cut])
         at += cut
-        while ours._yielded:
+        while _is_waiting(ours):
             ours.go_on()
         tokens = ours._tokens
         assert ours.held_cost <= max(CALL_COST, FIRST_COST) + TOKEN_COST or ours.connectionAbandoned
         assert tokens.waiting_bytes <= 9 or ours.connectionAbandoned, "tokens were left"
-    ours._aborting, delayed = None, ours._aborting
-    if delayed is not None and delayed.active():
-        delayed.cancel()
+    if ours._aborting is not None:
+        ours._aborting.cancel()
     theirs.dataReceived(stream)
     if ours.connectionAbandoned or any(name in stream for name in NEVER_TAKEN):
         rest = iter(expected)
@@ -138,3 +137,7 @@ def _plain(thing: Any) -> Any:
     return (
         thing if isinstance(thing, (bytes, int, list, tuple, dict, set)) else type(thing).__name__
     )
+
+
+def _is_waiting(broker: BoundedBroker) -> bool:
+    return broker._yielded

@@ -255,7 +255,7 @@ class AnswerTests(BrokerTestCase):
         self.assertLess(answer_cost("get_version", ()), 1 << 16)
         self.assertGreater(answer_cost("slot_readv", (b"", [1], [(0, 5 << 20)])), 5 << 20)
         self.assertLess(answer_cost("slot_readv", (b"", [1], [(0, 5 << 20)])), 6 << 20)
-        asked = (b"", (), {}, [(0, 1000)])
+        asked: tuple[Any, ...] = (b"", (), {}, [(0, 1000)])
         self.assertLess(answer_cost("slot_testv_and_readv_and_writev", asked), 1 << 20)
 
 
