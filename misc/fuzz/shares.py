@@ -22,7 +22,7 @@ from pipegrid.core.encoder import Encoder
 from pipegrid.core.hashes import netstring
 from pipegrid.core.params import Params
 from pipegrid.core.verifier import MAX_PROBLEMS, ShareVerifier
-from pipegrid.errors import CorruptionError
+from pipegrid.errors import CapMismatch, CorruptionError
 
 # (required, total, size, maximum segment size, layout version)
 _FILES = (
@@ -296,6 +296,9 @@ def _restore(case: _Case, choices: Choices) -> None:
     except CorruptionError as error:
         assert not case.faithful, "a good file is said to be inconsistent"
         assert error.share_number is None, "a share is blamed for its writer"
+        restored = None
+    except CapMismatch:
+        assert not case.faithful, "a cap is said not to fit its own file"
         restored = None
     _check_errors(decoder.corrupt, case, numbers)
     for number in decoder.bad_shares:
