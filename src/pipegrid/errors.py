@@ -137,6 +137,10 @@ class NoSpace(ServerRefused):
     """The server has no room for the share."""
 
 
+class Overloaded(ServerRefused):
+    """The server has too much in memory for others just now; later it may do it."""
+
+
 class WrongSecret(ServerRefused):
     """The server knows the share or upload under another secret."""
 

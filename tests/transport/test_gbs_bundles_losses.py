@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
+from pipegrid.core.hashes import Buffer
 from pipegrid.disk.commit import Policy
 from pipegrid.errors import (
     GridError,
@@ -58,10 +59,10 @@ class OldService(GbsService):
             request.target = None
         return super().begin(request)
 
-    def _version(self, admitted: Admitted, body: bytes) -> Answer:
+    def _version(self, admitted: Admitted, body: Buffer) -> Answer:
         return _without_offer(super()._version(admitted, body))
 
-    def _allocate(self, admitted: Admitted, body: bytes) -> Answer:
+    def _allocate(self, admitted: Admitted, body: Buffer) -> Answer:
         return _without_offer(super()._allocate(admitted, body))
 
 

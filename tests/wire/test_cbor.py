@@ -43,7 +43,7 @@ class LoadsTests(SynchronousTestCase):
         for name, bomb in BOMBS.items():
             tracemalloc.start()
             try:
-                self.assertRaises(ValueError, cbor.loads, bomb, gbs.MAX_ALLOCATE_BYTES)
+                self.assertRaises(ValueError, cbor.loads, bomb, gbs.MAX_ALLOCATE_BYTES, 300)
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -51,12 +51,12 @@ class LoadsTests(SynchronousTestCase):
 
     def test_too_long_is_refused_unread(self) -> None:
         """The limit is looked at first."""
-        self.assertEqual(cbor.loads(b"\x00", 1), 0)
-        self.assertRaises(ValueError, cbor.loads, b"\x00\x00", 1)
+        self.assertEqual(cbor.loads(b"\x00", 1, 1), 0)
+        self.assertRaises(ValueError, cbor.loads, b"\x00\x00", 1, 1)
 
     def test_unknown_tags_do_not_pass_a_check(self) -> None:
         """A tag that nobody knows makes a value that no check lets through."""
-        value = cbor.loads(cbor2.dumps(cbor2.CBORTag(4711, [1])), 100)
+        value = cbor.loads(cbor2.dumps(cbor2.CBORTag(4711, [1])), 100, 10)
         self.assertRaises(ValueError, cbor.expect_uint_set, value, "x", 10)
         self.assertRaises(ValueError, cbor.expect_list, value, "x", 10)
         self.assertRaises(ValueError, cbor.expect_uint, value, "x")

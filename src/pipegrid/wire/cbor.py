@@ -1,6 +1,8 @@
 """
 CBOR from strangers: bounded in size and depth before anything is looked at, then checked by hand.
 
+What a message will cost is known, and bounded, before any of it is built: see ``cborscan``.
+
 Little of ``cbor2``'s richness is wanted here. Of tags only 258 (a set) and 2 (a big number) are known;
 regular expressions, decimals, references into the message and the like are refused. What is left are
 the types of JSON, bytes and sets, in Python's own types; ``True`` is not taken for 1.
@@ -18,6 +20,7 @@ from typing import Any, NoReturn
 import cbor2
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.wire import cborscan
 
 SET_TAG = 258
 MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
@@ -41,23 +44,67 @@ def dumps(value: Any) -> bytes:
     return cbor2.dumps(value)
 
 
-def loads(data: Buffer, limit_bytes: int) -> Any:
+def head(major: int, argument: int) -> bytes:
+    """Return the head of an item: its kind (2 bytes, 4 an array, 5 a map), and its length."""
+    if argument < 24:
+        return bytes([major << 5 | argument])
+    for detail, length in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        if argument < 1 << 8 * length:
+            return bytes([major << 5 | detail]) + argument.to_bytes(length, "big")
+    raise ValueError(f"{argument} is too long")
+
+
+def loads(data: Buffer, limit_bytes: int, max_items: int) -> Any:
     """
     Return the value in ``data``; whatever follows it is ignored.
 
     Memory and time are proportional to the message's real length, whatever lengths it declares.
 
+    Args:
+        max_items: numbers, strings, containers and tags that a message of this kind can have. Looked at in
+            messages of more than 1024 bytes.
+
     Raises:
-        ValueError: longer than the limit, not CBOR, nested deeper than 8, or with strange tags.
+        ValueError: longer than the limit, not CBOR, nested deeper than 8, with strange tags, or with more
+            in it than is allowed.
     """
+    _check_length(data, limit_bytes)
+    if len(data) > cborscan.UNSCANNED_BYTES:
+        cborscan.count_items(data, max_items)
+    return _build(data, None)
+
+
+def loads_views(data: Buffer, limit_bytes: int, max_items: int) -> tuple[Any, int]:
+    """
+    The same, but byte strings of 16 KiB and more are views of ``data``, which must not change meanwhile.
+
+    Returns:
+        the value, and how many items it was made of; 0 of a short message.
+    """
+    _check_length(data, limit_bytes)
+    if len(data) <= cborscan.UNSCANNED_BYTES:
+        return _build(data, None), 0
+    rest, views, items = cborscan.take_out(data, max_items)
+
+    def put_back(tag: Any, _: bool) -> Any:
+        return views[tag.value] if tag.tag == cborscan.VIEW_TAG else tag
+
+    return _build(rest, put_back), items
+
+
+def _check_length(data: Buffer, limit_bytes: int) -> None:
     if len(data) > limit_bytes:
         raise ValueError(f"a message of {len(data)} bytes, where {limit_bytes} are allowed")
+
+
+def _build(data: Buffer, tag_hook: Callable[..., Any] | None) -> Any:
     try:
         return cbor2.loads(
             data,
             max_depth=MAX_DEPTH,
             allow_duplicate_keys=False,
             semantic_decoders=_REFUSED_TAGS,
+            tag_hook=tag_hook,
         )
     except Exception as error:  # cbor2 lets through what the types' own constructors raise
         raise ValueError(f"not a CBOR message: {error}"[:200]) from error
@@ -112,3 +159,10 @@ def expect_bytes(value: Any, where: str) -> bytes:
     if type(value) is not bytes:
         raise ValueError(f"{where} is no byte string")
     return value
+
+
+def expect_view(value: Any, where: str) -> bytes:
+    """The same of one that ``loads_views`` may have made a view, which is as good as bytes."""
+    if type(value) is memoryview:
+        return value  # type: ignore[return-value]
+    return expect_bytes(value, where)

@@ -35,6 +35,12 @@ MAX_ANSWER_BYTES = 256 * 1024
 """Of any CBOR answer: 4096 missing ranges with offsets of 8 bytes each need 135 KiB."""
 MAX_REQUIRED_RANGES = 8192
 
+_ALLOCATE_ITEMS = MAX_SHARE_NUMBERS + 6
+_ALLOCATION_ITEMS = 2 * MAX_SHARE_NUMBERS + 7
+_REQUIRED_ITEMS = 5 * MAX_REQUIRED_RANGES + 3
+_VERSION_ITEMS = 1024  # eight; but servers grow
+_CORRUPT_ITEMS = 16  # three, or the pieces of a text
+
 _PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
 _APPLICATION = b"application-version"
 _IMMUTABLE_SIZE = b"maximum-immutable-share-size"
@@ -103,7 +109,7 @@ def pack_version(
 
 def unpack_version(body: Buffer) -> ServerVersion:
     """Return what a server says of itself. Keys that we do not know are ignored: servers grow."""
-    outer = cbor.loads(body, MAX_ANSWER_BYTES)
+    outer = cbor.loads(body, MAX_ANSWER_BYTES, _VERSION_ITEMS)
     if type(outer) is dict and _PROTOCOL not in outer:
         raise ValueError(UNKNOWN_PROTOCOL)
     if type(outer) is not dict or type(outer[_PROTOCOL]) is not dict:
@@ -134,7 +140,8 @@ _ALLOCATE_KEYS = frozenset({_NUMBERS, _SIZE})
 @_remembering
 def unpack_allocate(body: Buffer) -> AllocateRequest:
     """Return what an allocate request asks for."""
-    message = cbor.expect_map(cbor.loads(body, MAX_ALLOCATE_BYTES), _ALLOCATE_KEYS, "the request")
+    value = cbor.loads(body, MAX_ALLOCATE_BYTES, _ALLOCATE_ITEMS)
+    message = cbor.expect_map(value, _ALLOCATE_KEYS, "the request")
     return AllocateRequest(
         cbor.expect_uint_set(message[_NUMBERS], _NUMBERS, MAX_SHARE_NUMBERS),
         cbor.expect_uint(message[_SIZE], _SIZE),
@@ -157,7 +164,8 @@ _ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})
 @_remembering
 def unpack_allocation(body: Buffer) -> Allocation:
     """Return what a server allocated."""
-    message = cbor.expect_map(cbor.loads(body, MAX_ANSWER_BYTES), _ALLOCATION_KEYS, "the answer")
+    value = cbor.loads(body, MAX_ANSWER_BYTES, _ALLOCATION_ITEMS)
+    message = cbor.expect_map(value, _ALLOCATION_KEYS, "the answer")
     return Allocation(
         cbor.expect_uint_set(message[_HAVE], _HAVE, MAX_SHARE_NUMBERS),
         cbor.expect_uint_set(message[_ALLOCATED], _ALLOCATED, MAX_SHARE_NUMBERS),
@@ -183,7 +191,8 @@ def unpack_required(body: Buffer, complete: bool) -> WriteResult:
     """
     if body == _COMPLETE:
         return WriteResult(complete)
-    message = cbor.expect_map(cbor.loads(body, MAX_ANSWER_BYTES), _REQUIRED_KEYS, "the answer")
+    value = cbor.loads(body, MAX_ANSWER_BYTES, _REQUIRED_ITEMS)
+    message = cbor.expect_map(value, _REQUIRED_KEYS, "the answer")
     ranges = []
     for item in cbor.expect_list(message["required"], "required", MAX_REQUIRED_RANGES):
         pair = cbor.expect_map(item, _RANGE_KEYS, "a required range")
@@ -204,7 +213,7 @@ def pack_shares(share_numbers: AbstractSet[int]) -> bytes:
 
 def unpack_shares(body: Buffer) -> frozenset[int]:
     """Return the share numbers in a list."""
-    value = cbor.loads(body, MAX_ANSWER_BYTES)
+    value = cbor.loads(body, MAX_ANSWER_BYTES, _ALLOCATION_ITEMS)
     return cbor.expect_uint_set(value, "the list of shares", MAX_SHARE_NUMBERS)
 
 
@@ -224,5 +233,6 @@ _CORRUPT_KEYS = frozenset({"reason"})
 
 def unpack_corrupt(body: Buffer) -> str:
     """Return the reason of a complaint."""
-    message = cbor.expect_map(cbor.loads(body, MAX_CORRUPT_BYTES), _CORRUPT_KEYS, "the request")
+    value = cbor.loads(body, MAX_CORRUPT_BYTES, _CORRUPT_ITEMS)
+    message = cbor.expect_map(value, _CORRUPT_KEYS, "the request")
     return cbor.expect_text(message["reason"], "reason", min_length=1)

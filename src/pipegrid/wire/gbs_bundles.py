@@ -34,6 +34,9 @@ MAX_UPLOADS = 128
 MAX_SHARES = 128
 """In one bundle, of all uploads together: each is an open file until it is durable."""
 
+_BUNDLE_ITEMS = 1 + MAX_UPLOADS * (9 + MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
+_ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
+
 _STORAGE_INDEX_BYTES = 16
 _LEASE_SECRET_BYTES = 32
 _MAX_UPLOAD_SECRET_BYTES = 64
@@ -107,7 +110,8 @@ def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
 
 def unpack_bundle(body: Buffer) -> list[BundledUpload]:
     """Return the uploads in a bundle."""
-    items = cbor.expect_list(cbor.loads(body, MAX_BUNDLE_BYTES), "the bundle", MAX_UPLOADS)
+    value = cbor.loads(body, MAX_BUNDLE_BYTES, _BUNDLE_ITEMS)
+    items = cbor.expect_list(value, "the bundle", MAX_UPLOADS)
     uploads = [_unpack_upload(each) for each in items]
     if sum(len(each.shares) for each in uploads) > MAX_SHARES:
         raise ValueError(f"more than {MAX_SHARES} shares are in the bundle")
@@ -163,7 +167,8 @@ def pack_answers(answers: Sequence[BundledAnswer]) -> bytes:
 
 def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
     """Return what became of the uploads of a bundle, in their order."""
-    answers = cbor.expect_list(cbor.loads(body, MAX_ANSWER_BYTES), "the answer", None)
+    value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
+    answers = cbor.expect_list(value, "the answer", None)
     if len(answers) != len(uploads):
         raise ValueError(f"{len(answers)} answers to {len(uploads)} uploads")
     return [_unpack_answer(*pair) for pair in zip(answers, uploads, strict=True)]

@@ -16,10 +16,19 @@ from pipegrid.wire import cbor
 from pipegrid.wire.gbs import MAX_SHARE_NUMBERS
 from pipegrid.wire.messages import ShareChange, SlotResult
 
-MAX_REQUEST_BYTES = 256 << 20
-"""The protocol allows 2^48. But a request is held in memory, and for a moment three times."""
+MAX_REQUEST_BYTES = 128 << 20
+"""The protocol allows 2^48. But a request is held in memory: once, since what is written are views of it."""
 MAX_TESTS = 30
 MAX_READS = 30
+MAX_VECTORS = 4096
+"""
+Tests and writes of one request, of all of its shares together; the protocol bounds tests alone: 30 a share.
+Clients send one test and a write or two for each share; one that writes a whole file of 128 KiB segments
+sends a write for each, of 40 KiB and more, and so 3000 at most.
+"""
+
+MAX_REQUEST_ITEMS = 10 + 9 * MAX_SHARE_NUMBERS + 5 * MAX_READS + 7 * MAX_VECTORS
+MAX_ANSWER_ITEMS = 5 + (2 + MAX_READS) * MAX_SHARE_NUMBERS
 
 _CHANGES = "test-write-vectors"
 _READS = "read-vector"
@@ -39,10 +48,12 @@ class ReadTestWrite:
     Attributes:
         changes: by share number, at most 256.
         reads: ``(offset, size)``, at most 30.
+        items: what the message was made of; 0 if it was short.
     """
 
     changes: dict[int, ShareChange]
     reads: tuple[tuple[int, int], ...]
+    items: int = attrs.field(default=0, eq=False)
 
 
 def pack_request(changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, int]]) -> bytes:
@@ -56,8 +67,14 @@ def pack_request(changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, 
 
 
 def unpack_request(body: Buffer) -> ReadTestWrite:
-    """Return what a request asks for."""
-    message = cbor.expect_map(cbor.loads(body, MAX_REQUEST_BYTES), _REQUEST_KEYS, "the request")
+    """
+    Return what a request asks for.
+
+    Args:
+        body: must not change as long as the result is used: long specimens and data are views of it.
+    """
+    value, items = cbor.loads_views(body, MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS)
+    message = cbor.expect_map(value, _REQUEST_KEYS, "the request")
     changes = message[_CHANGES]
     if type(changes) is not dict or len(changes) > MAX_SHARE_NUMBERS:
         raise ValueError(f"{_CHANGES} is no map of at most {MAX_SHARE_NUMBERS} shares")
@@ -67,16 +84,29 @@ def unpack_request(body: Buffer) -> ReadTestWrite:
         reads.append(
             (cbor.expect_uint(read["offset"], "offset"), cbor.expect_uint(read["size"], "size"))
         )
-    return ReadTestWrite(
-        {_expect_number(number): _unpack_change(change) for number, change in changes.items()},
-        tuple(reads),
-    )
+    unpacked = {_expect_number(number): _unpack_change(each) for number, each in changes.items()}
+    vectors = sum(len(each.tests) + len(each.writes) for each in unpacked.values())
+    if vectors > MAX_VECTORS:
+        raise ValueError(f"{vectors} tests and writes in one request; {MAX_VECTORS} are allowed")
+    return ReadTestWrite(unpacked, tuple(reads), items)
 
 
 def pack_answer(result: SlotResult) -> bytes:
     """Return the answer."""
     data = {number: list(pieces) for number, pieces in result.data.items()}
     return cbor.dumps({"success": result.success, "data": data})
+
+
+def pack_answer_in_pieces(result: SlotResult) -> list[bytes]:
+    """Return the same bytes in pieces, so that what was read from long shares is in memory once."""
+    head = cbor.dumps({"success": result.success})
+    pieces = [b"\xa2", head[1:], cbor.dumps("data"), cbor.head(5, len(result.data))]
+    for number, read in result.data.items():
+        pieces.append(cbor.dumps(number) + cbor.head(4, len(read)))
+        for data in read:
+            pieces.append(cbor.head(2, len(data)))
+            pieces.append(data)
+    return pieces
 
 
 def unpack_answer(body: Buffer, limit_bytes: int) -> SlotResult:
@@ -86,7 +116,9 @@ def unpack_answer(body: Buffer, limit_bytes: int) -> SlotResult:
     Args:
         limit_bytes: what may come, given what was asked for.
     """
-    message = cbor.expect_map(cbor.loads(body, limit_bytes), _ANSWER_KEYS, "the answer")
+    message = cbor.expect_map(
+        cbor.loads(body, limit_bytes, MAX_ANSWER_ITEMS), _ANSWER_KEYS, "the answer"
+    )
     success, data = message["success"], message["data"]
     if type(success) is not bool:
         raise ValueError("success is neither true nor false")
@@ -124,12 +156,12 @@ def _unpack_change(value: Any) -> ShareChange:
     tests, writes = [], []
     for item in cbor.expect_list(change["test"], "test", MAX_TESTS):
         test = cbor.expect_map(item, _TEST_KEYS, "a test")
-        specimen = cbor.expect_bytes(test["specimen"], "specimen")
+        specimen = cbor.expect_view(test["specimen"], "specimen")
         offset = cbor.expect_uint(test["offset"], "offset")
         tests.append((offset, cbor.expect_uint(test["size"], "size"), specimen))
     for item in cbor.expect_list(change["write"], "write", None):
         write = cbor.expect_map(item, _WRITE_KEYS, "a write")
-        data = cbor.expect_bytes(write["data"], "data")
+        data = cbor.expect_view(write["data"], "data")
         writes.append((cbor.expect_uint(write["offset"], "offset"), data))
     new_length = change["new-length"]
     if new_length is not None:

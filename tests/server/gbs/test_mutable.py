@@ -138,6 +138,72 @@ class MutableTests(http.ServerTestCase):
         connection.dataReceived(b"x" * 1000)
         self.assertEqual(self.service._held_bytes, 0)
 
+    def test_long_answers_are_held_until_they_are_sent(self) -> None:
+        """What a read vector reads counts from before it is read until the client has taken it."""
+        data = os.urandom(100_000)
+        self.assertEqual(self.statuses(put(0, data)), [200])
+        again = change({}, [(0, 100_000)] * 30)
+        connection, transport = self.connect(room=200_000)
+        connection.dataReceived(again)
+        self.settle()
+        self.assertEqual(self.service._held_bytes, 3_000_000)
+        self.assertLess(len(transport.written), 600_000)
+        with mock.patch.object(http_service, "MAX_HELD_BYTES", 5_900_000):
+            # Nothing is changed by what cannot be answered.
+            change_it = {0: ShareChange((), ((0, b"other"),))}
+            self.assertEqual(self.statuses(change(change_it, [(0, 100_000)] * 30)), [503])
+            self.assertEqual(self.statuses(change({}, [(0, 5)])), [200])
+        for _ in range(30):
+            transport.read()
+        (reply,) = http.parse_replies(transport.written)
+        result = gbs_mutable.unpack_answer(reply.body, 1 << 24)
+        self.assertEqual(result, SlotResult(True, {0: (data,) * 30}))
+        self.assertEqual(self.service._held_bytes, 0)
+        connection, transport = self.connect(room=200_000)
+        connection.dataReceived(again)
+        transport.lose()
+        self.assertEqual(self.service._held_bytes, 0)
+
+    def test_an_answer_that_nobody_waits_for(self) -> None:
+        """What was read for a client that has gone meanwhile is forgotten."""
+        self.assertEqual(self.statuses(put(0, bytes(100_000))), [200])
+        waiting: list[tuple[Any, Any, Any]] = []
+
+        class SlowWorkers:
+            def run(self, function: Any, /, *args: Any, **kwargs: Any) -> Deferred[Any]:
+                outcome: Deferred[Any] = Deferred()
+                waiting.append((function, args, outcome))
+                return outcome
+
+        self.durability._workers = SlowWorkers()
+        connection, transport = self.connect()
+        connection.dataReceived(change({0: ShareChange()}, [(0, 100_000)]))
+        transport.lose()
+        ((function, args, outcome),) = waiting
+        outcome.callback(function(*args))
+        self.assertEqual(self.service._held_bytes, 0)
+
+    def test_large_messages_leave_room_for_small_ones(self) -> None:
+        """Who fills the memory for messages with large ones does not keep out the others."""
+        with (
+            mock.patch.object(http_service, "MAX_HELD_BYTES", 64 << 20),
+            mock.patch.object(self.service, "large_bytes", 1 << 20),
+        ):
+            connection, transport = self.connect()
+            connection.dataReceived(put(0, bytes(32 << 20))[: 31 << 20])
+            self.assertEqual(self.statuses(put(1, bytes(3 << 20))), [503])
+            self.assertEqual(self.statuses(put(1, bytes(1 << 19))), [200])
+            transport.lose()
+            self.assertEqual(self.statuses(put(1, bytes(3 << 20))), [200])
+        self.assertEqual(self.service._held_bytes, 0)
+
+    def test_a_request_of_many_items_is_refused(self) -> None:
+        """Eight megabytes of one-byte elements are a 400, and the server goes on."""
+        count = 8 << 20
+        body = b"\x9a" + count.to_bytes(4, "big") + b"\xa0" * count
+        self.assertEqual(self.statuses(change({}, body=body), http.VERSION), [400, 200])
+        self.assertEqual(self.service._held_bytes, 0)
+
     def test_large_shares_are_streamed(self) -> None:
         """A share of a megabyte comes back whole, and its end alone."""
         data = os.urandom(1 << 20)

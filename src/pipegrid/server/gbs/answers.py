@@ -8,11 +8,16 @@ Source: the format reference, storage protocols, sections 1.3, 1.7 and 1.8.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import attrs
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.wire import gbs
+
+STREAM_PIECE_BYTES = 128 * 1024
 
 _REASONS = {
     200: b"OK",
@@ -116,6 +121,40 @@ def page(status: int, headers: bytes = b"") -> Answer:
 def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
     """Return a message."""
     return make(status, body, gbs.CONTENT_TYPE, headers)
+
+
+class Pieces:
+    """
+    A long message that is in memory, sent by the piece.
+
+    Args:
+        held: called once, when it is not any more.
+    """
+
+    def __init__(self, pieces: Sequence[Buffer], held: Callable[[], None]) -> None:
+        self.length = sum(map(len, pieces))
+        self._pieces: deque[memoryview] = deque(memoryview(each) for each in pieces)
+        self._held: Callable[[], None] | None = held
+
+    def read(self) -> bytes:
+        """Return the next bytes, about as many as of a share."""
+        gathered: list[memoryview] = []
+        room = STREAM_PIECE_BYTES
+        while self._pieces and room:
+            piece = self._pieces.popleft()
+            if len(piece) > room:
+                self._pieces.appendleft(piece[room:])
+                piece = piece[:room]
+            gathered.append(piece)
+            room -= len(piece)
+        return b"".join(gathered)
+
+    def close(self) -> None:
+        """Forget it."""
+        self._pieces.clear()
+        held, self._held = self._held, None
+        if held is not None:
+            held()
 
 
 OK = make(200)

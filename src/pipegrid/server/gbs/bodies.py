@@ -15,9 +15,10 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.errors import PipegridError
 from pipegrid.server.gbs import answers
-from pipegrid.server.gbs.answers import Answer
+from pipegrid.server.gbs.answers import STREAM_PIECE_BYTES, Answer
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import Key
 from pipegrid.storage.reader import ShareReader
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 GATHER_BYTES = 128 * 1024
 """Share data is held until this much has come, or the request ends: one write instead of eight."""
-STREAM_PIECE_BYTES = 128 * 1024
 
 log = Logger()
 
@@ -88,7 +88,7 @@ class Call:
         service: GbsService,
         rule: Rule,
         shares: Sequence[Key],
-        handler: Callable[[bytes], Answer | Deferred[Answer]],
+        handler: Callable[[Buffer], Answer | Deferred[Answer]],
     ) -> None:
         self.service = service
         self.shares = shares
@@ -105,11 +105,10 @@ class Call:
             return
         if len(self.body) + len(data) > self._limit_bytes:
             self.refuse(answers.TOO_LARGE)
-        elif not self.service.hold(len(data)):
+        elif not self.charge(len(data)):
             self.refuse(answers.BUSY)
         else:
             self.body += data
-            self._held_bytes += len(data)
 
     def refuse(self, answer: Answer) -> None:
         """Answer this, whatever else comes."""
@@ -120,12 +119,11 @@ class Call:
         """Carry it out."""
         if self.refusal is not None:
             return self._count(self.refusal)
+        body, self.body = self.body, bytearray()
         try:
-            answer = self._handler(bytes(self.body))
+            answer = self._handler(body)
         except Exception as error:
             answer = self.service.answer_error(self._operation, error)
-        finally:
-            self.body.clear()
         if isinstance(answer, Deferred):
             # Until then the request is in memory, in another form.
             answer.addErrback(self._failed).addCallback(self._ended)
@@ -135,6 +133,14 @@ class Call:
     def abandon(self) -> None:
         """Nothing was begun."""
         self._let_go()
+
+    def charge(self, more_bytes: int) -> bool:
+        """Hold so much more until there is an answer: what the body has become; whether that may be."""
+        large = self._held_bytes + more_bytes > self.service.large_bytes
+        if not self.service.hold(more_bytes, large):
+            return False
+        self._held_bytes += more_bytes
+        return True
 
     def _ended(self, answer: Answer) -> Answer:
         self._let_go()
@@ -151,7 +157,7 @@ class Call:
     def _let_go(self) -> None:
         self.service.hold(-self._held_bytes)
         self._held_bytes = 0
-        self.body.clear()
+        self.body = bytearray()
 
 
 class Write:

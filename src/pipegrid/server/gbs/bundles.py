@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.disk.durability import Ending
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
@@ -66,7 +67,7 @@ class Bundle(Call):
                     self.refuse(answers.text(400, str(error)))
         return self._uploads
 
-    def _carry_out(self, _: bytes) -> Deferred[Answer]:
+    def _carry_out(self, _: Buffer) -> Deferred[Answer]:
         complete: list[Upload] = []
         for wanted in self._unpacked():
             allocation = self._allocate(wanted)

@@ -297,10 +297,13 @@ class RequestOrder:
             pending.remove(number)
             if not pending:
                 del self.committing[storage_index]
-        if not self.lost:
-            self._fill(place, answer)
-            if not self.attended:
-                self._on_ready()
+        if self.lost:
+            if answer.stream is not None:
+                answer.stream.close()
+            return
+        self._fill(place, answer)
+        if not self.attended:
+            self._on_ready()
 
     # Room for what waits for the disk.
 

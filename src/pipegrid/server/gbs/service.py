@@ -9,6 +9,7 @@ microseconds and more; writing 16 KiB: 10). What waits for the disk itself, maki
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.core.text import printable
 from pipegrid.disk.commit import Committable
 from pipegrid.disk.durability import Durability, Ending
@@ -32,7 +34,7 @@ from pipegrid.server.gbs.answers import Answer
 from pipegrid.server.gbs.bodies import Call, Receiver, Refusal, ShareStream, Write
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Admitted, Operation, Request, admit, is_authorized
-from pipegrid.server.gbs.slots import SlotHandlers
+from pipegrid.server.gbs.slots import SlotChangeCall, SlotHandlers
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.reader import ShareReader
@@ -47,8 +49,14 @@ INLINE_READ_BYTES = 64 * 1024
 MAX_COMMITS = 512
 """Complete shares that wait to become durable, each an open file, over all connections."""
 
-MAX_HELD_BYTES = 512 << 20
-"""Of message bodies, over all connections; only those of read-test-write can be large."""
+MAX_HELD_BYTES = 192 << 20
+"""
+Of messages, over all connections: bodies, what they become, and what was read for long answers. Only those of
+read-test-write can be large.
+"""
+LARGE_MESSAGE_BYTES = 1 << 20
+SMALL_MESSAGES_BYTES = 32 << 20
+"""Of that, room which messages longer than a megabyte leave to the shorter ones."""
 
 _TAKES_BUNDLES = b"%s: %d\r\n" % (gbs_bundles.OFFER, gbs_bundles.MAX_BUNDLE_BYTES)
 
@@ -66,6 +74,7 @@ class GbsService:
         requests: answers given, by (operation, status); for metrics.
         received_bytes, sent_bytes: of share data.
         commits: shares that wait to become durable.
+        large_bytes: messages beyond that leave room for the others.
         slots: where calls that concern mutable shares wait for each other; other protocols share it.
     """
 
@@ -80,15 +89,16 @@ class GbsService:
         self._waiting_for_room: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
         slot_handlers = SlotHandlers(store.slots, self.slots)
+        self.large_bytes = LARGE_MESSAGE_BYTES
         self._held_bytes = 0
-        self._handlers: dict[Operation, Callable[[Admitted, bytes], Answer | Deferred[Answer]]] = {
+        self._held_lock = threading.Lock()  # what slots read is held in a thread
+        self._handlers: dict[Operation, Callable[[Admitted, Buffer], Answer | Deferred[Answer]]] = {
             Operation.ALLOCATE: self._allocate,
             Operation.CORRUPT: self._corrupt,
             Operation.VERSION: self._version,
             Operation.ABORT: self._abort,
             Operation.LIST: self._list,
             Operation.LEASE: self._lease,
-            Operation.READ_TEST_WRITE: slot_handlers.read_test_write,
             Operation.SLOT_LIST: slot_handlers.list_shares,
             Operation.SLOT_CORRUPT: self._corrupt,
         }
@@ -163,6 +173,8 @@ class GbsService:
             return Call(self, rule, (admitted.target.key,), lambda _: read(admitted.target, wanted))
         if operation is Operation.BUNDLE:
             return Bundle(self, rule)
+        if operation is Operation.READ_TEST_WRITE:
+            return SlotChangeCall(self, admitted, self.store.slots, self.slots)
         handler = self._handlers[operation]
         return Call(self, rule, (admitted.target.key,), lambda body: handler(admitted, body))
 
@@ -201,10 +213,10 @@ class GbsService:
     def _counted_as(self, name: str) -> Callable[[Answer], Answer]:
         return lambda answer: self.count(name, answer)
 
-    def _version(self, _: Admitted, body: bytes) -> Answer:
+    def _version(self, _: Admitted, body: Buffer) -> Answer:
         return answers.cbor(gbs.pack_version(self.store.version()), headers=_TAKES_BUNDLES)
 
-    def _allocate(self, admitted: Admitted, body: bytes) -> Answer:
+    def _allocate(self, admitted: Admitted, body: Buffer) -> Answer:
         try:
             wanted = gbs.unpack_allocate(body)
         except ValueError as error:
@@ -237,7 +249,7 @@ class GbsService:
             return answers.BAD_CONTENT_RANGE
         return Write(self, upload, begin, end)
 
-    def _abort(self, admitted: Admitted, body: bytes) -> Answer:
+    def _abort(self, admitted: Admitted, body: Buffer) -> Answer:
         target = admitted.target
         _check_number(target)
         try:
@@ -250,7 +262,7 @@ class GbsService:
             raise
         return answers.OK
 
-    def _list(self, admitted: Admitted, body: bytes) -> Answer:
+    def _list(self, admitted: Admitted, body: Buffer) -> Answer:
         return answers.cbor(gbs.pack_shares(self.store.list_shares(admitted.target.storage_index)))
 
     def _read(self, target: Target, wanted: bytes | None) -> Answer:
@@ -298,7 +310,7 @@ class GbsService:
             raise PipegridError(f"{reader!r} ends before its end; look after the disk")
         return answers.make(status, data, gbs.SHARE_CONTENT_TYPE, headers)
 
-    def _corrupt(self, admitted: Admitted, body: bytes) -> Answer:
+    def _corrupt(self, admitted: Admitted, body: Buffer) -> Answer:
         try:
             reason = gbs.unpack_corrupt(body)
         except ValueError as error:
@@ -317,7 +329,7 @@ class GbsService:
         )
         return answers.OK
 
-    def _lease(self, admitted: Admitted, body: bytes) -> Answer | Deferred[Answer]:
+    def _lease(self, admitted: Admitted, body: Buffer) -> Answer | Deferred[Answer]:
         secrets = admitted.secrets
         storage_index = admitted.target.storage_index
         lease = LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET])
@@ -326,12 +338,21 @@ class GbsService:
 
     # Bounding the memory of large bodies.
 
-    def hold(self, more_bytes: int) -> bool:
-        """Take note that so much more of bodies is held in memory, or of less; whether that may be."""
-        if more_bytes > 0 and self._held_bytes + more_bytes > MAX_HELD_BYTES:
-            return False
-        self._held_bytes += more_bytes
-        return True
+    def hold(self, more_bytes: int, large: bool = False) -> bool:
+        """
+        Take note that so much more of messages is held in memory, or of less; whether that may be.
+
+        From any thread.
+
+        Args:
+            large: it belongs to one of more than ``LARGE_MESSAGE_BYTES``.
+        """
+        with self._held_lock:
+            limit = MAX_HELD_BYTES - SMALL_MESSAGES_BYTES if large else MAX_HELD_BYTES
+            if more_bytes > 0 and self._held_bytes + more_bytes > limit:
+                return False
+            self._held_bytes += more_bytes
+            return True
 
 
 def _check_number(target: Target) -> None:

@@ -6,10 +6,16 @@ Source: the format reference, storage protocols, section 1.7.
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred
+from typing import TYPE_CHECKING
 
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import Overloaded
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
+from pipegrid.server.gbs.bodies import Call
 from pipegrid.server.gbs.requests import Admitted
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.mutable.slots import Slots
@@ -17,21 +23,44 @@ from pipegrid.wire import gbs, gbs_mutable
 from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, WRITE_ENABLER
 from pipegrid.wire.messages import LeaseSecrets, SlotResult, SlotSecrets
 
+if TYPE_CHECKING:
+    from pipegrid.server.gbs.service import GbsService
 
-class SlotHandlers:
-    """Carries out admitted requests, in the order that the queue keeps."""
 
-    def __init__(self, slots: Slots, queue: SlotQueue) -> None:
+INLINE_ANSWER_BYTES = 64 * 1024
+"""Up to here what was read is an answer like any other; beyond, it is held, and sent by the piece."""
+ITEM_BYTES = 64
+"""What each item of a message is counted as while it is in memory, beside its bytes."""
+
+
+class SlotChangeCall(Call):
+    """
+    A read-test-write: gathers its body, which may be large, and carries it out.
+
+    What the body became is held until it is carried out, what was read until it is sent. Both count against
+    the server's memory for messages, the latter before a byte of it is read.
+    """
+
+    def __init__(
+        self, service: GbsService, admitted: Admitted, slots: Slots, queue: SlotQueue
+    ) -> None:
+        target = admitted.target
+        super().__init__(service, admitted.rule, (target.key,), self._carry_out)
         self._slots = slots
         self._queue = queue
+        self._secrets = admitted.secrets
+        self._storage_index = target.storage_index
+        self._read_bytes = 0
 
-    def read_test_write(self, admitted: Admitted, body: bytes) -> Answer | Deferred[Answer]:
+    def _carry_out(self, body: Buffer) -> Answer | Deferred[Answer]:
         """Test, read, write. What writes may have to wait for the disk; what does not never does."""
         try:
             wanted = gbs_mutable.unpack_request(body)
         except ValueError as error:
             return answers.text(400, str(error))
-        secrets, storage_index = admitted.secrets, admitted.target.storage_index
+        if not self.charge(wanted.items * ITEM_BYTES):
+            return answers.BUSY
+        secrets, storage_index = self._secrets, self._storage_index
         call = self._queue.write if wanted.changes else self._queue.read
         result = call(
             storage_index,
@@ -43,18 +72,46 @@ class SlotHandlers:
             wanted.changes,
             wanted.reads,
             self._queue.durable,
+            self._may_read,
         )
-        return result.addCallback(_answer_result)
+        return result.addCallbacks(self._answer_result, self._not_read)
 
-    def list_shares(self, admitted: Admitted, body: bytes) -> Deferred[Answer]:
+    def _may_read(self, more_bytes: int) -> bool:
+        """Hold what is about to be read; called in a thread, perhaps."""
+        if more_bytes <= INLINE_ANSWER_BYTES:
+            return True
+        if not self.service.hold(more_bytes, more_bytes > self.service.large_bytes):
+            return False
+        self._read_bytes = more_bytes
+        return True
+
+    def _answer_result(self, result: SlotResult) -> Answer:
+        if not self._read_bytes:
+            return answers.cbor(gbs_mutable.pack_answer(result))
+        stream = answers.Pieces(gbs_mutable.pack_answer_in_pieces(result), self._sent)
+        return answers.make(200, content_type=gbs.CONTENT_TYPE, stream=stream)
+
+    def _not_read(self, failure: Failure) -> Failure | Answer:
+        self._sent()
+        return answers.BUSY if failure.check(Overloaded) else failure
+
+    def _sent(self) -> None:
+        self.service.hold(-self._read_bytes)
+        self._read_bytes = 0
+
+
+class SlotHandlers:
+    """Carries out the other requests, in the order that the queue keeps."""
+
+    def __init__(self, slots: Slots, queue: SlotQueue) -> None:
+        self._slots = slots
+        self._queue = queue
+
+    def list_shares(self, admitted: Admitted, body: Buffer) -> Deferred[Answer]:
         """List the mutable shares."""
         storage_index = admitted.target.storage_index
         numbers = self._queue.read(storage_index, self._slots.list_shares, storage_index)
         return numbers.addCallback(_answer_numbers)
-
-
-def _answer_result(result: SlotResult) -> Answer:
-    return answers.cbor(gbs_mutable.pack_answer(result))
 
 
 def _answer_numbers(numbers: frozenset[int]) -> Answer:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Disk
-from pipegrid.errors import NoSuchShare, ServerRefused, UsageError, WrongSecret
+from pipegrid.errors import NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage.mutable import containers
 from pipegrid.storage.mutable import files as slotfiles
 from pipegrid.storage.mutable.change import SlotChange
@@ -28,10 +28,10 @@ from pipegrid.storage.reader import ShareReader
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 
-MAX_READ_BYTES = 256 << 20
-"""Of one answer, which is held in memory."""
+MAX_READ_BYTES = 64 << 20
+"""Of one answer, which is held in memory, however often a read vector asks for the same bytes."""
 MAX_VECTORS = 4096
-"""Reads in a vector, or tests of a share; clients send one or two, and 30 at most over HTTP."""
+"""Reads in a vector, or tests and writes of a call; clients send one or two for each share."""
 
 Reads = Sequence[tuple[int, int]]
 
@@ -85,6 +85,7 @@ class Slots:
         tw_vectors: Mapping[int, ShareChange],
         r_vector: Reads,
         durable: bool = True,
+        may_read: Callable[[int], bool] = lambda _: True,
     ) -> SlotResult:
         """
         Test, read and write the shares of a slot, atomically.
@@ -92,6 +93,7 @@ class Slots:
         Args:
             r_vector: ``(offset, size)``, read from every share that there is, before anything is written.
             durable: sync what was written before returning.
+            may_read: asked whether so many bytes may be read into memory, before that is done.
 
         Raises:
             WrongSecret: the write enabler is not that of every share there. The text ends with
@@ -99,12 +101,18 @@ class Slots:
             UsageError: a share number or a vector that cannot be, or a write enabler that is not 32 bytes
                 long where a share would be made.
             NoSpace: it would not fit; nothing was changed.
+            Overloaded: too much would be read just now; nothing was changed.
             ServerRefused: the disk failed, a container is damaged, or the answer would be too large.
         """
         _check_reads(r_vector)
         for number, change in tw_vectors.items():
             check_number(number)
             _check_change(change)
+        vectors = sum(len(each.tests) + len(each.writes) for each in tw_vectors.values())
+        if vectors > MAX_VECTORS:
+            raise UsageError(
+                f"{vectors} tests and writes at once, where {MAX_VECTORS} are allowed; send fewer"
+            )
         with self._locked(storage_index, create=bool(tw_vectors)) as directory:
             if directory is None:
                 return SlotResult(True, {})
@@ -114,7 +122,7 @@ class Slots:
                     success = all(
                         _passes(shares.get(number), change) for number, change in tw_vectors.items()
                     )
-                    data = _read(shares, r_vector)
+                    data = _read(shares, r_vector, may_read)
                     if success and tw_vectors:
                         change_slot = SlotChange(self, storage_index, directory, shares, secrets)
                         change_slot.carry_out(tw_vectors, durable)
@@ -254,12 +262,18 @@ def _passes(share: SlotFile | None, change: ShareChange) -> bool:
         return all(share.equals(*test) for test in change.tests)
 
 
-def _read(shares: Mapping[int, SlotFile], reads: Reads) -> dict[int, tuple[bytes, ...]]:
+def _read(
+    shares: Mapping[int, SlotFile],
+    reads: Reads,
+    may_read: Callable[[int], bool] = lambda _: True,
+) -> dict[int, tuple[bytes, ...]]:
     total = sum(share.cut(*each) for share in shares.values() for each in reads)
     if total > MAX_READ_BYTES:
         raise ServerRefused(
             f"an answer of {total} bytes is too large, {MAX_READ_BYTES} are allowed; read in parts"
         )
+    if not may_read(total):
+        raise Overloaded("too much is being read by others just now; try again later")
     data = {}
     for number, share in shares.items():
         with slotfiles.reported(f"read the share {share.path!r}", share.path):
@@ -276,8 +290,6 @@ def _check_reads(reads: Reads) -> None:
 
 
 def _check_change(change: ShareChange) -> None:
-    if len(change.tests) > MAX_VECTORS:
-        raise UsageError(f"{len(change.tests)} tests, where {MAX_VECTORS} are allowed; send fewer")
     for offset, size, _ in change.tests:
         if offset < 0 or size < 0:
             raise UsageError(f"a test of {size} bytes at {offset}; both must be 0 or more")

@@ -1,0 +1,200 @@
+"""CBOR messages whose bytes would become much more in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import cbor2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.wire import cbor, cborscan, gbs, gbs_bundles, gbs_mutable
+from pipegrid.wire.messages import ShareChange, SlotResult
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.binary()
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.integers(), inner, max_size=30),
+    max_leaves=60,
+)  # fmt: skip
+
+UNPACKERS: dict[str, tuple[Callable[[bytes], Any], int]] = {
+    "an allocation": (gbs.unpack_allocate, gbs.MAX_ALLOCATE_BYTES),
+    "a complaint": (gbs.unpack_corrupt, gbs.MAX_CORRUPT_BYTES),
+    "a bundle": (gbs_bundles.unpack_bundle, gbs_bundles.MAX_BUNDLE_BYTES),
+    "a read-test-write": (gbs_mutable.unpack_request, 8 << 20),
+    "a server's version": (gbs.unpack_version, gbs.MAX_ANSWER_BYTES),
+    "the answer to an allocation": (gbs.unpack_allocation, gbs.MAX_ANSWER_BYTES),
+    "the answer to a write": (
+        lambda body: gbs.unpack_required(body, complete=False),
+        gbs.MAX_ANSWER_BYTES,
+    ),
+    "a list of shares": (gbs.unpack_shares, gbs.MAX_ANSWER_BYTES),
+    "the answer to a bundle": (
+        lambda body: gbs_bundles.unpack_answers(body, []),
+        gbs.MAX_ANSWER_BYTES,
+    ),
+    "the answer to a read-test-write": (
+        lambda body: gbs_mutable.unpack_answer(body, 8 << 20),
+        8 << 20,
+    ),
+}
+MAX_BUILT_BYTES = 8 << 20
+"""What the largest of them may take beside its strings."""
+
+
+def array_of(item: bytes, length: int) -> bytes:
+    """Return an array that fills so many bytes with one item over and over."""
+    count = (length - 5) // len(item)
+    return b"\x9a" + count.to_bytes(4, "big") + item * count
+
+
+class CostTests(SynchronousTestCase):
+    """No message costs much more than its bytes."""
+
+    def test_elements_are_counted_before_they_are_built(self) -> None:
+        """As long as a message may be, of the smallest things there are: refused, and in little memory."""
+        for name, (unpack, length) in UNPACKERS.items():
+            for item in (b"\x80", b"\xa0", b"\x00", b"\x41x", b"\xd9\x01\x02\x80"):
+                for body in (array_of(item, length), b"\x9f" + item * ((length - 1) // len(item))):
+                    tracemalloc.start()
+                    try:
+                        self.assertRaises(ValueError, unpack, body)
+                        peak = tracemalloc.get_traced_memory()[1]
+                    finally:
+                        tracemalloc.stop()
+                    self.assertLess(peak, MAX_BUILT_BYTES, (name, item))
+
+    def test_the_decoder_is_not_asked(self) -> None:
+        """What has too many items does not reach the decoder at all."""
+        body = array_of(b"\xa0", 8 << 20)
+        with mock.patch.object(cbor2, "loads") as loads:
+            self.assertRaises(ValueError, gbs_mutable.unpack_request, body)
+        self.assertFalse(loads.called)
+
+    def test_keys_of_the_same_hash(self) -> None:
+        """Maps and sets are short, so that keys which collide cost nothing; also in messages of few items."""
+        numbers = range(cborscan.MAX_KEYS + 1)
+        for value in (dict.fromkeys(numbers), set(numbers)):
+            body = cbor2.dumps([value, "x" * 1024])
+            self.assertRaises(ValueError, cborscan.count_items, body, 10_000)
+            value.pop(0) if isinstance(value, dict) else value.remove(0)
+            body = cbor2.dumps([value, "x" * 1024])
+            self.assertEqual(cbor.loads(body, 10_000, 10_000)[0], value)
+        for head in (b"\xbf", b"\xd9\x01\x02\x9f"):
+            body = cbor2.dumps("x" * 1024) + head + b"\x00\x00\xff"
+            self.assertRaises(ValueError, cborscan.count_items, body, 10_000)
+            self.assertRaises(ValueError, cbor.loads, body, 10_000, 10_000)
+
+    def test_long_strings_are_passed_over(self) -> None:
+        """A megabyte of data is one step of the walk."""
+        body = gbs_mutable.pack_request({0: ShareChange((), ((0, bytes(1 << 20)),))}, [])
+        self.assertLess(cborscan.count_items(body, 50), 20)
+
+    def test_the_largest_messages_pass(self) -> None:
+        """What the protocol allows is allowed: 256 numbers, 128 uploads, 4096 writes, 8192 ranges."""
+        numbers = frozenset(range(256))
+        allocate = gbs.unpack_allocate(gbs.pack_allocate(numbers, 1 << 40))
+        self.assertEqual(allocate.share_numbers, numbers)
+        ranges = [(2 * at, 2 * at + 1) for at in range(8192)]
+        body = gbs.pack_required(ranges)
+        self.assertEqual(len(gbs.unpack_required(body, False).required), 8192)
+        writes = tuple((at, b"x") for at in range(16))
+        changes = {number: ShareChange((), writes, 7) for number in range(256)}
+        body = gbs_mutable.pack_request(changes, [(0, 1)] * 30)
+        self.assertEqual(gbs_mutable.unpack_request(body).changes, changes)
+        changes[0] = ShareChange(((0, 1, b"x"),), writes)
+        body = gbs_mutable.pack_request(changes, [])
+        self.assertRaises(ValueError, gbs_mutable.unpack_request, body)
+        result = SlotResult(True, dict.fromkeys(range(256), (b"",) * 30))
+        self.assertEqual(
+            gbs_mutable.unpack_answer(gbs_mutable.pack_answer(result), 1 << 20), result
+        )
+
+
+class WalkTests(SynchronousTestCase):
+    """The walk and the decoder agree about what is in a message."""
+
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    @given(VALUES)
+    def test_whatever_is_packed_can_be_counted(self, value: Any) -> None:
+        """Every message that is one comes to its end, with not an item more than it has bytes."""
+        body = cbor2.dumps(value)
+        self.assertLessEqual(1, cborscan.count_items(body, len(body)))
+        items = cborscan.count_items(body, len(body))
+        self.assertRaises(ValueError, cborscan.count_items, body, items - 1)
+
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    @given(st.binary(max_size=64))
+    def test_garbage_is_counted_or_refused(self, data: bytes) -> None:
+        """Any bytes are counted, or a ValueError."""
+        with contextlib.suppress(ValueError):
+            self.assertLessEqual(cborscan.count_items(data, 64), len(data))
+
+    def test_cut_anywhere(self) -> None:
+        """A message that ends early is refused by the walk or the decoder, wherever it ends."""
+        body = gbs_mutable.pack_request({3: ShareChange((), ((1 << 40, bytes(70000)),))}, [(0, 1)])
+        for end in (*range(1, 80), *range(len(body) - 80, len(body))):
+            self.assertRaises(ValueError, gbs_mutable.unpack_request, body[:end])
+
+    def test_strange_heads(self) -> None:
+        """Heads without meaning, and tags in their long forms, are refused."""
+        padding = bytes(1100)
+        for head in (
+            b"\x1c",
+            b"\x3f",
+            b"\x5c",
+            b"\x7d",
+            b"\x9e",
+            b"\xbc",
+            b"\xda",
+            b"\xdb",
+            b"\xfc",
+        ):
+            body = head + padding
+            self.assertRaises(ValueError, cborscan.count_items, body, 10_000)
+
+
+class ViewTests(SynchronousTestCase):
+    """Large byte strings are in memory once."""
+
+    def test_data_is_not_copied(self) -> None:
+        """Unpacking a request of 16 MiB takes next to nothing beside it."""
+        data = bytes(8 << 20)
+        changes = {n: ShareChange(((0, 3, b"abc"),), ((0, data), (9, b"x"))) for n in range(2)}
+        body = bytearray(gbs_mutable.pack_request(changes, []))
+        tracemalloc.start()
+        try:
+            unpacked = gbs_mutable.unpack_request(body)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        self.assertLess(peak, 1 << 20)
+        self.assertEqual(unpacked.changes, changes)
+
+    def test_their_places_cannot_be_forged(self) -> None:
+        """A tag that stands for such a string is refused in what comes, in long messages as in short ones."""
+        forged = b"\xda" + cborscan.VIEW_TAG.to_bytes(4, "big") + b"\x00"
+        for rest in (b"", bytes(20_000)):
+            share = {"test": [], "write": [{"offset": 0, "data": 1}], "new-length": None}
+            body = cbor2.dumps({"test-write-vectors": {0: share}, "read-vector": []})
+            body = body.replace(b"ddata\x01", b"ddata" + forged) + cbor2.dumps(rest)
+            self.assertRaises(ValueError, gbs_mutable.unpack_request, body)
+
+    def test_answers_in_pieces(self) -> None:
+        """An answer in pieces is the same answer."""
+        cases: tuple[dict[int, tuple[bytes, ...]], ...] = (
+            {},
+            {0: (b"", b"x" * 30, b"y" * 70_000), 200: (), 255: (b"z" * 300,) * 30},
+            dict.fromkeys(range(256), (b"a",)),
+        )
+        for data in cases:
+            for success in (True, False):
+                result = SlotResult(success, data)
+                pieces = gbs_mutable.pack_answer_in_pieces(result)
+                self.assertEqual(b"".join(pieces), gbs_mutable.pack_answer(result))
