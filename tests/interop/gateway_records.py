@@ -114,8 +114,12 @@ def _planting(data: bytes, renew: bytes) -> list[tuple[int, bytes]]:
         ]
     header = mutable_containers.parse_header(data)
     fresh = mutable_containers.MutableLease(1, EXPIRES, renew, bytes(32), header.node_id)
-    leases = _mutable_leases(data, header)
-    return mutable_containers.plan_lease(header.extra_offset, leases, fresh)
+    records = b"".join(lease.pack() for lease in _mutable_leases(data, header))
+    plan = mutable_containers.plan_lease(
+        header.extra_offset, records, fresh, header.version, lambda _: True
+    )
+    assert plan is not None, "there is room"
+    return plan
 
 
 def _mutable_leases(

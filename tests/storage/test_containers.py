@@ -62,11 +62,17 @@ class RecordedContainerTests(SynchronousTestCase):
         """In both versions the clear secret finds the lease, and another one none."""
         for case in immutable_cases():
             version = case["version"]
-            leases = tuple(record(version, lease) for lease in case["leases"])
+            data = b"".join(record(version, lease).pack() for lease in case["leases"])
             for index, lease in enumerate(case["leases"]):
                 renew = bytes.fromhex(lease["renew"])
-                self.assertEqual(containers.find_lease(version, leases, renew), index)
-            self.assertIsNone(containers.find_lease(version, leases, b"?" * 32))
+                self.assertEqual(find(version, data, renew), index)
+            self.assertIsNone(find(version, data, b"?" * 32))
+
+
+def find(version: int, records: bytes, renew: bytes) -> int | None:
+    """Return the index of a lease."""
+    stored = containers.stored_secret(version, renew)
+    return containers.RECORDS.find(records, stored, version > 1)
 
 
 class ContainerTests(SynchronousTestCase):

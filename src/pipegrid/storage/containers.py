@@ -18,11 +18,11 @@ Source: the format reference, storage protocols, sections 7.1 and 7.3.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 
 import attrs
 
+from pipegrid.storage.leaserecords import Records
 from pipegrid.wire.messages import LeaseSecrets
 
 HEADER_BYTES = 12
@@ -31,6 +31,8 @@ LEASE_COUNT_OFFSET = 8
 EXPIRY_OFFSET = 68  # within a lease record
 LEASE_DURATION_S = 31 * 24 * 3600
 MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
+
+RECORDS = Records(LEASE_BYTES, 4, EXPIRY_OFFSET)
 
 WRITTEN_VERSION = 2
 OWNER_ALLOCATE = 0  # the owner number means nothing, but both values are customary
@@ -140,12 +142,3 @@ def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:
     if len(data) % LEASE_BYTES:
         raise ValueError("lease records that end within a record")
     return tuple(LeaseRecord(*fields) for fields in _LEASE.iter_unpack(data))
-
-
-def find_lease(version: int, leases: tuple[LeaseRecord, ...], renew_secret: bytes) -> int | None:
-    """Return the index of the lease that this renew secret made, or None; in constant time each."""
-    wanted = stored_secret(version, renew_secret)
-    for index, lease in enumerate(leases):
-        if hmac.compare_digest(lease.renew, wanted):
-            return index
-    return None

@@ -15,22 +15,26 @@ from __future__ import annotations
 import os
 
 from pipegrid.disk import files as disk
+from pipegrid.errors import NoSpace
 from pipegrid.storage import containers
+from pipegrid.storage.leaserecords import MAX_LEASES, HasRoom
 from pipegrid.wire.messages import LeaseSecrets
 
 
-def renew(path: str, owner: int, secrets: LeaseSecrets, now: float) -> bool:
+def renew(path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: HasRoom) -> bool:
     """
     Renew the lease of these secrets on one share, or add it.
 
     Args:
         owner: the number to store in a lease that is added.
         now: seconds since 1970. An expiry is only ever moved to a later time.
+        has_room: see ``leaserecords``; renewing needs none.
 
     Returns:
         whether there is such a share.
 
     Raises:
+        NoSpace: there is no room for one more lease, on the disk or on this share; nothing was changed.
         OSError: the disk would not.
         ValueError: the file is no immutable container.
     """
@@ -40,17 +44,24 @@ def renew(path: str, owner: int, secrets: LeaseSecrets, now: float) -> bool:
         return False
     assert fd is not None, "waiting for a lock gives it"
     try:
-        header, leases, file_bytes = _read(fd)
+        header, begin, records = _read(fd)
         fresh = containers.make_lease(header.version, owner, secrets, now)
-        index = containers.find_lease(header.version, leases, secrets.renew)
-        if index is None:
-            disk.write_all(fd, fresh.pack(), file_bytes)
+        index = containers.RECORDS.find(records, fresh.renew, header.version > 1)
+        if index is not None:
+            if containers.RECORDS.expiry(records, index) < fresh.expires:
+                at = begin + index * containers.LEASE_BYTES + containers.EXPIRY_OFFSET
+                disk.write_all(fd, fresh.pack()[containers.EXPIRY_OFFSET :], at)
+        elif header.lease_count >= MAX_LEASES:
+            index = containers.RECORDS.longest_expired(records, now)
+            if index is None:
+                raise NoSpace(f"{MAX_LEASES} others lease the share {path!r}; they keep it")
+            disk.write_all(fd, fresh.pack(), begin + index * containers.LEASE_BYTES)
+        elif not has_room(containers.LEASE_BYTES):
+            raise NoSpace(f"there is no room for one more lease on {path!r}; use another server")
+        else:
+            disk.write_all(fd, fresh.pack(), begin + len(records))
             count = (header.lease_count + 1).to_bytes(4, "big")
             disk.write_all(fd, count, containers.LEASE_COUNT_OFFSET)
-        elif leases[index].expires < fresh.expires:
-            begin = containers.leases_offset(header, file_bytes) + index * containers.LEASE_BYTES
-            renewed = fresh.pack()[containers.EXPIRY_OFFSET :]
-            disk.write_all(fd, renewed, begin + containers.EXPIRY_OFFSET)
         return True
     finally:
         os.close(fd)
@@ -71,7 +82,7 @@ def remove_if_expired(path: str, now: float) -> bool:
     if fd is None:
         return False
     try:
-        _, leases, _ = _read(fd)
+        leases = containers.parse_leases(_read(fd)[2])
         if not leases or any(lease.expires >= now for lease in leases):
             return False
         os.unlink(path)
@@ -82,11 +93,9 @@ def remove_if_expired(path: str, now: float) -> bool:
         os.close(fd)
 
 
-def _read(
-    fd: int,
-) -> tuple[containers.ContainerHeader, tuple[containers.LeaseRecord, ...], int]:
+def _read(fd: int) -> tuple[containers.ContainerHeader, int, bytes]:
+    """Return the header, where the lease records begin, and those."""
     file_bytes = os.fstat(fd).st_size
     header = containers.parse_header(os.pread(fd, containers.HEADER_BYTES, 0))
     begin = containers.leases_offset(header, file_bytes)
-    leases = containers.parse_leases(os.pread(fd, file_bytes - begin, begin))
-    return header, leases, file_bytes
+    return header, begin, os.pread(fd, file_bytes - begin, begin)

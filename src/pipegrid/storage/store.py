@@ -30,7 +30,7 @@ from pathlib import Path
 
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
-from pipegrid.errors import NoSuchShare, ServerRefused, UsageError
+from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
 from pipegrid.storage import advisories, containers, housekeeping, leases
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable import files as slotfiles
@@ -101,6 +101,7 @@ class ShareStore:
             self._paths.incoming,
             clock,
             self._unpromised_bytes,
+            self._fits,
             read_only,
             node_id,
         )
@@ -136,14 +137,16 @@ class ShareStore:
         return max(0, free - self.reserved_bytes - promised)
 
     def _has_room(self, share_bytes: int) -> bool:
+        """Whether so many bytes can be promised to a share."""
+        return not self.read_only and self._fits(share_bytes)
+
+    def _fits(self, more_bytes: int) -> bool:
         """
-        Whether so many bytes can be promised. Looks at every upload only if it might not be so.
+        Whether the disk has room for so much more. Looks at every upload only if it might not be so.
 
         Where there is plenty, the disk is asked once a second.
         """
-        if self.read_only:
-            return False
-        needed = self.reserved_bytes + self._unfinished.allocated_bytes + share_bytes
+        needed = self.reserved_bytes + self._unfinished.allocated_bytes + more_bytes
         second = int(self._clock())
         if second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
             return True
@@ -151,8 +154,8 @@ class ShareStore:
         self._plenty_at, self._plenty_bytes = second, free or 0
         if free is None or free >= needed:
             return True
-        room = self.available_bytes()
-        return room is None or room >= share_bytes
+        room = self._unpromised_bytes()
+        return room is None or room >= more_bytes
 
     def version(self) -> ServerVersion:
         """Return what the server says of itself."""
@@ -186,9 +189,9 @@ class ShareStore:
             have = there or frozenset()
             for number in have:
                 # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
-                with suppress(OSError, ValueError):
-                    path = self._paths.final(storage_index, number)
-                    leases.renew(path, containers.OWNER_ALLOCATE, secrets.lease, self._clock())
+                # Nor does one for which there is no room: others' keep it.
+                with suppress(OSError, ValueError, NoSpace):
+                    self._renew(storage_index, number, containers.OWNER_ALLOCATE, secrets.lease)
             allocated = frozenset(
                 number
                 for number in sorted(share_numbers - have)
@@ -269,13 +272,13 @@ class ShareStore:
 
         Raises:
             NoSuchShare: there are none.
+            NoSpace: there is no room for one more lease, on the disk or on a share (``leaserecords``).
         """
         found = self.slots.add_lease(storage_index, secrets)
         for number in sorted(self.list_shares(storage_index)):
             path = self._paths.final(storage_index, number)
             try:
-                now = self._clock()
-                found |= leases.renew(path, containers.OWNER_ADD_LEASE, secrets, now)
+                found |= self._renew(storage_index, number, containers.OWNER_ADD_LEASE, secrets)
             except OSError as error:
                 raise disk.disk_error(error, f"renew the lease of {path!r}") from error
             except ValueError as error:
@@ -286,6 +289,10 @@ class ShareStore:
             raise NoSuchShare(
                 f"there are no shares of {base32.encode(storage_index)}; upload them first"
             )
+
+    def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
+        path = self._paths.final(storage_index, number)
+        return leases.renew(path, owner, secrets, self._clock(), self._fits)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False

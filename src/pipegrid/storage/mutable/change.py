@@ -151,12 +151,12 @@ class SlotChange:
         disk.write_all(fd, content, 0)
         fresh = self._slots.fresh_lease(share, self._secrets.lease)
         copy = SlotFile(fd, path, header, len(content))
-        slotfiles.change_file(copy, change.writes, change.new_length, fresh)
+        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._slots.has_room)
 
     def _change_in_place(self, number: int, change: ShareChange, durable: bool) -> None:
         share = self._shares[number]
         fresh = self._slots.fresh_lease(share, self._secrets.lease)
-        slotfiles.change_file(share, change.writes, change.new_length, fresh)
+        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._slots.has_room)
         if durable:
             os.fsync(share.fd)
 

@@ -23,7 +23,6 @@ Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 
 from __future__ import annotations
 
-import hmac
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -31,6 +30,7 @@ import attrs
 
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.storage.containers import LEASE_DURATION_S, stored_secret
+from pipegrid.storage.leaserecords import MAX_LEASES, HasRoom, Records
 from pipegrid.wire.messages import LeaseSecrets
 
 NODE_ID_BYTES = 20
@@ -46,6 +46,8 @@ EMPTY_BYTES = DATA_OFFSET + COUNT_BYTES  # a container without data or extra lea
 WRITTEN_VERSION = 2
 OWNER = 1
 MAX_EXTRA_LEASES = 1 << 16  # far more than anybody has; what claims more is damaged
+
+RECORDS = Records(LEASE_BYTES, 8, 4)
 
 _TITLES = {1: b"Tahoe mutable container v1\n", 2: b"Tahoe mutable container v2\n"}
 MAGICS = {
@@ -187,30 +189,41 @@ def lease_position(extra_offset: int, index: int) -> int:
 
 
 def plan_lease(
-    extra_offset: int, leases: Sequence[MutableLease], fresh: MutableLease
-) -> list[tuple[int, bytes]]:
+    extra_offset: int, records: bytes, fresh: MutableLease, version: int, has_room: HasRoom
+) -> list[tuple[int, bytes]] | None:
     """
-    Return the writes, ``(file offset, bytes)`` in order, that add or renew a lease.
+    Return the writes, ``(file offset, bytes)`` in order, that add or renew a lease; None: it has no place.
 
     Args:
-        leases: all that are there, free slots too: the four slots, then the extra ones.
+        records: all that are there, free slots too: the four slots, then the extra ones.
         fresh: the lease as it is to be. An expiry is only ever moved to a later time.
+        version: of the container.
+        has_room: see ``leaserecords``; only one more extra lease needs any.
     """
-    for index, lease in enumerate(leases):
-        if lease.owner and hmac.compare_digest(lease.renew, fresh.renew):
-            if lease.expires >= fresh.expires:
-                return []
-            # The record with its expiry alone changed; 4 bytes at 4.
-            at = lease_position(extra_offset, index) + 4
-            return [(at, fresh.pack()[4:8])]
-    for index, lease in enumerate(leases):
-        if not lease.owner:
+    index = RECORDS.find(records, fresh.renew, version > 1)
+    if index is not None and _owner(records, index):
+        if RECORDS.expiry(records, index) >= fresh.expires:
+            return []
+        # The record with its expiry alone changed.
+        at = lease_position(extra_offset, index) + RECORDS.expiry_at
+        return [(at, fresh.pack()[RECORDS.expiry_at : RECORDS.expiry_at + 4])]
+    count = len(records) // LEASE_BYTES
+    for index in range(count):
+        if not _owner(records, index):
             return [(lease_position(extra_offset, index), fresh.pack())]
-    if len(leases) - LEASE_SLOTS >= MAX_EXTRA_LEASES:
-        return []
+    if count >= MAX_LEASES:
+        index = RECORDS.longest_expired(records, fresh.expires - LEASE_DURATION_S)
+        return None if index is None else [(lease_position(extra_offset, index), fresh.pack())]
+    if not has_room(LEASE_BYTES):
+        return None
     # Counted only when it is there.
-    count = _UINT32.pack(len(leases) - LEASE_SLOTS + 1)
-    return [(lease_position(extra_offset, len(leases)), fresh.pack()), (extra_offset, count)]
+    extra = _UINT32.pack(count - LEASE_SLOTS + 1)
+    return [(lease_position(extra_offset, count), fresh.pack()), (extra_offset, extra)]
+
+
+def _owner(records: bytes, index: int) -> bool:
+    at = index * LEASE_BYTES
+    return any(records[at : at + 4])
 
 
 @attrs.frozen

@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 import attrs
 
 from pipegrid.disk import files as disk
-from pipegrid.errors import ServerRefused
+from pipegrid.errors import NoSpace, ServerRefused
+from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
 from pipegrid.storage.mutable.containers import MutableHeader, MutableLease
 
@@ -79,11 +80,11 @@ class SlotFile:
             raise ValueError("a mutable container that ends within its leases")
         return count.to_bytes(containers.COUNT_BYTES, "big") + records
 
-    def leases(self, extra: bytes) -> tuple[MutableLease, ...]:
+    def leases(self, extra: bytes) -> bytes:
         """Return all lease records, free slots too, given what ``extra`` returned."""
         slots = containers.LEASE_SLOTS * containers.LEASE_BYTES
         head = read_all(self.fd, containers.LEASES_OFFSET, slots).ljust(slots, b"\0")
-        return containers.parse_leases(head + extra[containers.COUNT_BYTES :])
+        return head + extra[containers.COUNT_BYTES :]
 
 
 def open_file(path: str, flags: int = os.O_RDONLY) -> SlotFile | None:
@@ -149,9 +150,10 @@ def change_file(
     writes: Sequence[tuple[int, bytes]],
     new_length: int | None,
     fresh: MutableLease,
+    has_room: HasRoom,
 ) -> None:
     """
-    Carry out a change, and add or renew a lease.
+    Carry out a change, and add or renew a lease, if that has a place.
 
     Args:
         share: the container as it is; the slot is locked.
@@ -168,19 +170,25 @@ def change_file(
         for at, data in plan:
             disk.write_all(share.fd, data, at)
         os.ftruncate(share.fd, growth.extra_offset + len(extra))
-    for at, data in containers.plan_lease(growth.extra_offset, leases, fresh):
+    end = growth.extra_offset
+    for at, data in containers.plan_lease(end, leases, fresh, header.version, has_room) or ():
         disk.write_all(share.fd, data, at)
 
 
-def renew(share: SlotFile, fresh: MutableLease) -> None:
+def renew(share: SlotFile, fresh: MutableLease, has_room: HasRoom) -> None:
     """
     Add or renew a lease in place; the slot is locked.
 
     Raises:
+        NoSpace: there is no room for one more, on the disk or on this share.
         OSError, ValueError: the disk failed; the container is damaged.
     """
     leases = share.leases(share.extra())
-    for at, data in containers.plan_lease(share.header.extra_offset, leases, fresh):
+    header = share.header
+    plan = containers.plan_lease(header.extra_offset, leases, fresh, header.version, has_room)
+    if plan is None:
+        raise NoSpace(f"there is no room for one more lease on the share {share.path!r}")
+    for at, data in plan:
         disk.write_all(share.fd, data, at)
 
 
@@ -203,7 +211,8 @@ def remove_if_expired(path: str, now: float) -> bool:
         if share is None:
             return False
         try:
-            leases = [lease for lease in share.leases(share.extra()) if lease.owner]
+            records = containers.parse_leases(share.leases(share.extra()))
+            leases = [lease for lease in records if lease.owner]
         finally:
             share.close()
         if not leases or any(lease.expires >= now for lease in leases):

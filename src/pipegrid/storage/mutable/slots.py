@@ -19,6 +19,7 @@ from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Disk
 from pipegrid.errors import NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
+from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
 from pipegrid.storage.mutable import files as slotfiles
 from pipegrid.storage.mutable.change import SlotChange
@@ -48,11 +49,12 @@ class Slots:
         incoming: where new files are made, on the same file system.
         clock: seconds since 1970.
         room_bytes: room for more, or None if unknown.
+        has_room: whether there is room for so much more, a lease for one.
         read_only: make no new shares. Those that there are may be changed, and deleted.
 
     Attributes:
         node_id: 20 bytes, the server's tub id, noted in every container and lease.
-        incoming, room_bytes, read_only: as above.
+        incoming, room_bytes, has_room, read_only: as above.
         disk: syncs directories.
     """
 
@@ -62,6 +64,7 @@ class Slots:
         incoming: str,
         clock: Callable[[], float],
         room_bytes: Callable[[], int | None],
+        has_room: HasRoom,
         read_only: bool,
         node_id: bytes,
     ) -> None:
@@ -70,6 +73,7 @@ class Slots:
         self.incoming = incoming
         self._clock = clock
         self.room_bytes = room_bytes
+        self.has_room = has_room
         self.read_only = read_only
         self.disk = Disk()
 
@@ -179,6 +183,7 @@ class Slots:
         Add or renew a lease on all mutable shares; returns whether there are any.
 
         Raises:
+            NoSpace: there is no room for one more lease, on the disk or on a share.
             ServerRefused: the disk failed, or a container is damaged.
         """
         if not self.list_shares(storage_index):  # immutable ones need no lock
@@ -190,7 +195,7 @@ class Slots:
                 for share in shares.values():
                     fresh = self.fresh_lease(share, secrets)
                     with slotfiles.reported(f"renew the lease of {share.path!r}", share.path):
-                        slotfiles.renew(share, fresh)
+                        slotfiles.renew(share, fresh, self.has_room)
                 return bool(shares)
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> containers.MutableLease:

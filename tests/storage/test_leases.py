@@ -1,0 +1,191 @@
+"""Leases of many clients on one share: how many are kept, and what finding one costs."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+from pipegrid.disk import files as disk
+from pipegrid.errors import NoSpace
+from pipegrid.storage import containers, leaserecords, leases
+from pipegrid.storage.containers import LEASE_DURATION_S, stored_secret
+from pipegrid.storage.mutable import containers as mutable_containers
+from pipegrid.wire import gbs_http
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
+from tests.server.gbs import support as http
+from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
+from tests.storage.test_mutable_containers import all_leases
+
+MAX = leaserecords.MAX_LEASES
+
+
+def lease(number: int) -> LeaseSecrets:
+    """Return the secrets of one of many clients."""
+    return LeaseSecrets(b"%032d" % number, b"%032d" % (number + 1_000_000))
+
+
+class ManyLeasesTests(StoreTestCase):
+    """An immutable share 0 and a mutable share 1 of the same index, leased by one client."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.put(0, b"immutable")
+        secrets = SlotSecrets(SECRETS.lease, b"w" * 32)
+        change = {1: ShareChange((), ((0, b"mutable"),))}
+        self.store.slots.testv_and_readv_and_writev(SI, secrets, change, ())
+
+    def renewers(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the stored renew secrets of both shares."""
+        file = self.final(0).read_bytes()
+        header = containers.parse_header(file)
+        records = containers.parse_leases(file[containers.leases_offset(header, len(file)) :])
+        self.assertEqual(len(records), header.lease_count)
+        mutable = [each.renew for each in all_leases(self.final(1).read_bytes()) if each.owner]
+        return [each.renew for each in records], mutable
+
+    def expected(self, *numbers: int) -> list[bytes]:
+        """Return the stored form of the secrets of clients."""
+        return [stored_secret(2, lease(number).renew) for number in numbers]
+
+    def fill(self) -> None:
+        """Have as many leases as there may be, each a second younger than the one before."""
+        for number in range(1, MAX):
+            self.now += 1
+            self.store.add_lease(SI, lease(number))
+
+    def test_as_many_as_there_may_be(self) -> None:
+        """256 clients have theirs on shares of either kind, and all of them can renew it."""
+        self.fill()
+        first = stored_secret(2, SECRETS.lease.renew)
+        for found in self.renewers():
+            self.assertEqual(found, [first, *self.expected(*range(1, MAX))])
+        self.now += 1000
+        for number in range(1, MAX):
+            self.store.add_lease(SI, lease(number))
+        self.now = NOW + LEASE_DURATION_S + 1000
+        self.assertEqual(self.store.collect_garbage(), 0)
+
+    def test_one_more_is_refused(self) -> None:
+        """Nobody loses a lease that has not run out to somebody else's; data and files stay as they are."""
+        self.fill()
+        before = self.final(0).read_bytes(), self.final(1).read_bytes()
+        self.assertRaises(NoSpace, self.store.add_lease, SI, lease(MAX))
+        self.assertEqual((self.final(0).read_bytes(), self.final(1).read_bytes()), before)
+        # An allocation says that the share is there, and a write is carried out, all the same.
+        secrets = UploadSecrets(lease(MAX), b"u")
+        self.assertEqual(self.store.allocate(SI, {0}, 9, secrets).already_have, {0})
+        writer = SlotSecrets(lease(MAX), b"w" * 32)
+        change = {1: ShareChange((), ((0, b"written"),))}
+        self.store.slots.testv_and_readv_and_writev(SI, writer, change, ())
+        with self.store.slots.open_share(SI, 1) as reader:
+            self.assertEqual(reader.read(0, 10), b"written")
+        for found in self.renewers():
+            self.assertEqual(len(found), MAX)
+            self.assertNotIn(self.expected(MAX)[0], found)
+
+    def test_what_has_run_out_makes_room(self) -> None:
+        """The one that ran out longest ago goes first, and the files do not grow."""
+        self.fill()
+        lengths = [self.final(number).stat().st_size for number in (0, 1)]
+        self.now = NOW + LEASE_DURATION_S + 3  # of the first, and of clients 1 and 2
+        for number in (MAX, MAX + 1, MAX + 2):
+            self.store.add_lease(SI, lease(number))
+        self.assertRaises(NoSpace, self.store.add_lease, SI, lease(MAX + 3))
+        for found in self.renewers():
+            self.assertEqual(found, self.expected(MAX, MAX + 1, MAX + 2, *range(3, MAX)))
+        self.assertEqual([self.final(number).stat().st_size for number in (0, 1)], lengths)
+
+    def test_shares_that_came_with_more_keep_them(self) -> None:
+        """What another server let grow is kept whole, and each of those clients can renew."""
+        with (
+            mock.patch.object(leases, "MAX_LEASES", 10_000),
+            mock.patch.object(mutable_containers, "MAX_LEASES", 10_000),
+        ):
+            for number in range(MAX + 50):
+                self.store.add_lease(SI, lease(number))
+        before = self.renewers()
+        self.now += 5
+        self.store.add_lease(SI, lease(MAX + 49))
+        self.assertRaises(NoSpace, self.store.add_lease, SI, lease(MAX + 50))
+        self.assertEqual(self.renewers(), before)
+
+    def test_leases_count_against_the_reserve(self) -> None:
+        """Where there is no room beyond the reserve, leases are renewed and none is added."""
+        for number in range(1, 5):
+            self.store.add_lease(SI, lease(number))  # the mutable share's four slots are taken
+        self.store = self.make_store(reserved_bytes=1000)
+        self.free = 1000 + containers.LEASE_BYTES - 1
+        before = self.renewers()
+        self.now += 5
+        self.store.add_lease(SI, lease(1))
+        self.assertRaises(NoSpace, self.store.add_lease, SI, lease(5))
+        self.assertEqual(self.renewers(), before)
+        self.now += 1  # how much is free is asked for once a second
+        self.free = 2000
+        self.store.add_lease(SI, lease(5))
+        for found in self.renewers():
+            self.assertEqual(found[-1:], self.expected(5))
+
+    def test_secrets_out_of_place_are_not_found(self) -> None:
+        """A record that has somebody's renew secret in the place of another field is not his."""
+        victim = lease(7)
+        self.store.add_lease(SI, LeaseSecrets(b"x" * 32, victim.renew))
+        self.store.add_lease(SI, victim)
+        for found in self.renewers():
+            self.assertEqual(found[-1:], self.expected(7))
+
+    def test_old_containers(self) -> None:
+        """Clear secrets, as version 1 has them, are found and replaced as well."""
+        file = bytearray(self.final(0).read_bytes())
+        file[:4] = (1).to_bytes(4, "big")
+        self.final(0).write_bytes(file)
+        self.store.add_lease(SI, lease(1))
+        self.now += 10
+        self.store.add_lease(SI, lease(1))
+        found = containers.parse_leases(self.final(0).read_bytes()[-72:])[0]
+        self.assertEqual(
+            (found.renew, found.expires), (lease(1).renew, NOW + 10 + LEASE_DURATION_S)
+        )
+
+    def test_finding_one_makes_few_calls(self) -> None:
+        """However many there are, nothing is unpacked, and the disk is asked for as little as for one."""
+        self.fill()
+        calls: list[str] = []
+        with (
+            mock.patch.object(containers.LeaseRecord, "__init__", side_effect=AssertionError),
+            mock.patch.object(os, "pread", side_effect=os.pread) as pread,
+            mock.patch.object(disk, "write_all", side_effect=disk.write_all) as write_all,
+        ):
+            self.now += 1
+            # Making the fresh one is one record; those that are there are none.
+            with mock.patch.object(containers, "make_lease", return_value=_Fresh(self.now)):
+                self.store.allocate(SI, {0}, 9, UploadSecrets(lease(9), b"u"))
+        calls += [str(pread.call_count), str(write_all.call_count)]
+        self.assertEqual(write_all.call_count, 1)
+        self.assertLessEqual(pread.call_count, 6, calls)
+
+
+class _Fresh:
+    """What stands for a packed lease."""
+
+    def __init__(self, now: float) -> None:
+        self.renew = stored_secret(2, lease(9).renew)
+        self.expires = int(now) + LEASE_DURATION_S
+
+    def pack(self) -> bytes:
+        """Return the record."""
+        return bytes(68) + self.expires.to_bytes(4, "big")
+
+
+class AnswerTests(http.ServerTestCase):
+    """What a client is told."""
+
+    def test_a_lease_without_a_place(self) -> None:
+        """No room for a lease is a 507, as no room for a share is."""
+        self.put(0, b"immutable")
+        self.free = 10
+        self.now += 1
+        headers = http.lease_headers(UploadSecrets(lease(1), b"u"))
+        request = http.head("PUT", gbs_http.lease_path(SI), *headers)
+        renewal = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers())
+        self.assertEqual(self.statuses(request, renewal), [507, 204])
