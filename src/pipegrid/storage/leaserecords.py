@@ -2,10 +2,10 @@
 Finding a lease among the records of a share, of either kind, and what to do about a new one.
 
 **At most 256 leases are kept on a share**, where Tahoe-LAFS knows no bound: 2400 of them on 16 shares made
-every request for those wait until all had been read and compared, 2.9 s. A client has one lease on a share. So
-more than 256 clients would have to keep the same file, and then one lease more or less is nothing that the
-share's life depends on. Beyond that the one that ran out longest ago makes room; if none has, the new lease is
-refused. None that has not run out is ever taken from anybody. A share that came with more keeps them all.
+every request for those wait until all had been read and compared, 2.9 s. A client has one lease on a share.
+So more than 256 clients would have to keep the same file, and then one lease more or less is nothing that the
+share's life depends on. Beyond that the one that ran out longest ago makes room; if none has, the new lease
+is refused. None that has not run out is ever taken from anybody. A share that came with more keeps them all.
 
 The lookup is a search for 32 bytes in at most 24 KiB, microseconds; nothing is unpacked for it.
 
