@@ -69,7 +69,6 @@ CIRCLES = {
             "http11.writer",
         }
     ),
-    frozenset({"server.gbs.bodies", "server.gbs.bundles", "server.gbs.service"}),
     frozenset({"server.gbs.connection", "server.gbs.site"}),
     frozenset({"simulation.hosts", "simulation.network"}),
     frozenset({"storage.mutable.change", "storage.mutable.slots"}),

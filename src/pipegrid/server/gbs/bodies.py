@@ -9,7 +9,7 @@ are gathered whole, and bounded. What they all do together is counted, and bound
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -25,13 +25,31 @@ from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire import gbs
 
-if TYPE_CHECKING:
-    from pipegrid.server.gbs.service import GbsService
-
 GATHER_BYTES = 128 * 1024
 """Share data is held until this much has come, or the request ends: one write instead of eight."""
 
 log = Logger()
+
+
+class Service(Protocol):
+    """What receivers ask of the service that they work for."""
+
+    large_bytes: int
+
+    def hold(self, more_bytes: int, large: bool = False) -> bool:
+        """Take note that so much more of messages is held in memory, or of less; whether that may be."""
+
+    def received(self, upload: Upload, length: int) -> None:
+        """So many bytes of share data have been written, or refused."""
+
+    def commit(self, upload: Upload) -> Deferred[None]:
+        """Make a complete share durable and visible."""
+
+    def answer_error(self, operation: Operation, error: Exception) -> Answer:
+        """Return the answer for an error."""
+
+    def count(self, name: str, answer: Answer) -> Answer:
+        """Note an answer for the metrics, and return it."""
 
 
 class Receiver(Protocol):
@@ -85,7 +103,7 @@ class Call:
 
     def __init__(
         self,
-        service: GbsService,
+        service: Service,
         rule: Rule,
         shares: Sequence[Key],
         handler: Callable[[Buffer], Answer | Deferred[Answer]],
@@ -163,7 +181,7 @@ class Call:
 class Write:
     """Writes share data where it belongs, while it comes."""
 
-    def __init__(self, service: GbsService, upload: Upload, begin: int, end: int) -> None:
+    def __init__(self, service: Service, upload: Upload, begin: int, end: int) -> None:
         self.shares: Sequence[Key] = ((upload.storage_index, upload.share_number),)
         self._service = service
         self._upload = upload

@@ -8,8 +8,8 @@ so that a bundle is one group for the disk, as many requests in a row are.
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Sequence
+from typing import Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -18,25 +18,38 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.disk.durability import Ending
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import Call
+from pipegrid.server.gbs.bodies import Call, Service
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
+from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation
 
-if TYPE_CHECKING:
-    from pipegrid.server.gbs.service import GbsService
-
 _STORED = answers.SHARE_COMPLETE.status
+
+
+class BundleService(Service, Protocol):
+    """What bundles ask of the service beside that."""
+
+    store: ShareStore
+
+    def has_room_for(self, shares: int) -> bool:
+        """Whether so many may have to become durable more than do now."""
+
+    def commit_each(
+        self, uploads: Sequence[Upload], ended: Callable[[Upload, Ending], None]
+    ) -> None:
+        """Make shares durable and visible; ``ended`` is told of each, perhaps before this returns."""
 
 
 class Bundle(Call):
     """Receives a bundle, and carries it out."""
 
-    def __init__(self, service: GbsService, rule: Rule) -> None:
+    def __init__(self, service: BundleService, rule: Rule) -> None:
         super().__init__(service, rule, (), self._carry_out)
+        self._service = service
         self._uploads: list[BundledUpload] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
@@ -52,7 +65,7 @@ class Bundle(Call):
         """
         uploads = self._unpacked()
         shares = sum(len(each.shares) for each in uploads)
-        return self.service.has_room_for(shares) and not any(
+        return self._service.has_room_for(shares) and not any(
             each.storage_index in committing for each in uploads
         )
 
@@ -81,14 +94,14 @@ class Bundle(Call):
                         self._committing[upload] = statuses
         self._uploads = []
         self.shares = [(upload.storage_index, upload.share_number) for upload in complete]
-        self.service.commit_each(complete, self._ended_one)
+        self._service.commit_each(complete, self._ended_one)
         if not complete:
             self._answer()
         return self._done
 
     def _allocate(self, wanted: BundledUpload) -> Allocation | int:
         try:
-            return self.service.store.allocate(
+            return self._service.store.allocate(
                 wanted.storage_index,
                 possible_numbers(wanted.share_numbers),
                 wanted.share_bytes,
@@ -101,7 +114,7 @@ class Bundle(Call):
         self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]
     ) -> Upload | None:
         """Write one whole share; returns it if it has to become durable now."""
-        service = self.service
+        service = self._service
         try:
             if number > MAX_SHARE_NUMBER:
                 statuses[number] = answers.NOT_FOUND.status

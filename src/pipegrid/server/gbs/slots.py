@@ -6,8 +6,6 @@ Source: the format reference, storage protocols, section 1.7.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -15,17 +13,13 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import Overloaded
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import Call
+from pipegrid.server.gbs.bodies import Call, Service
 from pipegrid.server.gbs.requests import Admitted
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.wire import gbs, gbs_mutable
 from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, WRITE_ENABLER
 from pipegrid.wire.messages import LeaseSecrets, SlotResult, SlotSecrets
-
-if TYPE_CHECKING:
-    from pipegrid.server.gbs.service import GbsService
-
 
 INLINE_ANSWER_BYTES = 64 * 1024
 """Up to here what was read is an answer like any other; beyond, it is held, and sent by the piece."""
@@ -42,7 +36,7 @@ class SlotChangeCall(Call):
     """
 
     def __init__(
-        self, service: GbsService, admitted: Admitted, slots: Slots, queue: SlotQueue
+        self, service: Service, admitted: Admitted, slots: Slots, queue: SlotQueue
     ) -> None:
         target = admitted.target
         super().__init__(service, admitted.rule, (target.key,), self._carry_out)
