@@ -9,7 +9,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
-from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.options import byte_size, common_options, kept_duration
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -89,6 +89,14 @@ class ServeJob(GridJob):
     metavar="SIZE",
     help="Room on the disk to leave free, such as 1G.",
 )
+@click.option(
+    "--keep-unfinished",
+    "keep_unfinished_s",
+    type=kept_duration,
+    metavar="TIME",
+    help="How long after their last write unfinished uploads are kept, so that they can go on, unless their "
+    "room is needed: '12 hours', '30 minutes'.  [default: 7 days]",
+)
 @click.option("--read-only", is_flag=True, default=None, help="Take no shares.")
 @click.option(
     "--durability",
@@ -135,6 +143,7 @@ def command(
     location: str | None,
     storage: str | None,
     reserved_bytes: int | None,
+    keep_unfinished_s: int | None,
     read_only: bool | None,
     durability: str,
     expire_leases: bool,
@@ -159,6 +168,7 @@ def command(
         "location": location,
         "storage": None if storage is None else Path(storage),
         "reserved_bytes": reserved_bytes,
+        "keep_unfinished_s": keep_unfinished_s,
         "read_only": read_only,
         "durability": durability,
         "expiry": Expiry() if expire_leases else None,

@@ -37,6 +37,21 @@ def byte_size(text: str) -> int:
     return int(match[1]) * unit
 
 
+def kept_duration(text: str) -> int:
+    """
+    Return seconds: ``7 days``, ``12h``, ``30 minutes``.
+
+    Raises:
+        click.BadParameter: it is none, or less than a minute.
+    """
+    from pipegrid.grid.durations import parse_kept
+
+    try:
+        return parse_kept(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from None
+
+
 def base32_bytes(text: str) -> bytes:
     """
     Return the bytes that base32 spells, as in ``private/convergence``; the empty text is no bytes.

@@ -20,6 +20,7 @@ from twisted.python import usage
 from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.errors import UsageError
 from pipegrid.grid import serving
+from pipegrid.grid.durations import parse_kept
 from pipegrid.reactor.monotonic import make_monotonic
 from pipegrid.server.running import refuse_if_running
 from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
@@ -38,6 +39,7 @@ class Options(usage.Options):
         ["location", None, None, "Where clients find the server, HOST:PORT; several with commas."],
         ["storage", None, None, "The storage directory."],
         ["reserved-space", None, None, "Bytes on the disk to leave free.", int],
+        ["keep-unfinished", None, None, "How long unfinished uploads are kept.", parse_kept],
         ["durability", None, "batch", "none, batch or strict."],
         ["metrics", None, None, "A port or an endpoint for Prometheus."],
         ["nickname", None, None, "What people call the server."],
@@ -90,6 +92,7 @@ class Options(usage.Options):
             location=self["location"],
             storage=None if self["storage"] is None else Path(self["storage"]),
             reserved_bytes=self["reserved-space"],
+            keep_unfinished_s=self["keep-unfinished"],
             read_only=bool(self["read-only"]) or None,
             durability=self["durability"],
             metrics=self["metrics"],

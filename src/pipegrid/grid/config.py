@@ -6,7 +6,7 @@ of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning
 
     pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
                               peers.preferred, force_foolscap
-                              [local] directory, servers, durability; [node] nickname
+                              [local] directory, servers, durability, keep_unfinished; [node] nickname
     private/convergence       the convergence secret, base32
     private/secret            the lease secret, base32
     private/servers.yaml      servers (see ``servers``)
@@ -31,6 +31,7 @@ from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.commit import Policy
 from pipegrid.errors import UsageError
+from pipegrid.grid.durations import parse_kept
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.grid.spelling import check_settings, ini_problem
@@ -56,11 +57,13 @@ class LocalGrid:
         directory: holds one storage directory for each server, ``00``, ``01`` and so on.
         servers: how many there are.
         durability: ``none``, ``batch`` or ``strict``.
+        keep_unfinished_s: how long after its last write an unfinished upload is kept; None: seven days.
     """
 
     directory: Path
     servers: int = DEFAULT_SERVERS
     durability: Policy = "batch"
+    keep_unfinished_s: float | None = None
 
 
 @attrs.frozen
@@ -250,7 +253,13 @@ def _local(parser: configparser.ConfigParser, path: Path, directory: Path) -> Lo
     except UsageError as error:
         raise UsageError(f"{path}: [local] {error}") from None
     storage = parser.get("local", "directory", fallback="storage")
-    return LocalGrid(directory / storage, servers, DURABILITIES[durability])
+    kept = parser.get("local", "keep_unfinished", fallback="").strip()
+    try:
+        keep_unfinished_s = parse_kept(kept) if kept else None
+    except ValueError as error:
+        raise UsageError(f"{path}: [local] keep_unfinished is {kept!r}; {error}") from None
+    durable = DURABILITIES[durability]
+    return LocalGrid(directory / storage, servers, durable, keep_unfinished_s)
 
 
 def check_servers(servers: int) -> None:

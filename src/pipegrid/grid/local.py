@@ -14,7 +14,7 @@ from pipegrid.disk.durability import Durability
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import LocalGrid
 from pipegrid.reactor.workers import Workers
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.local import LocalServer
 from pipegrid.wire.messages import ServerIdentity
@@ -59,7 +59,11 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
     peers, stores = [], []
     for number in range(grid.servers):
         directory = grid.directory / f"{number:02d}"
-        store = ShareStore(directory, clock=time.time)
+        store = ShareStore(
+            directory,
+            clock=time.time,
+            keep_unfinished_s=grid.keep_unfinished_s or KEEP_UNFINISHED_S,
+        )
         stores.append(store)
         server = LocalServer(store, local_identity(number), workers, durability)
         peers.append(Peer(server, Pipeline(_WINDOW_BYTES), "local", str(directory)))

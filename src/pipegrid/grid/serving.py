@@ -5,10 +5,13 @@ A Tahoe-LAFS storage node's ``tahoe.cfg`` is followed as Tahoe-LAFS follows it, 
 takes the node's place without another word; ``pipegrid.cfg`` may say the same, under the same names:
 
     [node]     nickname, tub.port, tub.location
-    [storage]  enabled, anonymous, storage_dir, reserved_space, readonly, force_foolscap,
+    [storage]  enabled, anonymous, storage_dir, reserved_space, readonly, force_foolscap, keep_unfinished,
                expire.enabled, expire.mode, expire.override_lease_duration, expire.cutoff_date,
                expire.immutable, expire.mutable, grid_management, plugins
     [grid_manager_certificates]
+
+``keep_unfinished`` is PipeGrid's own, and for ``pipegrid.cfg``: Tahoe-LAFS does not start with a setting
+that it does not know.
 
 A node of Tahoe-LAFS announces itself to the introducers that its directory names, and so does this one. What
 cannot be done as it is said there is refused, never guessed: shares might be removed, or never be found.
@@ -29,6 +32,7 @@ import attrs
 from pipegrid.errors import UsageError
 from pipegrid.grid.config import TAHOE_CONFIG_NAME, is_configured, nickname_of, old_introducer
 from pipegrid.grid.config import read_config as read_config_file
+from pipegrid.grid.durations import parse_kept
 from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import read_bounded
 from pipegrid.server.identity import load_furl
@@ -113,6 +117,7 @@ class _Reader:
             "nickname": nickname_of(self._parser) or None,
             "storage": self._directory / Path(storage).expanduser() if storage else None,
             "reserved_bytes": self._parsed("reserved_space", parse_size),
+            "keep_unfinished_s": self._parsed("keep_unfinished", parse_kept),
             "read_only": self._flag("readonly", False) or None,
             "expiry": self._expiry(),
             "announce_nurls": not self._flag("force_foolscap", False),

@@ -41,7 +41,7 @@ from pipegrid.server.front import Front, FrontFactory
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.gbs.site import GbsServer
 from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.wire.furl import Furl
 
 DEFAULT_PORT = "tcp:8098"
@@ -68,6 +68,8 @@ class ServeSettings:
             Foolscap's (``tcp:host:port``); None: the port's own interface, or the host's name.
         storage: the storage directory; None: ``storage`` in the node's.
         reserved_bytes: room on the disk to leave free.
+        keep_unfinished_s: how long after its last write an unfinished upload is kept, unless its room is
+            needed.
         read_only: take no shares.
         durability: see ``durability``.
         metrics: a port (on 127.0.0.1) or endpoint for Prometheus, or None.
@@ -85,6 +87,7 @@ class ServeSettings:
     location: str | None = None
     storage: Path | None = None
     reserved_bytes: int = 0
+    keep_unfinished_s: float = KEEP_UNFINISHED_S
     read_only: bool = False
     durability: Policy = "batch"
     metrics: str | None = None
@@ -122,6 +125,7 @@ class StorageNode:
             self.storage,
             clock=time.time,
             reserved_bytes=settings.reserved_bytes,
+            keep_unfinished_s=settings.keep_unfinished_s,
             read_only=settings.read_only,
         )
         self._durability = Durability(self._workers, reactor, settings.durability)
@@ -162,6 +166,9 @@ class StorageNode:
     async def _start(self) -> StorageNode:
         self._lock = lock_storage(self.storage)
         try:
+            left = self._store.adopt_leftovers()
+            if left:
+                log.info("{count} unfinished uploads can go on", count=left)
             who = identity.load_or_create(self.settings.directory)
             self._store.slots.node_id = who.tub_id
             service = GbsService(self._store, self._durability, who.swissnum)

@@ -22,13 +22,14 @@ _SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")
 _UPLOAD = re.compile(r"[a-z2-7]{26}\.[0-9]+\Z")
 
 
-def remove_abandoned(incoming: str, too_old: float) -> int:
+def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
     """
-    Remove unfinished uploads that no process holds and nobody has changed since ``too_old``.
+    Remove unfinished uploads that no process holds and nobody has changed for long.
 
     Args:
         incoming: the directory of unfinished uploads.
-        too_old: seconds since 1970.
+        too_old: since then, of those that have a note; seconds since 1970.
+        worthless: the same of those without, which nobody could go on with.
 
     Returns:
         how many were removed.
@@ -36,14 +37,15 @@ def remove_abandoned(incoming: str, too_old: float) -> int:
     removed = 0
     for name in _names(incoming):
         if _UPLOAD.match(name):
-            removed += _remove_leftover(f"{incoming}/{name}", too_old)
+            noted = os.path.lexists(f"{incoming}/{name}{sidecar.SUFFIX}")
+            removed += _remove_leftover(f"{incoming}/{name}", too_old if noted else worthless)
         elif _SLOT_COPY.match(name):  # made and renamed within moments, if nobody is killed
-            _remove_leftover(f"{incoming}/{name}", too_old)
+            _remove_leftover(f"{incoming}/{name}", worthless)
         elif name.endswith(sidecar.SUFFIX):
             _remove_orphan(f"{incoming}/{name}")
     for directory, name in _walk(incoming):  # what a Tahoe-LAFS server left
         if _NUMBER.match(name):
-            removed += _remove_leftover(f"{directory}/{name}", too_old)
+            removed += _remove_leftover(f"{directory}/{name}", worthless)
     for outer in _directories(incoming):
         for inner in _directories(outer):
             disk.remove_empty(inner)

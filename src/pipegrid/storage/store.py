@@ -38,12 +38,15 @@ from pipegrid.storage.mutable.containers import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.paths import SHARE_NUMBERS, Paths, check_key, check_number
 from pipegrid.storage.reader import ShareReader, open_reader
+from pipegrid.storage.uploads.standing import NOBODY, Asked, Client
 from pipegrid.storage.uploads.table import UnfinishedUploads
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.version import __version__
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
-ABANDONED_AFTER_S = 30 * 60
+KEEP_UNFINISHED_S = 7 * 86400.0
+WORTHLESS_AFTER_S = 30 * 60.0
+"""What nobody can go on with, since no note says what of it has arrived: Tahoe-LAFS's leftovers, for one."""
 DEFAULT_EXPIRY = Expiry()
 _PLENTY_BYTES = 1 << 30
 
@@ -60,7 +63,9 @@ class ShareStore:
         max_open_uploads: files that are kept open; unfinished uploads beyond that are closed, the longest
             unused first, and opened again for their next write. Complete ones that wait to become durable
             cannot be closed and may go beyond it: bounding them is for whoever calls.
-        max_uploads: unfinished uploads at a time; beyond that, allocation is refused.
+        max_uploads: unfinished uploads at a time; beyond that, some make room, or allocation is refused.
+        keep_unfinished_s: so long after its last write an unfinished upload is given up, if its room was
+            not needed before: see ``uploads.standing``.
         free_bytes: room on the disk of a path, or None if unknown.
         boot_id: 16 bytes that change whenever the machine starts.
         node_id: 20 bytes, the server's tub id, for containers of mutable shares.
@@ -82,6 +87,7 @@ class ShareStore:
         read_only: bool = False,
         max_open_uploads: int = 64,
         max_uploads: int = 4096,
+        keep_unfinished_s: float = KEEP_UNFINISHED_S,
         free_bytes: Callable[[str], int | None] = disk.free_bytes,
         boot_id: Callable[[], bytes] = disk.read_boot_id,
         node_id: bytes = bytes(NODE_ID_BYTES),
@@ -89,18 +95,18 @@ class ShareStore:
         self.root = root
         self.reserved_bytes = reserved_bytes
         self.read_only = read_only
+        self.keep_unfinished_s = keep_unfinished_s
         self._paths = Paths(root)
         self._clock = clock
         self._free_bytes = free_bytes
         self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
         self._unfinished = UnfinishedUploads(
-            self._paths, clock, self._has_room, max_open_uploads, max_uploads, boot_id
+            self._paths, clock, self._missing_bytes, max_open_uploads, max_uploads, boot_id
         )
         self.slots = Slots(
             self._paths.directory,
             self._paths.incoming,
             clock,
-            self._unpromised_bytes,
             self._fits,
             read_only,
             node_id,
@@ -123,39 +129,44 @@ class ShareStore:
         Raises:
             ServerRefused: the storage directory is no directory.
         """
-        return 0 if self.read_only else self._unpromised_bytes()
+        if self.read_only:
+            return 0
+        free = self._free()
+        if free is None:
+            return None
+        return max(0, free - self.reserved_bytes - self._unfinished.kept_bytes())
 
-    def _unpromised_bytes(self) -> int | None:
+    def _free(self) -> int | None:
         try:
-            free = self._free_bytes(self._paths.shares)
+            return self._free_bytes(self._paths.shares)
         except OSError as error:
             what = f"use the storage directory {str(self.root)!r}"
             raise disk.disk_error(error, what) from error
-        if free is None:
-            return None
-        promised = self._unfinished.remaining_bytes()
-        return max(0, free - self.reserved_bytes - promised)
 
-    def _has_room(self, share_bytes: int) -> bool:
-        """Whether so many bytes can be promised to a share."""
-        return not self.read_only and self._fits(share_bytes)
-
-    def _fits(self, more_bytes: int) -> bool:
+    def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
         """
-        Whether the disk has room for so much more. Looks at every upload only if it might not be so.
+        Return how much room is missing for so much more; 0 if none, or nobody knows.
 
-        Where there is plenty, the disk is asked once a second.
+        Looks at every upload only if it might not be so.
+
+        Args:
+            fresh: ask the disk in any case; else once a second, where there is plenty.
         """
         needed = self.reserved_bytes + self._unfinished.allocated_bytes + more_bytes
         second = int(self._clock())
-        if second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
-            return True
-        free = self._free_bytes(self._paths.shares)
+        if not fresh and second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
+            return 0
+        free = self._free()
         self._plenty_at, self._plenty_bytes = second, free or 0
         if free is None or free >= needed:
-            return True
-        room = self._unpromised_bytes()
-        return room is None or room >= more_bytes
+            return 0
+        promised = self._unfinished.remaining_bytes()
+        return max(0, self.reserved_bytes + promised + more_bytes - free)
+
+    def _fits(self, more_bytes: int) -> bool:
+        """Whether the disk has room for so much more of mutable shares and leases, or is made to have it."""
+        missing = self._missing_bytes(more_bytes, fresh=True)
+        return not missing or self._unfinished.make_room(NOBODY, Asked(0, 0, 0, missing))
 
     def version(self) -> ServerVersion:
         """Return what the server says of itself."""
@@ -174,11 +185,15 @@ class ShareStore:
         share_numbers: AbstractSet[int],
         share_bytes: int,
         secrets: UploadSecrets,
+        client: Client = NOBODY,
     ) -> Allocation:
         """
         Make room for shares of exactly ``share_bytes`` bytes; renew the leases of all that are there.
 
         What is refused for want of room, or because somebody else is uploading it, is in neither set.
+
+        Args:
+            client: for whom; this process itself has no bound but the disk's.
         """
         for number in share_numbers:
             check_number(number)
@@ -195,21 +210,31 @@ class ShareStore:
             allocated = frozenset(
                 number
                 for number in sorted(share_numbers - have)
-                if self._unfinished.allocate(
-                    storage_index, number, share_bytes, secrets, there is None
+                if not self.read_only
+                and self._unfinished.allocate(
+                    storage_index, number, share_bytes, secrets, there is None, client
                 )
             )
         return Allocation(have, allocated)
 
-    def upload(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> Upload:
+    def upload(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        upload_secret: bytes,
+        client: Client = NOBODY,
+    ) -> Upload:
         """
         Return an unfinished upload to write to, be it of this process or left by a dead one.
+
+        Args:
+            client: who is going to write.
 
         Raises:
             NoSuchShare: there is none.
             WrongSecret: there is one, under another secret, or in the hands of another process.
         """
-        return self._unfinished.upload(storage_index, share_number, upload_secret)
+        return self._unfinished.upload(storage_index, share_number, upload_secret, client)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """
@@ -310,16 +335,26 @@ class ShareStore:
 
     # Housekeeping.
 
+    def adopt_leftovers(self) -> int:
+        """
+        Count what earlier processes left unfinished as promised, too; returns how many those are.
+
+        For who serves the directory alone, before it does.
+        """
+        return self._unfinished.adopt_leftovers()
+
     def expire_uploads(self) -> int:
         """
-        Give up uploads that nobody has written to for 30 minutes, also those of dead processes.
+        Give up uploads that nobody has written to for so long, also those of dead processes.
 
         Returns:
             how many were given up. Call it every few minutes.
         """
-        too_old = self._clock() - ABANDONED_AFTER_S
+        now = self._clock()
+        too_old = now - self.keep_unfinished_s
         given_up = self._unfinished.expire(too_old)
-        return given_up + housekeeping.remove_abandoned(self._paths.incoming, too_old)
+        worthless = max(too_old, now - WORTHLESS_AFTER_S)
+        return given_up + housekeeping.remove_abandoned(self._paths.incoming, too_old, worthless)
 
     def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY) -> int:
         """

@@ -40,6 +40,7 @@ from pipegrid.errors import (
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
+from pipegrid.storage.uploads.standing import Client, address_of
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire.foolscap import (
     RIBucketReader,
@@ -57,6 +58,8 @@ Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], in
 UPLOAD_SECRET_BYTES = 32
 MAX_READ_BYTES = 64 << 20
 """Of one answer, which is in memory as a whole; clients ask for a block at a time."""
+
+UNKNOWN = Client("unknown")
 
 log = Logger()
 
@@ -101,9 +104,10 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
             secret = os.urandom(UPLOAD_SECRET_BYTES)
             numbers = possible_numbers(sharenums)
             secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
-            answer = self._store.allocate(storage_index, numbers, allocated_size, secrets)
+            client = client_of(canary)
+            answer = self._store.allocate(storage_index, numbers, allocated_size, secrets, client)
             uploads = {
-                number: self._store.upload(storage_index, number, secret)
+                number: self._store.upload(storage_index, number, secret, client)
                 for number in answer.allocated
             }
             return set(answer.already_have), _Batch(self._service, self._batches, uploads).begin(
@@ -175,6 +179,15 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     ) -> None:
         """Keep a complaint for the operator, if there is such a share."""
         _advise(self._store, storage_index, shnum, reason, share_type == b"mutable")
+
+
+def client_of(canary: Any) -> Client:
+    """Return whose connection a reference came by; without one, somebody of whom nothing is known."""
+    broker = getattr(getattr(canary, "tracker", None), "broker", None)
+    if broker is None:
+        return UNKNOWN
+    peer = getattr(broker.transport, "getPeer", lambda: None)()
+    return Client(address_of(str(getattr(peer, "host", "unknown"))), -id(broker))
 
 
 class _Batch:

@@ -22,6 +22,7 @@ from pipegrid.server.gbs.bodies import Call, Service
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
+from pipegrid.storage.uploads.standing import NOBODY, Client
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
@@ -47,9 +48,10 @@ class BundleService(Service, Protocol):
 class Bundle(Call):
     """Receives a bundle, and carries it out."""
 
-    def __init__(self, service: BundleService, rule: Rule) -> None:
+    def __init__(self, service: BundleService, rule: Rule, client: Client = NOBODY) -> None:
         super().__init__(service, rule, (), self._carry_out)
         self._service = service
+        self._client = client
         self._uploads: list[BundledUpload] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
@@ -106,6 +108,7 @@ class Bundle(Call):
                 possible_numbers(wanted.share_numbers),
                 wanted.share_bytes,
                 wanted.secrets,
+                self._client,
             )
         except Exception as error:
             return self.service.answer_error(Operation.ALLOCATE, error).status

@@ -22,6 +22,7 @@ makes room when there are too many (see ``crowd``).
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +41,7 @@ from pipegrid.server.gbs.answers import Answer
 from pipegrid.server.gbs.order import RequestOrder
 from pipegrid.server.gbs.parser import RequestParser
 from pipegrid.server.gbs.requests import Request
+from pipegrid.storage.uploads.standing import Client, address_of
 
 if TYPE_CHECKING:
     from pipegrid.server.gbs.service import GbsService
@@ -70,6 +72,7 @@ CLOSE_TIMEOUT_S = 30.0
 
 log = Logger()
 
+_CONNECTIONS = itertools.count(1)
 _END = b""  # among the events: the request's body is complete
 
 
@@ -116,6 +119,8 @@ class GbsConnection(Protocol):
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
         move_much(transport, STRANGER_RECEIVE_BYTES)
+        host = str(getattr(transport.getPeer(), "host", "unknown"))
+        self._order.client = Client(address_of(host), next(_CONNECTIONS))
         transport.registerProducer(self, True)
         self._server.connected(self)
 

@@ -33,6 +33,7 @@ from pipegrid.server.gbs.answers import Answer, Stream
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Request
 from pipegrid.storage.paths import Key
+from pipegrid.storage.uploads.standing import NOBODY
 from pipegrid.wire.gbs_bundles import MAX_SHARES
 from pipegrid.wire.gbs_http import Resource
 
@@ -92,6 +93,7 @@ class RequestOrder:
         known: whether one of them has shown the server's secret.
         ended: whether nothing is begun any more, although what is owed may still become ready.
         lost: whether there is nobody left to answer.
+        client: who is at the other end.
     """
 
     def __init__(self, service: GbsService, on_ready: Callable[[], None]) -> None:
@@ -114,6 +116,7 @@ class RequestOrder:
         self.known = False
         self.ended = False
         self.lost = False
+        self.client = NOBODY
 
     def __repr__(self) -> str:
         return (
@@ -155,6 +158,7 @@ class RequestOrder:
             if not self.known and self.begun >= MAX_STRANGERS_REQUESTS:
                 request.keep_alive = False
         self.request = request
+        request.client = self.client
         self.receiver = self._service.begin(request)
         self.body_left = request.content_length or 0
         if request.expects_continue:

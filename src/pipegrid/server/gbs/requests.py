@@ -16,6 +16,7 @@ import attrs
 
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
+from pipegrid.storage.uploads.standing import NOBODY, Client
 from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable
 from pipegrid.wire.gbs_http import Resource, Target
 
@@ -37,9 +38,11 @@ class Request:
         keep_alive: whether the client wants the connection to go on.
         http10: whether it is of that age, and must be told that it does.
         target: where the url leads, or None if nowhere.
+        client: who sent it.
     """
 
     __slots__ = (
+        "client",
         "content_length",
         "headers",
         "http10",
@@ -59,6 +62,7 @@ class Request:
         self.keep_alive = True
         self.http10 = False
         self.target: Target | None = None
+        self.client = NOBODY
 
     def locate(self) -> None:
         """Find out where the url leads. What stands behind a question mark means nothing here."""
@@ -164,6 +168,7 @@ class Admitted:
     rule: Rule
     target: Target
     secrets: dict[str, bytes] = attrs.field(repr=False)
+    client: Client = NOBODY
 
 
 def admit(request: Request, authorization: bytes) -> Admitted | Answer:
@@ -195,7 +200,7 @@ def admit(request: Request, authorization: bytes) -> Admitted | Answer:
             return answers.WRONG_TYPE
         if request.content_length is not None and request.content_length > rule.body_limit_bytes:
             return answers.TOO_LARGE
-    return Admitted(rule, target, secrets)
+    return Admitted(rule, target, secrets, request.client)
 
 
 def is_authorized(request: Request, authorization: bytes) -> bool:

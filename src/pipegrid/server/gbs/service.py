@@ -172,7 +172,7 @@ class GbsService:
             read = self._read if operation is Operation.READ else self._read_slot
             return Call(self, rule, (admitted.target.key,), lambda _: read(admitted.target, wanted))
         if operation is Operation.BUNDLE:
-            return Bundle(self, rule)
+            return Bundle(self, rule, request.client)
         if operation is Operation.READ_TEST_WRITE:
             return SlotChangeCall(self, admitted, self.store.slots, self.slots)
         handler = self._handlers[operation]
@@ -229,6 +229,7 @@ class GbsService:
             UploadSecrets(
                 LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[UPLOAD_SECRET]
             ),
+            admitted.client,
         )
         return answers.cbor(gbs.pack_allocation(allocation), headers=_TAKES_BUNDLES)
 
@@ -243,7 +244,10 @@ class GbsService:
         target = admitted.target
         _check_number(target)
         upload = self.store.upload(
-            target.storage_index, target.share_number, admitted.secrets[UPLOAD_SECRET]
+            target.storage_index,
+            target.share_number,
+            admitted.secrets[UPLOAD_SECRET],
+            admitted.client,
         )
         if end > upload.share_bytes:
             return answers.BAD_CONTENT_RANGE

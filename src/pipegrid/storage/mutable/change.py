@@ -107,10 +107,7 @@ class SlotChange:
                 header = share.header
             growth = containers.measure(header, change.writes, change.new_length)
             more += growth.extra_offset - header.extra_offset
-        if not more:
-            return
-        room = self._slots.room_bytes()
-        if room is not None and room < more:
+        if more and not self._slots.has_room(more):
             raise NoSpace(
                 f"there is no room for {more} more bytes in the slot {self._name}; "
                 "use another server"

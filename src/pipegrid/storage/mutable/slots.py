@@ -48,13 +48,12 @@ class Slots:
         directory_of: where the shares of a storage index lie; raises UsageError if that is none.
         incoming: where new files are made, on the same file system.
         clock: seconds since 1970.
-        room_bytes: room for more, or None if unknown.
-        has_room: whether there is room for so much more, a lease for one.
+        has_room: whether there is room for so much more.
         read_only: make no new shares. Those that there are may be changed, and deleted.
 
     Attributes:
         node_id: 20 bytes, the server's tub id, noted in every container and lease.
-        incoming, room_bytes, has_room, read_only: as above.
+        incoming, has_room, read_only: as above.
         disk: syncs directories.
     """
 
@@ -63,7 +62,6 @@ class Slots:
         directory_of: Callable[[bytes], str],
         incoming: str,
         clock: Callable[[], float],
-        room_bytes: Callable[[], int | None],
         has_room: HasRoom,
         read_only: bool,
         node_id: bytes,
@@ -72,7 +70,6 @@ class Slots:
         self._directory_of = directory_of
         self.incoming = incoming
         self._clock = clock
-        self.room_bytes = room_bytes
         self.has_room = has_room
         self.read_only = read_only
         self.disk = Disk()

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.storage import containers
+from pipegrid.storage.paths import SHARE_NUMBERS
 from pipegrid.storage.uploads import note as sidecar
+
+_NOTED = re.compile(r"([a-z2-7]{26})\.([0-9]+)" + re.escape(sidecar.SUFFIX))
 
 
 def open_new(path: str) -> int | None:
@@ -86,6 +91,19 @@ def read_note(incoming_path: str, fd: int, boot_id: bytes) -> sidecar.Note | Non
     if (note.boot_id, note.inode, whole) != (boot_id, status.st_ino, status.st_size):
         return None
     return note
+
+
+def noted(directory: str) -> Iterator[tuple[bytes, int]]:
+    """Yield storage index and number of all unfinished uploads with a note; none if there is no directory."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        match = _NOTED.fullmatch(name)
+        if match is not None and match[2] in SHARE_NUMBERS:
+            with suppress(ValueError):  # 26 characters that are no 16 bytes
+                yield base32.decode(match[1]), SHARE_NUMBERS[match[2]]
 
 
 def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:

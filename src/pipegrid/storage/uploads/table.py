@@ -9,7 +9,7 @@ file in ``incoming``:
 the lock is held by          the secret is          then
 ===========================  =====================  ==========================================
 this store                   the same               allocated: go on with it
-this store                   another                refused, until 30 minutes without a write
+this store                   another                refused, until 30 minutes without a write; then as below
 another process              unknown to us          refused
 nobody (that one is dead)    the same, note good    allocated: go on with what had arrived
 nobody                       anything else          emptied, and allocated anew
@@ -17,10 +17,12 @@ nobody                       anything else          emptied, and allocated anew
 
 The last line means that leftovers never block anybody. Its price: after a restart, whoever allocates first
 under another secret takes the place of an unfinished upload, whose writer will be told ``NoSuchShare`` or
-``WrongSecret`` and may allocate again, as it has to after any restart of a Tahoe-LAFS server.
+``WrongSecret`` and may allocate again, as it has to after any restart of a Tahoe-LAFS server. Who serves a
+directory alone takes leftovers into its account when it starts (``adopt_leftovers``); the table is the same.
 
 The bytes still to come of this store's unfinished uploads are promised, and count as taken; those of
-other processes are not known here.
+other processes are not known here. Where places or room are short, some uploads are given up for others:
+which, is decided by ``standing``.
 
 Source: the format reference, storage protocols, sections 7 and 8.
 """
@@ -33,6 +35,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
+from twisted.logger import Logger
+
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, NoSuchShare, WrongSecret
@@ -40,9 +44,13 @@ from pipegrid.storage import containers
 from pipegrid.storage.paths import Key, Paths, check_key
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads import standing
 from pipegrid.storage.uploads import upload as uploads
+from pipegrid.storage.uploads.standing import LEFT_BEHIND, NOBODY, Asked, Client
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+
+log = Logger()
 
 ONE_CALL_BYTES = 4096
 """
@@ -58,7 +66,7 @@ class UnfinishedUploads:
     Args:
         paths: where the files are.
         clock: seconds since 1970.
-        has_room: whether so many bytes can be promised, beside those that are.
+        missing_bytes: how much room is missing to promise so many bytes beside those that are; 0: none.
         max_open, max_uploads, boot_id: see ``ShareStore``.
 
     Attributes:
@@ -70,14 +78,14 @@ class UnfinishedUploads:
         self,
         paths: Paths,
         clock: Callable[[], float],
-        has_room: Callable[[int], bool],
+        missing_bytes: Callable[[int], int],
         max_open: int,
         max_uploads: int,
         boot_id: Callable[[], bytes],
     ) -> None:
         self._paths = paths
         self._clock = clock
-        self._has_room = has_room
+        self._missing_bytes = missing_bytes
         self._max_open = max_open
         self._max_uploads = max_uploads
         self._read_boot_id = boot_id
@@ -87,6 +95,9 @@ class UnfinishedUploads:
         # Those that may be closed, the longest unused first.
         self._open: OrderedDict[Key, Upload] = OrderedDict()
         self._table_lock = threading.Lock()  # for these three; nothing is waited for under it
+        self._in_vain: dict[
+            Client, int
+        ] = {}  # who asked in which second, and nobody had to make room
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
     def __len__(self) -> int:
@@ -100,6 +111,39 @@ class UnfinishedUploads:
         with self._table_lock:
             return sum(upload.remaining_bytes for upload in self._uploads.values())
 
+    def kept_bytes(self) -> int:
+        """Return the same of those that are not given up for anybody who has nothing."""
+        now = self._clock()
+        with self._table_lock:
+            return sum(
+                upload.remaining_bytes
+                for upload in self._uploads.values()
+                if upload.client == NOBODY or standing.is_being_written(upload, now)
+            )
+
+    def make_room(self, client: Client, asked: Asked) -> bool:
+        """
+        Give up what stands behind what is asked for (see ``standing``); whether nothing is missing now.
+
+        Looking at all of them takes milliseconds where there are thousands. So who was refused is refused for
+        the rest of the second.
+        """
+        now = self._clock()
+        second = int(now)
+        if self._in_vain.get(client) == second:
+            return False
+        with self._table_lock:
+            uploads = list(self._uploads.values())
+        chosen = standing.choose(uploads, client, asked, now)
+        if not chosen:
+            recent = {each: at for each, at in self._in_vain.items() if at == second}
+            self._in_vain = {**recent, client: second}
+            return False
+        for upload in chosen:
+            upload.discard()
+        log.info("gave up {count} unfinished uploads to make room", count=len(chosen))
+        return True
+
     def allocate(
         self,
         storage_index: bytes,
@@ -107,22 +151,27 @@ class UnfinishedUploads:
         share_bytes: int,
         secrets: UploadSecrets,
         new_index: bool,
+        client: Client = NOBODY,
     ) -> bool:
         """
         Begin an upload, or go on with it; returns whether that may be. See the module's text.
 
         Args:
             new_index: there was no directory for shares of this index.
+            client: for whom.
         """
         key = (storage_index, number)
         secret_hash = uploads.hash_secret(secrets.upload)
         upload = self._uploads.get(key)
         if upload is not None:
-            same = hmac.compare_digest(upload.secret_hash, secret_hash)
-            return same and upload.share_bytes == share_bytes
-        if share_bytes > containers.MAX_SHARE_BYTES or not self._has_room(share_bytes):
-            return False
-        if len(self._uploads) >= self._max_uploads:
+            if not self._yields(upload, secret_hash, share_bytes):
+                same = hmac.compare_digest(upload.secret_hash, secret_hash)
+                if not same or upload.share_bytes != share_bytes:
+                    return False
+                upload.take_up(client)
+                return True
+            upload.discard()
+        if not self._fits(share_bytes, client):
             return False
         path = self._paths.unfinished(storage_index, number)
         fd, lease = None, None
@@ -165,10 +214,35 @@ class UnfinishedUploads:
                 return False
             raise refusal from error
         upload = self._adopt(key, share_bytes, secret_hash, fd, note, lease)
+        upload.client = client
         upload.new_index = new_index
         return True
 
-    def upload(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> Upload:
+    def _yields(self, upload: Upload, secret_hash: bytes, share_bytes: int) -> bool:
+        """Whether it makes room for another upload of the same number: others' that is stale, or was left."""
+        if upload.left_behind:
+            mine = hmac.compare_digest(upload.secret_hash, secret_hash)
+            return not mine or upload.share_bytes != share_bytes
+        if hmac.compare_digest(upload.secret_hash, secret_hash):
+            return False
+        return standing.is_stale(upload, self._clock())
+
+    def _fits(self, share_bytes: int, client: Client) -> bool:
+        if share_bytes > containers.MAX_SHARE_BYTES:
+            return False
+        missing_bytes = self._missing_bytes(share_bytes)
+        missing_uploads = max(0, len(self._uploads) + 1 - self._max_uploads)
+        if not missing_bytes and not missing_uploads:
+            return True
+        return self.make_room(client, Asked(1, share_bytes, missing_uploads, missing_bytes))
+
+    def upload(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        upload_secret: bytes,
+        client: Client = NOBODY,
+    ) -> Upload:
         """Return one to write to; see ``ShareStore.upload``."""
         key = check_key(storage_index, share_number)
         secret_hash = uploads.hash_secret(upload_secret)
@@ -179,6 +253,8 @@ class UnfinishedUploads:
                 upload = self._uploads.get(key) or self._take_up(key, secret_hash)
         if not hmac.compare_digest(upload.secret_hash, secret_hash):
             raise _wrong_secret(upload.storage_index, share_number, "under another secret")
+        if upload.left_behind or (client != upload.client and client != NOBODY):
+            upload.take_up(client)
         return upload
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
@@ -195,6 +271,41 @@ class UnfinishedUploads:
         for upload in idle:
             upload.discard()
         return len(idle)
+
+    def adopt_leftovers(self) -> int:
+        """
+        Take into account what earlier processes left and noted; returns how many those are.
+
+        For who serves the directory alone. Their files stay closed, so that others may go on with them, and
+        they count as last written to when they were. Those beyond the bound on uploads are housekeeping's.
+        """
+        names = incoming.noted(self._paths.incoming)
+        return sum(
+            self._adopt_leftover(*key) for key in names if len(self._uploads) < self._max_uploads
+        )
+
+    def _adopt_leftover(self, storage_index: bytes, number: int) -> bool:
+        key = (storage_index, number)
+        path = self._paths.unfinished(*key)
+        with self.allocate_lock:
+            if key in self._uploads:
+                return False
+            try:
+                resumed = incoming.resume(path, self._known_boot_id())
+                if resumed is None:
+                    return False
+                fd, note = resumed
+                written = os.fstat(fd).st_mtime
+            except OSError:
+                return False
+            if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
+                os.close(fd)  # nothing is to be kept free for it
+                return False
+            upload = self._adopt(key, note.share_bytes, note.secret_hash, fd, note)
+            upload.client, upload.left_behind = LEFT_BEHIND, True
+            upload.last_write = min(written, upload.last_write)
+            upload.suspend()
+        return True
 
     def release(self) -> None:
         """Close their files, so that other processes may go on with them."""

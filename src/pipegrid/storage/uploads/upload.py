@@ -30,6 +30,7 @@ from pipegrid.errors import NoSuchShare, ServerRefused
 from pipegrid.storage.ranges import Range, Ranges
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.writer import ShareWriter, slice_pieces
 
 
@@ -46,6 +47,8 @@ class Upload(ShareWriter):
         storage_index: of its share; the rest of that is ``ShareWriter``'s.
         secret_hash: see ``hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
+        client, began: who has it, and since when: see ``standing``.
+        left_behind: an earlier process left it, and nobody has taken it up yet.
         unsent_bytes: written since the disk was last asked to begin with them (``begin_writing``).
         opened: rises with every opening of an upload's file in this process.
         gone: whether it has ended: published, discarded, or let go of.
@@ -76,7 +79,9 @@ class Upload(ShareWriter):
         self.share_number = share_number
         self.share_bytes = share_bytes
         self.secret_hash = secret_hash
-        self.last_write = clock()
+        self.last_write = self.began = clock()
+        self.client = NOBODY
+        self.left_behind = False
         self.unsent_bytes = 0
         self.opened = next(self._openings)
         self.resumed = bool(received)
@@ -92,6 +97,7 @@ class Upload(ShareWriter):
         self._on_gone = on_gone
         self._received = Ranges(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
+        self._came_before = self._received.total
         self.gone = False
         self._beginning = False  # the disk is being asked to begin with it
         self._lock = threading.RLock()
@@ -100,6 +106,22 @@ class Upload(ShareWriter):
         state = "gone" if self.gone else "closed" if self._fd is None else "open"
         got = f"{self._received.total} of {self.share_bytes} bytes"
         return f"<Upload {self._incoming!r} {state}, {got}>"
+
+    @property
+    def came_bytes(self) -> int:
+        """What has been received since it was begun, or taken up."""
+        return self._received.total - self._came_before
+
+    def take_up(self, client: Client) -> None:
+        """Have it belong to a client that knows its secret, and go on with it from now."""
+        now = self._clock()
+        self.client = client
+        if self.left_behind or now - self.last_write >= WRITTEN_S:
+            # What had come before says nothing about its pace.
+            self.left_behind = False
+            self.began = now
+            self._came_before = self._received.total
+        self.last_write = now
 
     @property
     def is_open(self) -> bool:
