@@ -82,4 +82,36 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         "foolscap_vectors", "Foolscap: read-test-writes of many tiny, shared or deep parts", SECRET
     ),
+    Attack(
+        "cbor_elements",
+        "messages of 8 MiB of one-byte elements, and the like in bundles and complaints",
+        SECRET,
+    ),
+    Attack("leases", "leases of thousands of clients on 16 shares", SECRET),
+    Attack(
+        "allocations",
+        "allocations of a byte, many times 4096, none of which is written",
+        SECRET,
+        may_leave_files=4096,
+    ),
+    Attack(
+        "free_space",
+        "allocations of all free space, a byte of which is written now and then",
+        SECRET,
+        may_leave_files=8192,
+    ),
+    Attack(
+        "bundles",
+        "bundles of as many allocations as there may be, and others that are cut off",
+        SECRET,
+        may_leave_files=4096,
+    ),
+    Attack("slots", "mutable shares, 256 new ones or changes in one request", SECRET),
+    Attack(
+        "vectors",
+        "test and read vectors without number, and answers that are not taken",
+        SECRET,
+    ),
+    Attack("ranges", "Range headers of thousands of ranges", SECRET),
+    Attack("advisories", "complaints without number, 32 KiB each", SECRET),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from pathlib import Path
 
 from twisted.internet import reactor
@@ -19,7 +20,9 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.serving import ServerDirectory
 from pipegrid.server import identity
 from pipegrid.server.running import process_began
+from pipegrid.storage.store import ShareStore
 from pipegrid.wire import furl, nurl
+from tests.storage.support import SECRETS, SI
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
 
@@ -66,6 +69,38 @@ class ServeTests(TestCase):
         self.assertIn("stopped serving {storage}", formats)
         self.assertNotIn(address.swissnum, log.read_text() + self.err.getvalue())
 
+    def test_unfinished_uploads_go_on(self) -> Deferred[None]:
+        """
+        What was cut off is there for as long as one says: the next server goes on with it, and says so, and
+        one that keeps it for less gives it up when it starts.
+        """
+        return Deferred.fromCoroutine(self._test_unfinished())
+
+    async def _test_unfinished(self) -> None:
+        storage = Path(self.directory) / "storage"
+        store = ShareStore(storage, clock=time.time)
+        store.allocate(SI, {0}, 100, SECRETS)
+        store.upload(SI, 0, SECRETS.upload).write(0, [b"x" * 50])
+        store.close()
+        (unfinished,) = storage.glob("shares/incoming/*.0")
+        three_days_ago = time.time() - 3 * 86400
+        os.utime(unfinished, (three_days_ago, three_days_ago))
+        for kept, stays in (("7 days", True), ("", True), ("2d", False)):
+            self.out.truncate(0)
+            self.err.truncate(0)
+            options = ["--keep-unfinished", kept] if kept else []
+            serving = self.serve("serve", "--port", LOOPBACK, *options)
+            await self.until_output()
+            for _ in range(1000):
+                if unfinished.exists() == stays:
+                    break
+                await deferLater(reactor, 0.005)
+            self.assertEqual(unfinished.exists(), stays, kept)
+            serving.cancel()
+            self.assertEqual(await serving, 0)
+            self.assertIn("1 unfinished uploads can go on", self.err.getvalue())
+        self.assertFalse(any(storage.glob("shares/incoming/*")))
+
     def test_refusals(self) -> Deferred[None]:
         """What cannot be served is a sentence and status 2."""
         return Deferred.fromCoroutine(self._test_refusals())
@@ -107,6 +142,8 @@ class ServeTests(TestCase):
             ["--port", LOOPBACK, "--log", "/nowhere/x"],
             ["--port", LOOPBACK, "--location", "x"],
             ["--port", LOOPBACK, "--durability", "perhaps"],
+            ["--port", LOOPBACK, "--keep-unfinished", "forever"],
+            ["--port", LOOPBACK, "--keep-unfinished", "59s"],
         ):
             self.assertEqual(await self.serve("serve", *arguments), 2, arguments)
         self.assertEqual(self.out.getvalue(), b"")

@@ -32,6 +32,8 @@ class PluginTests(SynchronousTestCase):
             "--durability",
             "none",
             "--read-only",
+            "--keep-unfinished",
+            "12h",
             "--introducer",
             str(FURL),
         ]
@@ -41,6 +43,7 @@ class PluginTests(SynchronousTestCase):
             port="0",
             durability="none",
             read_only=True,
+            keep_unfinished_s=12 * 3600,
             introducers={"introducer-1": FURL},
         )
         self.assertEqual(options.settings(), expected)
@@ -72,6 +75,7 @@ class PluginTests(SynchronousTestCase):
         for arguments in (
             [],
             ["-d", "x", "--durability", "perhaps"],
+            ["-d", "x", "--keep-unfinished", "perhaps"],
             ["-d", "x", "--introducer", "pb:"],
             ["-d", "x", "--introducer", "configured"],
             ["-d", str(directory)],

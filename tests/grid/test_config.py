@@ -7,8 +7,11 @@ import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import attrs
+from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
@@ -17,6 +20,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid import config
 from pipegrid.grid.config import default_directory, is_configured, load
 from pipegrid.grid.creation import create_local
+from pipegrid.grid.local import open_local
 
 
 class ConfigTestCase(SynchronousTestCase):
@@ -140,7 +144,20 @@ class LoadTests(ConfigTestCase):
         local = self.load("[local]\n").local
         assert local is not None
         self.assertEqual((local.servers, local.durability), (10, "batch"))
+        self.assertIsNone(local.keep_unfinished_s)
         self.assertEqual(self.load("[client]\nshares.total = 5\n").happy, 5)
+
+    def test_how_long_unfinished_uploads_are_kept(self) -> None:
+        """An embedded grid's servers keep them as long as it says."""
+        local = self.load("[local]\nservers = 1\nkeep_unfinished = 2 hours\n").local
+        assert local is not None
+        reactor: Any = MemoryReactorClock()
+        for grid, seconds in (
+            (local, 7200.0),
+            (attrs.evolve(local, keep_unfinished_s=None), 604800.0),
+        ):
+            (store,) = open_local(reactor, grid).stores
+            self.assertEqual(store.keep_unfinished_s, seconds)
 
     def test_an_absolute_directory(self) -> None:
         """The storage may be elsewhere."""
@@ -183,6 +200,7 @@ class LoadTests(ConfigTestCase):
             ("[local]\nservers = many\n", "[local] servers", "'many'"),
             ("[local]\nservers = 0\n", "[local]", "not 0"),
             ("[local]\ndurability = always\n", "[local] durability", "'always'"),
+            ("[local]\nkeep_unfinished = long\n", "[local] keep_unfinished", "'long'", "7 days"),
             ("shares.needed = 3\n", "cannot understand", "by hand"),
             ("[client]\nshares.needed = 3\nshares.needed = 4\n", "cannot understand"),
         ):

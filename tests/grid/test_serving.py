@@ -209,6 +209,26 @@ class ServingTests(SynchronousTestCase):
         self.assertEqual(dict(found.introducers), {"mine": FURL, "default": FURL})
         self.assertTrue(found.is_tahoe)
 
+    def test_how_long_unfinished_uploads_are_kept(self) -> None:
+        """So long as it says, else seven days; nonsense is refused with its name."""
+        path = self.directory / "pipegrid.cfg"
+        for text, seconds in (
+            ("", 7 * DAY_S),
+            ("7 days", 7 * DAY_S),
+            ("30min", 1800),
+            ("1 Week", 7 * DAY_S),
+            ("12h", DAY_S / 2),
+            ("60s", 60),
+        ):
+            path.write_text(f"[storage]\nkeep_unfinished = {text}\n")
+            settings = serving.load(self.directory).serve_settings(self.directory)
+            self.assertEqual(settings.keep_unfinished_s, seconds, text)
+        for text in ("7", "days", "0 days", "59s", "-1 days", "1 fortnight", "1.5h"):
+            path.write_text(f"[storage]\nkeep_unfinished = {text}\n")
+            refusal = self.refused(lambda: serving.load(self.directory))
+            for word in (str(path), "keep_unfinished", repr(text), "7 days"):
+                self.assertIn(word, refusal)
+
     def test_a_directory_of_ones_own(self) -> None:
         """``pipegrid.cfg`` may say the same; without a file nothing is said."""
         self.assertEqual(serving.load(self.directory), serving.ServerDirectory())

@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
@@ -490,8 +491,13 @@ class HousekeepingTests(StoreTestCase):
         for number in range(MAX_ADVISORIES - 1):
             (directory / str(number)).touch()
         self.now += 1
-        self.store.advise_corrupt_share(SI, 0, "one too many")
+        self.assertFalse(self.store.advise_corrupt_share(SI, 0, "one too many"))
         self.assertEqual(len(os.listdir(directory)), MAX_ADVISORIES)
+        with mock.patch.object(os, "listdir", side_effect=AssertionError("looked at again")):
+            self.assertFalse(self.store.advise_corrupt_share(SI, 0, "another one"))
+        (directory / "0").unlink()
+        self.now += 60
+        self.assertTrue(self.store.advise_corrupt_share(SI, 0, "there is room again"))
 
     def test_abandoned_uploads_are_given_up(self) -> None:
         """So long without a write ends an upload; a write starts that anew."""
@@ -556,6 +562,15 @@ class DiskTests(StoreTestCase):
         assert here is not None
         self.assertGreater(here, 0)
         self.assertIsNotNone(disk.free_bytes(str(self.root / "a" / "b")))
+
+    def test_a_disk_without_files_to_make_is_full(self) -> None:
+        """Where almost all of its files are used up there is no room, however many bytes are free."""
+        real = os.statvfs(".")
+        for total, left, full in ((1000, 9, True), (1000, 10, False), (0, 0, False)):
+            there = [*real[:5], total, left, left, *real[8:]]
+            with mock.patch.object(os, "statvfs", return_value=os.statvfs_result(there)):
+                room = real.f_bavail * real.f_frsize
+                self.assertEqual(disk.free_bytes("."), 0 if full else room)
 
     def test_the_boot_id_is_stable(self) -> None:
         """Two questions in one boot have one answer of 16 bytes, where the system has one."""

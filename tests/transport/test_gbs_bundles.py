@@ -39,6 +39,7 @@ from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire import cbor, gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import (
     MAX_BUNDLE_BYTES,
+    MAX_NUMBERS,
     MAX_SHARES,
     MAX_UPLOADS,
     BundledAnswer,
@@ -442,6 +443,11 @@ class HoldingTests(BundlesTestCase):
             self.hold(number, range(MAX_SHARES // 2 - number % 2), share_bytes=1)
         self.turn()
         self.assertEqual(self.calls.names, ["bundle 0 1", "bundle 2 3", "bundle 4"])
+        self.make_bundles()
+        for number in range(9):  # a share of each, and more to be allocated
+            self.hold(number, range(MAX_NUMBERS // 4), (0,), share_bytes=1)
+        self.turn()
+        self.assertEqual(self.calls.names, ["bundle 0 1 2 3", "bundle 4 5 6 7", "bundle 8"])
 
     def test_the_longest_bundle_of_a_server(self) -> None:
         """No bundle is longer than the server said, or than any may be, whatever is put into it."""

@@ -66,7 +66,10 @@ def random_upload(random: Random, most_shares: int) -> BundledUpload:
 def random_uploads(random: Random) -> list[BundledUpload]:
     """Return what fits into one bundle."""
     count, most_shares = random.choice(((0, 0), (1, 100), (2, 30), (30, 4)))
-    return [random_upload(random, most_shares) for _ in range(count)]
+    uploads = [random_upload(random, most_shares) for _ in range(count)]
+    while sum(len(each.share_numbers) for each in uploads) > gbs_bundles.MAX_NUMBERS:
+        uploads.pop()
+    return uploads
 
 
 def random_answer(random: Random, upload: BundledUpload) -> BundledAnswer:
@@ -128,6 +131,13 @@ class BundleTests(SynchronousTestCase):
             full = gbs_bundles.pack_bundle(uploads[:most])
             self.assertEqual(gbs_bundles.unpack_bundle(full), uploads[:most])
             self.refuse(gbs_bundles.pack_bundle(uploads), "one upload too many")
+
+    def test_the_most_numbers(self) -> None:
+        """Of shares to be allocated, too, there are so many in a bundle, with data or without."""
+        uploads = [make_upload(set(range(256)), {}, index=at) for at in range(2)]
+        self.assertEqual(gbs_bundles.unpack_bundle(gbs_bundles.pack_bundle(uploads)), uploads)
+        uploads.append(make_upload({0}, {}, index=2))
+        self.refuse(gbs_bundles.pack_bundle(uploads), "one number too many")
 
     def test_the_most_shares(self) -> None:
         """It is the shares of all uploads together that are bounded."""

@@ -171,6 +171,9 @@ def free_bytes(path: str) -> int | None:
     """
     Return the room for unprivileged users in a directory, or None if it cannot be told.
 
+    There is none where fewer than one in a hundred files can still be made: shares of a byte each use up the
+    files of a disk long before its bytes, and the server needs some for itself.
+
     Raises:
         NotADirectoryError: something else has its name, or that of a directory above it.
     """
@@ -183,6 +186,8 @@ def free_bytes(path: str) -> int | None:
         return None if above == os.path.abspath(path) else free_bytes(above)
     except OSError:
         return None
+    if status.f_files and status.f_favail < status.f_files // 100:
+        return 0
     return status.f_bavail * status.f_frsize
 
 

@@ -25,9 +25,9 @@ def keep(
     share_number: int,
     reason: str,
     mutable: bool,
-) -> None:
+) -> bool:
     """
-    Write one complaint down, unless there are too many already.
+    Write one complaint down, unless there are too many already; returns whether that was done.
 
     Args:
         directory: for all of them; made if it is missing.
@@ -46,7 +46,7 @@ def keep(
     try:
         os.makedirs(directory, exist_ok=True)
         if len(os.listdir(directory)) >= MAX_ADVISORIES:
-            return
+            return False
         with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
             file.write(
                 f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
@@ -54,3 +54,4 @@ def keep(
             )
     except OSError as error:
         raise disk.disk_error(error, f"keep an advisory in {directory!r}") from error
+    return True

@@ -99,6 +99,7 @@ class ShareStore:
         self._paths = Paths(root)
         self._clock = clock
         self._free_bytes = free_bytes
+        self._complained_out = -1  # the minute in which there were too many complaints
         self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
         self._unfinished = UnfinishedUploads(
             self._paths, clock, self._missing_bytes, max_open_uploads, max_uploads, boot_id
@@ -321,17 +322,25 @@ class ShareStore:
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
-    ) -> None:
+    ) -> bool:
         """
-        Keep a client's complaint for the operator, up to a bound.
+        Keep a client's complaint for the operator, up to a bound; returns whether it was kept.
+
+        Once there are too many, it is looked once a minute whether there still are.
 
         Raises:
             NoSuchShare: there is no such share to complain about.
         """
         place = self.slots if mutable else self
         place.open_share(storage_index, share_number).close()
-        now = self._clock()
-        advisories.keep(self._paths.advisories, now, storage_index, share_number, reason, mutable)
+        now, minute = self._clock(), int(self._clock() // 60)
+        if minute == self._complained_out:
+            return False
+        where = self._paths.advisories
+        kept = advisories.keep(where, now, storage_index, share_number, reason, mutable)
+        if not kept:
+            self._complained_out = minute
+        return kept
 
     # Housekeeping.
 

@@ -33,8 +33,10 @@ MAX_BUNDLE_BYTES = 256 * 1024
 MAX_UPLOADS = 128
 MAX_SHARES = 128
 """In one bundle, of all uploads together: each is an open file until it is durable."""
+MAX_NUMBERS = 512
+"""To be allocated in one bundle, of all uploads together: each is a file, made before others are served."""
 
-_BUNDLE_ITEMS = 1 + MAX_UPLOADS * (9 + MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
+_BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
 _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
 
 _STORAGE_INDEX_BYTES = 16
@@ -115,6 +117,8 @@ def unpack_bundle(body: Buffer) -> list[BundledUpload]:
     uploads = [_unpack_upload(each) for each in items]
     if sum(len(each.shares) for each in uploads) > MAX_SHARES:
         raise ValueError(f"more than {MAX_SHARES} shares are in the bundle")
+    if sum(len(each.share_numbers) for each in uploads) > MAX_NUMBERS:
+        raise ValueError(f"more than {MAX_NUMBERS} share numbers are in the bundle")
     if len({each.storage_index for each in uploads}) < len(uploads):
         raise ValueError("a storage index is twice in the bundle")
     return uploads

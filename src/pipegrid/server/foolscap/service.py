@@ -362,7 +362,8 @@ def _advise(
             return
         try:
             text = reason.decode("utf-8", "replace")
-            store.advise_corrupt_share(storage_index, number, text, mutable)
+            if not store.advise_corrupt_share(storage_index, number, text, mutable):
+                return
         except NoSuchShare:
             return
         log.warn(

@@ -322,15 +322,15 @@ class GbsService:
         target = admitted.target
         _check_number(target)
         mutable = admitted.rule.operation is Operation.SLOT_CORRUPT
-        self.store.advise_corrupt_share(
+        if self.store.advise_corrupt_share(
             target.storage_index, target.share_number, reason, mutable=mutable
-        )
-        log.warn(
-            "a client found share {number} of {index} corrupt: {reason}",
-            number=target.share_number,
-            index=target.storage_index.hex(),
-            reason=printable(reason[:200]),
-        )
+        ):
+            log.warn(
+                "a client found share {number} of {index} corrupt: {reason}",
+                number=target.share_number,
+                index=target.storage_index.hex(),
+                reason=printable(reason[:200]),
+            )
         return answers.OK
 
     def _lease(self, admitted: Admitted, body: Buffer) -> Answer | Deferred[Answer]:

@@ -262,7 +262,7 @@ class GbsBundles:
         self._complete_bytes = 0
         self._end_turn_if_empty()
         bundled: list[_Held] = []
-        size = shares = 0
+        size = shares = numbers = 0
         for one in chosen:
             if not (one.upload.shares and self.max_bytes):
                 self._send_apart(one)
@@ -271,12 +271,14 @@ class GbsBundles:
             if bundled and (
                 size + more > self._limit_bytes
                 or shares + len(one.upload.shares) > gbs_bundles.MAX_SHARES
+                or numbers + len(one.upload.share_numbers) > gbs_bundles.MAX_NUMBERS
             ):
                 self._send_bundle(bundled)
-                bundled, size, shares = [], 0, 0
+                bundled, size, shares, numbers = [], 0, 0, 0
             bundled.append(one)
             size += more
             shares += len(one.upload.shares)
+            numbers += len(one.upload.share_numbers)
         if bundled:
             self._send_bundle(bundled)
 

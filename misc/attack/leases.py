@@ -1,0 +1,45 @@
+"""Leases without number on a few shares, which every request for them has to look through."""
+
+from __future__ import annotations
+
+from misc.attack.insiders import lease, line_of, lines
+from misc.attack.target import Target, again_and_again, from_command_line
+from pipegrid.wire import gbs, gbs_http
+
+SHARES = 16
+INDEX = b"many leases now."
+
+
+def attack(target: Target) -> None:
+    """Store 16 shares of one file, then lease them for one client after the other."""
+    request = target.requests.request
+    secret = {gbs_http.UPLOAD_SECRET: b"u" * 32}
+    allocate = request(
+        "POST",
+        gbs_http.allocate_path(INDEX),
+        *line_of({**lease(0), **secret}),
+        body=gbs.pack_allocate(frozenset(range(SHARES)), 1),
+    )
+    writes = [
+        request(
+            "PATCH",
+            gbs_http.share_path(INDEX, number),
+            *line_of(secret),
+            b"Content-Range: bytes 0-0/*",
+            body=b"x",
+        )
+        for number in range(SHARES)
+    ]
+    with lines(target, 4) as line:
+        line.send([allocate, *writes])
+        for turn in again_and_again(target, 0.001):
+            line.send(
+                [
+                    request("PUT", gbs_http.lease_path(INDEX), *line_of(lease(number)))
+                    for number in range(turn * 20, turn * 20 + 20)
+                ]
+            )
+
+
+if __name__ == "__main__":
+    attack(from_command_line(__doc__))
