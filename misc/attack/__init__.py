@@ -92,7 +92,7 @@ ATTACKS: tuple[Attack, ...] = (
         "allocations",
         "allocations of a byte, many times 4096, none of which is written",
         SECRET,
-        may_leave_files=4096,
+        may_leave_files=8192,
     ),
     Attack(
         "free_space",
@@ -104,7 +104,7 @@ ATTACKS: tuple[Attack, ...] = (
         "bundles",
         "bundles of as many allocations as there may be, and others that are cut off",
         SECRET,
-        may_leave_files=4096,
+        may_leave_files=8192,
     ),
     Attack("slots", "mutable shares, 256 new ones or changes in one request", SECRET),
     Attack(

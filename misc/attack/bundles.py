@@ -24,7 +24,7 @@ def attack(target: Target) -> None:
                         SECRET,
                         b"u%d" % turn,
                         1,
-                        list(range(256)),
+                        list(range(gbs_bundles.MAX_NUMBERS // gbs_bundles.MAX_UPLOADS)),
                         {},
                     ]
                     for upload in range(gbs_bundles.MAX_UPLOADS)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.errors import NoSpace, NoSuchShare
+from pipegrid.errors import NoSuchShare
 from pipegrid.storage.store import KEEP_UNFINISHED_S
 from pipegrid.storage.uploads import standing
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client, address_of, choose
@@ -56,6 +56,10 @@ class ChoiceTests(SynchronousTestCase):
         self.assertEqual(
             choose(uploads, HONEST, one(3), 5.0), []
         )  # it has no more than is asked for
+        # Of three as many as can be had.
+        asked = Asked(3, 1, 3, 0)
+        five = [*uploads, Fake(last_write=8.0), Fake(last_write=9.0)]
+        self.assertEqual(choose(five, HONEST, asked, 9.0), [uploads[1], uploads[2]])
         others = [Fake(Client("10.0.0.3", 3)), Fake(Client("10.0.0.3", 3))]
         self.assertEqual(choose(others + uploads, HONEST, one(), 5.0), [uploads[1]])
 
@@ -237,6 +241,24 @@ class StoreTests(StoreTestCase):
         self.store.allocate(SI, set(range(256)), 1, SECRETS, HOARDER)
         self.assertEqual(len(calls), 2)
         self.assertEqual(self.store.allocate(SI, {0}, 1, SECRETS, HONEST).allocated, {0})
+        self.assertEqual(len(calls), 3)
+
+    def test_all_of_a_request_at_once(self) -> None:
+        """An honest request for many shares goes through the uploads once, and gets as many as are fair."""
+        self.store = self.make_store(max_uploads=20)
+        self.hoard(20)
+        calls: list[Asked] = []
+        real = standing.choose
+
+        def count(uploads: Any, client: Client, asked: Asked, now: float) -> list[Any]:
+            calls.append(asked)
+            return real(uploads, client, asked, now)
+
+        self.patch(standing, "choose", count)
+        self.assertEqual(
+            len(self.store.allocate(SI, set(range(5)), 1, SECRETS, HONEST).allocated), 5
+        )
+        self.assertEqual(calls, [Asked(5, 1, 5, 0)])
 
     def test_this_process_keeps_its_own(self) -> None:
         """What was begun without a client, by an embedded server, is only given up when it is stale."""
@@ -257,6 +279,15 @@ class KeepingTests(StoreTestCase):
         upload = self.store.upload(SI, number, SECRETS.upload, HONEST)
         upload.write(0, [data])
         upload.checkpoint()
+
+    def leave_room(self, room: int) -> None:
+        """Have so much room, and 50 bytes for each upload that is removed from now on."""
+
+        def free() -> int:
+            return room + 50 * (before - sum(self.incoming(n).exists() for n in range(9)))
+
+        before = sum(self.incoming(number).exists() for number in range(9))
+        self.patch(self.store, "_free_bytes", lambda path: free())
 
     def restart(self, **options: float) -> int:
         """Kill the store and start another, as a server does; returns how many uploads can go on."""
@@ -309,7 +340,7 @@ class KeepingTests(StoreTestCase):
         self.assertEqual(
             (self.store.upload_count, self.store._unfinished.remaining_bytes()), (1, 50)
         )
-        self.free = 40
+        self.leave_room(40)
         answer = self.store.allocate(b"o" * 16, {0}, 41, OTHERS_SECRETS, HONEST)
         self.assertEqual(answer.allocated, {0})
         self.assertEqual(self.store.upload_count, 1)
@@ -379,15 +410,7 @@ class KeepingTests(StoreTestCase):
         for number in range(4):
             self.begin(number)
             self.now += 3600
-        self.free = 200
+        self.leave_room(200)
         self.assertEqual(self.store.allocate(b"n" * 16, {0}, 90, OTHERS_SECRETS).allocated, {0})
         left = [number for number in range(4) if self.incoming(number).exists()]
         self.assertEqual(left, [1, 2, 3])
-        self.assertRaises(NoSpace, self._no_room)
-
-    def _no_room(self) -> None:
-        """A lease where nothing can be given up."""
-        self.put(9, b"share")
-        kill(self.store)
-        self.store = self.make_store(reserved_bytes=1000)
-        self.store.add_lease(SI, OTHERS_SECRETS.lease)

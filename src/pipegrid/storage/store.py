@@ -208,11 +208,13 @@ class ShareStore:
                 # Nor does one for which there is no room: others' keep it.
                 with suppress(OSError, ValueError, NoSpace):
                     self._renew(storage_index, number, containers.OWNER_ALLOCATE, secrets.lease)
+            wanted = [] if self.read_only else sorted(share_numbers - have)
+            if wanted:
+                self._unfinished.prepare(storage_index, wanted, share_bytes, client)
             allocated = frozenset(
                 number
-                for number in sorted(share_numbers - have)
-                if not self.read_only
-                and self._unfinished.allocate(
+                for number in wanted
+                if self._unfinished.allocate(
                     storage_index, number, share_bytes, secrets, there is None, client
                 )
             )

@@ -47,7 +47,7 @@ SLOWEST = 1024  # bytes a second; a modem of old makes five times as much
 SIBLING_S = 10.0
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Client:
     """
     Who begins uploads.
@@ -131,9 +131,9 @@ class Asked:
     What a client asks for.
 
     Attributes:
-        uploads: how many more.
-        share_bytes: of all of them together; 0 if it is no upload that needs the room.
-        missing_uploads, missing_bytes: how much of that there is not.
+        uploads: how many more; 0 if it is something else that needs the room.
+        share_bytes: of each of them.
+        missing_uploads, missing_bytes: how much there is not for all of them together.
     """
 
     uploads: int
@@ -143,10 +143,15 @@ class Asked:
 
 
 def choose(uploads: Sequence[U], client: Client, asked: Asked, now: float) -> list[U]:
-    """Return which to give up so that nothing is missing any more; none if that is not to be had."""
+    """
+    Return which to give up so that nothing is missing any more, or as much as is to be had.
+
+    None if it would not be enough for one upload. All of a request's are asked for at once, since going
+    through thousands of uploads takes milliseconds.
+    """
     by_bytes = asked.missing_bytes > 0
     holdings = _Holdings(uploads, by_bytes)
-    wanted = asked.share_bytes if by_bytes else asked.uploads
+    wanted = asked.uploads * asked.share_bytes if by_bytes else asked.uploads
     chosen: list[U] = []
     places, room = 0, 0
     for upload, stale in _in_order(uploads, holdings, now):
@@ -157,8 +162,12 @@ def choose(uploads: Sequence[U], client: Client, asked: Asked, now: float) -> li
             holdings.take(upload)
             places += 1
             room += upload.share_bytes
-    enough = places >= asked.missing_uploads and room >= asked.missing_bytes
-    return chosen if enough else []
+    others = max(0, asked.uploads - 1)
+    enough_for_one = (
+        places >= asked.missing_uploads - others
+        and room >= asked.missing_bytes - others * asked.share_bytes
+    )
+    return chosen if enough_for_one else []
 
 
 class _Holdings:
@@ -201,8 +210,13 @@ class _Holdings:
 
 def _in_order(uploads: Sequence[U], holdings: _Holdings, now: float) -> Iterator[tuple[U, bool]]:
     """Yield those that might be given up, and whether they are stale, in the order of the rules."""
-    idle = sorted(uploads, key=lambda each: each.last_write)
-    yield from ((each, True) for each in idle if is_stale(each, now))
-    hoarded = [each for each in idle if not is_stale(each, now) and not is_being_written(each, now)]
+    stale: list[U] = []
+    hoarded: list[U] = []
+    for upload in sorted(uploads, key=lambda each: each.last_write):
+        if is_stale(upload, now):
+            stale.append(upload)
+        elif not is_being_written(upload, now):
+            hoarded.append(upload)
+    yield from ((each, True) for each in stale)
     hoarded.sort(key=holdings.of, reverse=True)  # which leaves those that are equal in their order
     yield from ((each, False) for each in hoarded)

@@ -33,7 +33,7 @@ import hmac
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from twisted.logger import Logger
 
@@ -171,7 +171,7 @@ class UnfinishedUploads:
                 upload.take_up(client)
                 return True
             upload.discard()
-        if not self._fits(share_bytes, client):
+        if self._missing(1, share_bytes) is not None:
             return False
         path = self._paths.unfinished(storage_index, number)
         fd, lease = None, None
@@ -227,14 +227,24 @@ class UnfinishedUploads:
             return False
         return standing.is_stale(upload, self._clock())
 
-    def _fits(self, share_bytes: int, client: Client) -> bool:
+    def prepare(
+        self, storage_index: bytes, numbers: Sequence[int], share_bytes: int, client: Client
+    ) -> None:
+        """Make room for those that are new, or for as many as can be had; under ``allocate_lock``."""
+        count = sum((storage_index, number) not in self._uploads for number in numbers)
+        missing = self._missing(count, share_bytes)
+        if missing is not None and share_bytes <= containers.MAX_SHARE_BYTES:
+            self.make_room(client, missing)
+
+    def _missing(self, count: int, share_bytes: int) -> Asked | None:
+        """Return what so many more would need that there is not, or None if nothing is missing."""
         if share_bytes > containers.MAX_SHARE_BYTES:
-            return False
-        missing_bytes = self._missing_bytes(share_bytes)
-        missing_uploads = max(0, len(self._uploads) + 1 - self._max_uploads)
+            return Asked(count, share_bytes, 0, share_bytes)
+        missing_bytes = self._missing_bytes(count * share_bytes)
+        missing_uploads = max(0, len(self._uploads) + count - self._max_uploads)
         if not missing_bytes and not missing_uploads:
-            return True
-        return self.make_room(client, Asked(1, share_bytes, missing_uploads, missing_bytes))
+            return None
+        return Asked(count, share_bytes, missing_uploads, missing_bytes)
 
     def upload(
         self,
