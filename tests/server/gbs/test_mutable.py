@@ -9,6 +9,7 @@ from unittest import mock
 from twisted.internet.defer import Deferred
 
 from pipegrid.core import base32
+from pipegrid.reactor import memory
 from pipegrid.server.gbs import service as http_service
 from pipegrid.wire import gbs, gbs_http, gbs_mutable
 from pipegrid.wire.messages import ShareChange, SlotResult
@@ -182,6 +183,23 @@ class MutableTests(http.ServerTestCase):
         ((function, args, outcome),) = waiting
         outcome.callback(function(*args))
         self.assertEqual(self.service._held_bytes, 0)
+
+    def test_memory_is_given_back(self) -> None:
+        """Once large messages are done with, the system gets their memory back, and is not asked twice."""
+        given: list[None] = []
+        self.patch(memory, "give_back", lambda: given.append(None))
+        self.assertEqual(self.statuses(put(0, bytes(1 << 20))), [200])
+        self.assertEqual(len(given), 0)
+        self.assertEqual(self.statuses(put(0, bytes(17 << 20))), [200])
+        self.assertEqual(len(given), 1)
+        self.assertEqual(self.statuses(http.VERSION), [200])
+        self.assertEqual(len(given), 1)
+        connection, _ = self.connect()
+        connection.dataReceived(put(0, bytes(17 << 20)))
+        self.settle()
+        self.assertEqual(len(given), 1)
+        self.clock.advance(5)  # connections that stay do not keep it
+        self.assertEqual(len(given), 2)
 
     def test_large_messages_leave_room_for_small_ones(self) -> None:
         """Who fills the memory for messages with large ones does not keep out the others."""

@@ -29,6 +29,7 @@ from pipegrid.errors import (
     UsageError,
     WrongSecret,
 )
+from pipegrid.reactor import memory
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
 from pipegrid.server.gbs.bodies import Call, Receiver, Refusal, ShareStream, Write
@@ -55,6 +56,8 @@ Of messages, over all connections: bodies, what they become, and what was read f
 read-test-write can be large.
 """
 LARGE_MESSAGE_BYTES = 1 << 20
+GIVE_BACK_BYTES = 16 << 20
+"""Once so much was held, and almost all is let go of, memory is given back to the system."""
 SMALL_MESSAGES_BYTES = 32 << 20
 """Of that, room which messages longer than a megabyte leave to the shorter ones."""
 
@@ -91,6 +94,7 @@ class GbsService:
         slot_handlers = SlotHandlers(store.slots, self.slots)
         self.large_bytes = LARGE_MESSAGE_BYTES
         self._held_bytes = 0
+        self._held_most = 0  # since memory was given back
         self._held_lock = threading.Lock()  # what slots read is held in a thread
         self._handlers: dict[Operation, Callable[[Admitted, Buffer], Answer | Deferred[Answer]]] = {
             Operation.ALLOCATE: self._allocate,
@@ -356,7 +360,14 @@ class GbsService:
             if more_bytes > 0 and self._held_bytes + more_bytes > limit:
                 return False
             self._held_bytes += more_bytes
-            return True
+            self._held_most = max(self._held_most, self._held_bytes)
+        return True
+
+    def tidy(self) -> None:
+        """Give memory back to the system that large messages have had; call it now and then."""
+        if self._held_most > GIVE_BACK_BYTES and self._held_bytes < LARGE_MESSAGE_BYTES:
+            self._held_most = 0
+            memory.give_back()
 
 
 def _check_number(target: Target) -> None:

@@ -99,6 +99,7 @@ class GbsServer(Factory):
         if not self.connections and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self.service.tidy()
         self._look_stopped()
 
     def has_ready(self, connection: GbsConnection) -> None:
@@ -129,6 +130,7 @@ class GbsServer(Factory):
         if self._lines_dropped:
             log.info("turned away {count} more", count=self._lines_dropped)
             self._lines_dropped = 0
+        self.service.tidy()
         now_s = self.seconds()
         for connection in list(self.connections):
             connection.tick(now_s)
