@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.address import IPv4Address
 
 from pipegrid.server.gbs.connection import GbsConnection
-from pipegrid.wire import gbs, gbs_bundles
+from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from tests.server.gbs import support as http
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI
@@ -103,3 +103,23 @@ class HoardingTests(http.ServerTestCase):
         self.ask_from("10.0.0.2", http.write(0, 0, b"data"))
         upload = self.store.upload(SI, 0, SECRETS.upload)
         self.assertEqual(upload.client.address, "10.0.0.2")
+
+
+class TurnTests(http.ServerTestCase):
+    """Requests that take long, many at once."""
+
+    def test_others_have_their_turn(self) -> None:
+        """Of a hundred requests for leases four are carried out before whoever else has come is served."""
+        self.put(0, b"share")
+        lease = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers(SECRETS))
+        connection, transport = self.connect()
+        connection.dataReceived(lease * 100)
+        other, answered = self.connect()
+        other.dataReceived(http.VERSION)
+        self.assertEqual([reply.status for reply in http.parse_replies(answered.written)], [200])
+        self.assertEqual(self.service.requests["lease", 204], 4)
+        self.assertTrue(transport.paused)
+        self.settle()
+        replies = http.parse_replies(transport.written)
+        self.assertEqual([reply.status for reply in replies], [204] * 100)
+        self.assertFalse(transport.paused)

@@ -38,7 +38,7 @@ from zope.interface import implementer
 
 from pipegrid.reactor.sockets import move_much
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.order import RequestOrder
+from pipegrid.server.gbs.order import MAX_BURDEN, RequestOrder
 from pipegrid.server.gbs.parser import RequestParser
 from pipegrid.server.gbs.requests import Request
 from pipegrid.storage.uploads.standing import Client, address_of
@@ -262,6 +262,7 @@ class GbsConnection(Protocol):
         if order.attended or order.lost:
             return
         order.attended = True
+        order.burden = 0
         try:
             while True:
                 if order.send(self.transport):
@@ -274,6 +275,8 @@ class GbsConnection(Protocol):
                     break
                 self._feed(self._next_piece())
             self._read_on(not self._events)
+            if order.burden >= MAX_BURDEN and self._events:
+                self._server.has_ready(self)  # after the others' turn
         except Exception:
             self._fail()
         finally:

@@ -12,7 +12,9 @@ but not a request for the same storage index, which might see that the share is 
 * the transport is full, that is, the client does not read its answers;
 * a long answer is being streamed, or waits for its turn: one open share per connection;
 * 128 requests are unanswered, or 256 KiB of answers wait behind one that is not ready;
-* the server has too many shares waiting to become durable.
+* the server has too many shares waiting to become durable;
+* four requests that may take milliseconds each (leases, bundles, read-test-writes, complaints) have been
+  begun, and other connections have not had a turn since.
 
 What is done with requests that must wait, and when to send, is the business of ``http_connection``; there is
 no clock here, and of the transport only what is written to it.
@@ -45,6 +47,18 @@ MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 MAX_STRANGERS_REQUESTS = 32
 """On a connection that has not shown the secret; behind the last one's answer it ends."""
+
+MAX_BURDEN = 4
+"""So many requests that may take milliseconds are begun before other connections have a turn."""
+_HEAVY = frozenset(
+    {
+        Resource.LEASE,
+        Resource.BUNDLE,
+        Resource.CORRUPT,
+        Resource.MUTABLE_CORRUPT,
+        Resource.MUTABLE_READ_TEST_WRITE,
+    }
+)
 
 log = Logger()
 
@@ -94,6 +108,7 @@ class RequestOrder:
         ended: whether nothing is begun any more, although what is owed may still become ready.
         lost: whether there is nobody left to answer.
         client: who is at the other end.
+        burden: requests begun that may take as long as fifty others; set to 0 when others have had a turn.
     """
 
     def __init__(self, service: GbsService, on_ready: Callable[[], None]) -> None:
@@ -117,6 +132,7 @@ class RequestOrder:
         self.ended = False
         self.lost = False
         self.client = NOBODY
+        self.burden = 0
 
     def __repr__(self) -> str:
         return (
@@ -135,6 +151,8 @@ class RequestOrder:
     def may_begin(self, request: Request) -> bool:
         """Return whether its turn has come; if not, ask again when something has moved."""
         if not self.can_write or self.streams or len(self.unanswered) >= MAX_UNANSWERED:
+            return False
+        if self.burden >= MAX_BURDEN:
             return False
         if self.waiting_bytes >= MAX_WAITING_ANSWER_BYTES:
             return False
@@ -158,6 +176,8 @@ class RequestOrder:
             if not self.known and self.begun >= MAX_STRANGERS_REQUESTS:
                 request.keep_alive = False
         self.request = request
+        if request.target is not None and request.target.resource in _HEAVY:
+            self.burden += 1
         request.client = self.client
         self.receiver = self._service.begin(request)
         self.body_left = request.content_length or 0
