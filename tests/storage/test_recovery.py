@@ -149,6 +149,32 @@ class TwoProcessesTests(StoreTestCase):
         self.assertEqual(self.get(0), DATA)
         self.assertRaises(NoSuchShare, theirs.write, 20, [DATA[20:]])
 
+    def test_an_upload_without_data_that_was_closed(self) -> None:
+        """It is made again by its first write, unless another process has taken its place or finished it."""
+        for number in range(4):
+            self.store.allocate(SI, {number}, 3, SECRETS)
+        uploads = [self.store.upload(SI, number, SECRETS.upload) for number in range(4)]
+        self.store.release()
+        self.assertFalse(any(upload.is_open for upload in uploads))
+        self.assertFalse(any(self.incoming(number, ".upload").exists() for number in range(4)))
+        self.incoming(0).unlink()  # as housekeeping does, some day
+        for number in (1, 2):
+            self.assertEqual(
+                self.other.allocate(SI, {number}, 3, OTHERS_SECRETS).allocated, {number}
+            )
+        theirs = self.other.upload(SI, 1, OTHERS_SECRETS.upload)
+        theirs.write(0, [b"two"])
+        theirs.publish()
+        uploads[0].write(0, [b"one"])
+        uploads[0].publish()
+        uploads[3].write(1, [b"w"])
+        uploads[3].write(0, [b"t"])
+        for upload in uploads[1:3]:
+            self.assertRaises(NoSuchShare, upload.write, 0, [b"no!"])
+        self.assertEqual((self.get(0), self.get(1)), (b"one", b"two"))
+        self.assertEqual(uploads[3].required(), ((2, 3),))
+        self.assertTrue(self.incoming(2).exists(), "the other process has it")
+
     def test_a_released_upload_may_be_lost_to_another_secret(self) -> None:
         """Whoever was displaced is told so, and does no harm to the successor."""
         self.store.allocate(SI, {0}, 100, SECRETS)

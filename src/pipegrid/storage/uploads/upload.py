@@ -162,6 +162,7 @@ class Upload(ShareWriter):
                 )
             if self.gone:
                 raise self._no_such_upload()
+            self._reopen_empty()
             if self._fresh_lease is not None and end - offset == self.share_bytes:
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
@@ -239,7 +240,8 @@ class Upload(ShareWriter):
         try:
             if self._fd is None or self.complete or self._beginning:
                 return False
-            self.checkpoint()
+            if self._fresh_lease is None:
+                self.checkpoint()  # an empty file is as good without a note
         except ServerRefused:
             return False  # without a note it could not be taken up again
         else:
@@ -327,6 +329,7 @@ class Upload(ShareWriter):
             try:
                 with suppress(NoSuchShare, OSError):
                     # An empty file is not laid out to be removed.
+                    self._reopen_empty()
                     fd = self._require_open() if self._fd is None else self._fd
                     if disk.names_file(self._incoming, fd):
                         disk.remove(self._incoming + sidecar.SUFFIX)
@@ -361,9 +364,27 @@ class Upload(ShareWriter):
             disk.remove(self._incoming + sidecar.SUFFIX)
             self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
 
+    def _reopen_empty(self) -> None:
+        """Open the file again that was closed before anything was written to it, if it is still ours."""
+        if self._fresh_lease is None or self._fd is not None or self.gone:
+            return
+        try:
+            fd = incoming.open_new(self._incoming)
+        except OSError as error:
+            raise disk.disk_error(error, f"go on with {self._name()}") from error
+        if fd is None or os.fstat(fd).st_size or os.path.lexists(self._final):
+            # Another process has it, or has finished it.
+            if fd is not None:
+                os.close(fd)
+            self._leave()
+            raise self._no_such_upload()
+        self._fd = fd
+        self.opened = next(self._openings)
+
     def _require_open(self) -> int:
         if self.gone:
             raise self._no_such_upload()
+        self._reopen_empty()
         self._lay_out_empty()
         if self._fd is None:
             resumed = incoming.resume(self._incoming, self._boot_id)
