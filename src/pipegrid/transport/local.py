@@ -192,12 +192,11 @@ class LocalServer:
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Tell the operator that a share looked corrupt."""
-        return self._submit(
-            storage_index,
-            share_number,
-            False,
-            lambda _: self.store.advise_corrupt_share(storage_index, share_number, reason),
-        )
+
+        def advise(_: object) -> None:
+            self.store.advise_corrupt_share(storage_index, share_number, reason)
+
+        return self._submit(storage_index, share_number, False, advise)
 
     def disconnect(self) -> Deferred[None]:
         """
