@@ -26,7 +26,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "ask_first",
         "introducer.furl",
     },
-    "local": {"directory", "servers", "durability"},
+    "local": {"directory", "servers", "durability", "keep_unfinished"},
     "node": {"nickname", "tub.port", "tub.location"},
     "storage": {
         "enabled",
@@ -35,6 +35,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "reserved_space",
         "readonly",
         "force_foolscap",
+        "keep_unfinished",
         "expire.enabled",
         "expire.mode",
         "expire.override_lease_duration",
