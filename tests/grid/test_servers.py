@@ -46,22 +46,6 @@ def parse(storage: Any) -> Any:
 class ParseTests(SynchronousTestCase):
     """The format is Tahoe-LAFS's."""
 
-    def test_references_and_merges_do_not_multiply(self) -> None:
-        """What refers to itself in forty lines costs forty lines; merging, which nobody does, is refused."""
-        fine = b"a0: &a0 {x: 1}\n" + b"".join(
-            b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 40)
-        )
-        entry = b"  v0-x: {ann: {nickname: *a39, anonymous-storage-NURLs: *a39, extra: *a39}}\n"
-        found = parse_static_servers(fine + b"storage:\n" + entry, "servers.yaml")
-        self.assertEqual(len(found.warnings), 1)
-        self.assertLess(len(found.warnings[0]), 500)
-        bomb = b"a0: &a0 {x: 1}\n" + b"".join(
-            b"a%d: &a%d {<<: [*a%d, *a%d]}\n" % (n, n, n - 1, n - 1) for n in range(1, 40)
-        )
-        error = self.assertRaises(UsageError, parse_static_servers, bomb, "servers.yaml")
-        self.assertIn("servers.yaml", str(error))
-        self.assertIn("<<", str(error))
-
     def test_a_full_entry(self) -> None:
         """Nickname, seed and tub id are those of the announcement."""
         announcement = {

@@ -18,7 +18,6 @@ Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,31 +209,11 @@ def parse_yaml(data: bytes, name: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(data, _loader())
+        return yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UsageError(
             f"cannot understand {name}: {yaml_problem(error)}; mend it by hand"
         ) from error
-
-
-@lru_cache(maxsize=1)
-def _loader() -> Any:
-    """
-    Return PyYAML's safe loader, without merge keys (``<<``).
-
-    Nobody writes them here, and forty lines that merge each other would double what is built forty times.
-    References (``*a``) are shared, and cost nothing; Tahoe-LAFS writes some.
-    """
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def flatten_mapping(self, node: Any) -> None:
-            for key, _ in node.value:
-                if key.tag == "tag:yaml.org,2002:merge":
-                    raise yaml.YAMLError("a merge key (<<), which is not followed here")
-            super().flatten_mapping(node)
-
-    return Loader
 
 
 def read_bounded(path: Path) -> bytes | None:
