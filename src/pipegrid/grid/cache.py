@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from pipegrid.errors import UsageError
-from pipegrid.grid.servers import parse_yaml, read_bounded
+from pipegrid.grid.servers import read_bounded
+from pipegrid.grid.yamlfile import parse_yaml
 from pipegrid.wire.announcements import MAX_ID_CHARACTERS, MAX_SERVERS, Announcement
 
 

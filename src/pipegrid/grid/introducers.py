@@ -21,8 +21,9 @@ from typing import Any
 import attrs
 
 from pipegrid.errors import UsageError
-from pipegrid.grid.servers import parse_yaml, read_bounded
+from pipegrid.grid.servers import read_bounded
 from pipegrid.grid.spelling import check_top_level
+from pipegrid.grid.yamlfile import parse_yaml
 from pipegrid.wire import furl
 from pipegrid.wire.announcements import printable
 from pipegrid.wire.furl import Furl

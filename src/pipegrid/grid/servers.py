@@ -27,7 +27,8 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.errors import UsageError
 from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.grid.spelling import check_top_level, near_misses, yaml_problem
+from pipegrid.grid.spelling import check_top_level, near_misses
+from pipegrid.grid.yamlfile import parse_yaml
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.announcements import KnownServer, describe
@@ -197,23 +198,6 @@ def open_static(reactor: IReactorTime, servers: Sequence[KnownServer], shares: i
     """
     windows = Windows.shared_by(max(1, min(len(servers), shares)))
     return [open_server(reactor, each, windows) for each in servers]
-
-
-def parse_yaml(data: bytes, name: str) -> Any:
-    """
-    Return what a YAML file of the user's says.
-
-    Raises:
-        UsageError: it is no YAML.
-    """
-    import yaml
-
-    try:
-        return yaml.safe_load(data)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(
-            f"cannot understand {name}: {yaml_problem(error)}; mend it by hand"
-        ) from error
 
 
 def read_bounded(path: Path) -> bytes | None:
