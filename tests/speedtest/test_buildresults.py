@@ -101,13 +101,28 @@ class FollowerTests(SynchronousTestCase):
         """The largest file and the small ones, both ways; what is missing is left out."""
         self.assertEqual(
             self.follow(LINES).summary(),
-            "upload 0.515 s a file (77.2 RTT), 10MB at 24.02 kB/s; "
-            "download 0.204 s a file (30.5 RTT), 10MB at 1250 kB/s",
+            "upload 515 ms a file (77.2 RTT), 10MB at 24.0 kB/s; "
+            "download 204 ms a file (30.5 RTT), 10MB at 1.25 MB/s",
         )
         self.assertEqual(
-            self.follow("upload per-file time: 1.5s\n").summary(), "upload 1.5 s a file"
+            self.follow("upload per-file time: 1.5s\n").summary(), "upload 1.50 s a file"
         )
         self.assertEqual(Follower().summary(), "")
+
+    def test_no_powers_of_ten(self) -> None:
+        """However fast or slow it was, the summary is written as people write."""
+        summary = self.follow(
+            "upload per-file time: 0.00001s\n"
+            "upload per-file times-avg-RTT: 123456.7\n"
+            "upload speed (100MB): 18.01MBps\n"
+            "download per-file time: 12345.678s\n"
+            "download speed (1GB): 2.50GBps\n"
+        ).summary()
+        self.assertEqual(
+            summary,
+            "upload 10.0 µs a file (123 457 RTT), 100MB at 18.0 MB/s; "
+            "download 206 min a file, 1GB at 2.50 GB/s",
+        )
 
     def test_a_test_that_ended_early_is_noticed(self) -> None:
         """Without both per-file times the output is not that of a whole test."""

@@ -86,8 +86,35 @@ class FiguresTests(SynchronousTestCase):
         )
         for each in found:
             self.assertIn("in 5 rounds", each.spread)
-            self.assertIn("ceiling", each.ceiling)
+            self.assertRegex(each.bound, "^(floor: 1 round trip|ceiling: .*/s)")
             self.assertTrue(0.5 < (each.share or 0) <= 1, each)
+
+    def test_bounds(self) -> None:
+        """The least time is a floor, the most of a rate a ceiling; what is counted stands by it."""
+        small, _, large, _ = figures.main_figures(sample_run())
+        self.assertTrue(small.bound.startswith("floor: 1 round trip, 11.2 ms; here "), small.bound)
+        self.assertTrue(large.bound.startswith("ceiling: 79.8 kB/s; here "), large.bound)
+        self.assertEqual(large.unit, "of raw TCP, in bytes of shares")
+
+    def test_one_sample_makes_no_headline(self) -> None:
+        """Neither above the page nor above the windows; the figures say that there was one round."""
+        run = sample_run()
+        first, second = figures.headline(run)
+        self.assertIn("round trips", first)
+        self.assertTrue(
+            second.endswith(" raw TCP carried in the same run, counted in bytes of shares.")
+        )
+        once = attrs.evolve(
+            run,
+            measurements=tuple(
+                attrs.evolve(each, samples_s=each.samples_s[:1]) for each in run.measurements
+            ),
+        )
+        self.assertEqual(figures.headline(once), ("What a run of the speed test measured.", ""))
+        page = render_report(once)
+        self.assertIn("Throughput by window", page)
+        self.assertNotIn("of the best fixed one", page)
+        self.assertIn("one round, so no spread", page)
 
     def test_definitions(self) -> None:
         """Round trips are time ÷ files ÷ mean round trip; throughput counts shares beside plain streams."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from PIL import Image
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -14,10 +15,17 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.speedtest.report import write_report
 from tests.browser import Page, browser
-from tests.speedtest.sample import sample_history, sample_run
+from tests.speedtest.sample import SERVERS, sample_history, sample_run
 
 PHONE, DESK = 360, 900
 SETTINGS = tuple((width, dark) for width in (PHONE, DESK) for dark in (False, True))
+WIDTHS = (320, 360, 520, 800, 1400)
+LONG_NAMES = (
+    "storage-of-the-library-in-the-old-town-hall",
+    "Where the shares of all of us are kept, second floor",
+    "WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW",
+    "s4",
+)
 LEAST_CONTRAST = 4.5
 """Of text, as the Web Content Accessibility Guidelines ask for at level AA."""
 
@@ -138,7 +146,7 @@ class BrowserTests(TestCase):
             self.assertEqual(len(seen["values"]), 4)
             for value in seen["values"]:
                 self.assertIn("in 5 rounds", value)
-                self.assertIn("ceiling", value)
+                self.assertRegex(value, "floor: 1 round trip|ceiling: ")
             for word in ("c0ffee1", "x86_64", "3.11.7", "3 of 10", "100x 200B at once"):
                 self.assertIn(word, seen["text"])
             charts = {each["name"]: each for each in seen["charts"]}
@@ -179,6 +187,32 @@ class BrowserTests(TestCase):
                     box["width"] * box["height"], other["box"]["width"] * other["box"]["height"]
                 )
                 self.assertLess(shared, 0.25 * small, (*where, other))
+
+    def test_long_names_at_any_width(self) -> Deferred[None]:
+        """No name of a server is cut, however long it is and however narrow the page."""
+        run = sample_run()
+        assert run.timeline is not None
+        names = dict(zip(SERVERS, LONG_NAMES, strict=False))
+        bursts = tuple(
+            attrs.evolve(each, server=names.get(each.server, each.server))
+            for each in run.timeline.bursts
+        )
+        write_report(
+            self.path, attrs.evolve(run, timeline=attrs.evolve(run.timeline, bursts=bursts)), ()
+        )
+
+        async def look(page: Page, seen: dict[str, Any], width: int, dark: bool) -> None:
+            self.assertLessEqual(seen["scrollWidth"], width)
+            for chart in seen["charts"]:
+                self._texts_have_room(chart, width)
+            [timeline] = [each for each in seen["charts"] if each["name"] == "timeline"]
+            letters = "".join(each["text"] for each in timeline["texts"]).replace(" ", "")
+            for name in LONG_NAMES:
+                self.assertIn(name.replace(" ", ""), letters)
+            for value in seen["values"]:
+                self.assertNotIn("…", value)
+
+        return self.show(look, tuple((width, False) for width in WIDTHS))
 
     def test_it_can_be_read_and_pictures_are_not_empty(self) -> Deferred[None]:
         """In the photograph text stands out from its ground, and every picture has both colours in it."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
 from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.reactor.trace import Tracer
-from pipegrid.speedtest import timeline
-from pipegrid.speedtest.results import DOWN, UP, Burst
+from pipegrid.speedtest import runner, timeline
+from pipegrid.speedtest.results import DOWN, UP, Burst, RoundTrip
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 
@@ -118,3 +123,63 @@ class SpansTests(SynchronousTestCase):
             [("b", UP, 0.0), ("b", DOWN, 0.125)],
         )
         self.assertEqual(found[0].size_bytes, 900)
+
+
+class FakeTarget:
+    """A target whose uploads take these times, one after the other; the first one is the warm-up."""
+
+    adjustable = True
+    names: ClassVar[dict[Any, str]] = {("127.0.0.1", 1): "server"}
+
+    def __init__(self, times_s: Sequence[float]) -> None:
+        self.times_s = list(times_s)
+        self.now_s = 0.0
+        self.recorder: Any = None
+        self.closed = False
+
+    def open(self, reactor: Any, tracer: Any) -> Deferred[Any]:
+        self.recorder = reactor._recorder
+        return succeed(self)
+
+    def put(self, file: Any) -> Deferred[None]:
+        took_s = self.times_s.pop(0)
+        self.recorder.note("server", UP, round(1000 * took_s))
+        self.now_s += took_s
+        self.recorder.note("server", DOWN, 1)
+        return succeed(None)
+
+    def close(self) -> Deferred[None]:
+        self.closed = True
+        return succeed(None)
+
+
+class RecordTests(SynchronousTestCase):
+    """``runner.record``."""
+
+    def test_the_median_is_shown(self) -> None:
+        """Of several uploads, neither the luckiest nor one that met with something else."""
+        target: Any = FakeTarget([9.0, 0.5, 0.1, 0.3, 7.0, 0.2])
+        self.patch(time, "perf_counter", lambda: target.now_s)
+        trip = RoundTrip("server", (0.1, 0.3))
+        shown = self.successResultOf(Deferred.fromCoroutine(runner.record(Clock(), target, [trip])))
+        assert shown is not None
+        self.assertEqual((round(shown.took_s, 6), shown.samples), (0.3, runner.TIMELINES))
+        self.assertAlmostEqual(shown.rtt_s, 0.2)
+        self.assertEqual(
+            [(each.direction, each.size_bytes, round(each.at_s, 6)) for each in shown.bursts],
+            [(UP, 300, 0.0), (DOWN, 1, 0.3)],
+        )
+        self.assertTrue(target.closed)
+        self.assertEqual(target.times_s, [])
+
+    def test_spans_of_one_upload(self) -> None:
+        """In a trace of several, one is found by its times."""
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 1, "args": {"name": "server"}},
+            *(
+                {"ph": "X", "pid": 1, "name": "write", "ts": at, "dur": 50.0, "args": {"bytes": at}}
+                for at in (100.0, 200.0, 300.0)
+            ),
+        ]
+        found = from_spans(events, 150.0, 250.0)
+        self.assertEqual([each.size_bytes for each in found if each.direction == UP], [200.0])

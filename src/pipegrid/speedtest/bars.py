@@ -189,7 +189,7 @@ def throughput_chart(run: Run, wide: bool) -> Figure:
         if ceiling:
             middle = statistics.median(ceiling)
             spans += [min(ceiling) / middle, max(ceiling) / middle]
-    return bars(groups, wide, 1.0, "raw TCP", (min(spans), max(spans)))
+    return bars(groups, wide, 1.0, "raw TCP = 100 %, in bytes of shares", (min(spans), max(spans)))
 
 
 def encoding_chart(run: Run, wide: bool) -> Figure:

@@ -18,6 +18,8 @@ import attrs
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.compare import compare
+from pipegrid.speedtest.figures import digits, rate
+from pipegrid.speedtest.figures import seconds as duration
 from pipegrid.speedtest.results import SCENARIO, Measurement, Run, parse_run
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
@@ -94,10 +96,10 @@ class Follower:
             seconds = self.figures.get(f"{direction}-per-file")
             if seconds is None:
                 continue
-            part = f"{direction} {seconds:.3g} s a file"
+            part = f"{direction} {duration(seconds)} a file"
             trips = self.figures.get(f"{direction}-per-file-RTT")
             if trips is not None:
-                part += f" ({trips:.3g} RTT)"
+                part += f" ({digits(trips)} RTT)"
             sizes = [
                 (value, name)
                 for name, value in self.figures.items()
@@ -105,7 +107,7 @@ class Follower:
             ]
             if sizes:  # the one that came last is the largest
                 value, name = sizes[-1]
-                part += f", {name.partition('-')[2]} at {value:.4g} kB/s"
+                part += f", {name.partition('-')[2]} at {rate(1000 * value)}"
             parts.append(part)
         return "; ".join(parts)
 

@@ -155,16 +155,16 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
     assert timeline is not None
     servers = list(dict.fromkeys(burst.server for burst in timeline.bursts))[:MOST_SERVERS]
     rows = {server: row for row, server in enumerate(servers)}
-    row_px = 20.0
-    height = row_px * len(servers) + 34 + 44
     width = WIDE_PX if wide else NARROW_PX
-    figure, axes = panel(width, height, 100 if wide else 78, 16, 34, 44)
+    names, left, row_px = _names(servers, width)
+    height = row_px * len(servers) + 34 + 44
+    figure, axes = panel(width, height, left, 16, 34, 44)
     unit = 1e-3 if timeline.took_s < 2 else 1.0
     end = max(timeline.took_s, timeline.rtt_s) / unit
     span = end * 1.04
     for row in rows.values():
         axes.axhline(row, color=LINE, linewidth=1, zorder=1)
-    columns = (width - 116) / 9
+    columns = (width - left - 16) / 9
     for way in DIRECTIONS:
         bursts = [each for each in timeline.bursts if each.direction == way]
         joined = _joined(bursts, rows, span * unit / columns)
@@ -199,7 +199,7 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
         )
     axes.set_xlim(-span * 0.03, span)
     axes.set_ylim(len(servers) - 0.4, -0.7)
-    axes.set_yticks(range(len(servers)), [_clip(each, 14 if wide else 10) for each in servers])
+    axes.set_yticks(range(len(servers)), names)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -207,8 +207,38 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
     return figure
 
 
-def _clip(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _names(servers: Sequence[str], width: float) -> tuple[list[str], float, float]:
+    """
+    Break names of servers into lines, so that none is cut.
+
+    Returns:
+        the names; the room for them on the left, and the height of a row, in pixels.
+    """
+    room_px = min(max(sum(map(_letter_px, each)) for each in servers), 0.4 * width)
+    broken = [_broken(each, room_px) for each in servers]
+    lines = max(map(len, broken))
+    return ["\n".join(each) for each in broken], room_px + 22, 20.0 + (lines - 1) * 14
+
+
+def _broken(name: str, room_px: float) -> list[str]:
+    """Break a name into lines that have room, behind its hyphens and spaces if that is not too early."""
+    lines, line, line_px = [], "", 0.0
+    for letter in name:
+        if line and line_px + _letter_px(letter) > room_px:
+            end = 1 + max(line.rfind(" "), line.rfind("-"))
+            end = end if end > len(line) / 2 else len(line)
+            lines.append(line[:end])
+            line = line[end:]
+            line_px = sum(map(_letter_px, line))
+        line, line_px = line + letter, line_px + _letter_px(letter)
+    return [*lines, line]
+
+
+def _letter_px(letter: str) -> float:
+    """Return room enough for a letter at the size of labels, in whatever font a reader has."""
+    if letter in "WMmw@%—" or ord(letter) > 0x2E80:
+        return 11.5
+    return 9.0 if letter.isupper() else 7.5
 
 
 def _joined(

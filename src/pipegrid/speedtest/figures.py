@@ -58,7 +58,7 @@ class Figure:
         title: what it is, as ``Store one small file``.
         value, unit: as ``1.05``, ``round trips``.
         spread: in words.
-        ceiling: in words; what the path itself would allow.
+        bound: in words; what the path itself would allow: of a rate the ceiling, of a time the floor.
         share: how much of what is possible, 0 to 1; None if that is not known.
     """
 
@@ -67,7 +67,7 @@ class Figure:
     value: str
     unit: str
     spread: str
-    ceiling: str
+    bound: str
     share: float | None
 
 
@@ -218,13 +218,13 @@ def knee(curve: Sequence[Measurement]) -> Measurement | None:
 
 
 def headline(run: Run) -> tuple[str, str]:
-    """Return the sentence above everything, and the one below it."""
+    """Return the sentence above everything, and the one below it; one sample makes no sentence."""
     # Where the network is no obstacle, round trips are not the story.
     near = (run.average_rtt_s or 0.0) < NEAR_S
     costs: list[str] = []
     for way in DIRECTIONS:
         measured = one_small(run, way)
-        if measured is not None:
+        if measured is not None and len(measured.samples_s) > 1:
             count = digits(statistics.median(trips(run, measured)))
             unit = "" if costs else " round trips"
             cost = seconds(measured.per_file_s) if near else f"{count}{unit}"
@@ -235,11 +235,13 @@ def headline(run: Run) -> tuple[str, str]:
     said: list[str] = []
     for way in DIRECTIONS:
         measured = largest(run, way)
-        if measured is not None:
+        if measured is not None and len(measured.samples_s) > 1:
             share = percent(statistics.median(shares(run, measured)))
             name = "" if measured.name in " ".join(said) else f"{measured.name} "
             said.append(f"{name}{'goes up' if way == UP else 'comes down'} at {share}")
-    second = f"{' and '.join(said)} of what raw TCP carried in the same run." if said else ""
+    second = ""
+    if said:
+        second = f"{' and '.join(said)} of what raw TCP carried in the same run, counted in bytes of shares."
     return first, second
 
 
@@ -257,7 +259,7 @@ def main_figures(run: Run) -> list[Figure]:
                     digits(values.median),
                     "round trips",
                     _range(digits(values.minimum), digits(values.maximum), values.count),
-                    f"ceiling: 1 round trip, {seconds(run.average_rtt_s or 0)};"
+                    f"floor: 1 round trip, {seconds(run.average_rtt_s or 0)};"
                     f" here {seconds(measured.per_file_s)}",
                     min(1 / values.median, 1.0) if values.median else None,
                 )
@@ -271,7 +273,7 @@ def main_figures(run: Run) -> list[Figure]:
                     way,
                     f"{VERBS[way].capitalize()} {measured.name}",
                     percent(values.median),
-                    "of raw TCP",
+                    "of raw TCP, in bytes of shares",
                     _range(percent(values.minimum), percent(values.maximum), values.count),
                     f"ceiling: {rate(statistics.median(raw(run, way)))};"
                     f" here {rate(measured.wire_bytes_per_s)} of shares",

@@ -199,4 +199,4 @@ def _throughput(run: Run, measured: Measurement) -> str:
     total = measured.files * measured.file_bytes
     text = f"{rate(total / found.maximum)} .. {rate(total / found.minimum)} of {found.count}"
     share = of_raw_tcp(run, measured)
-    return text if share is None else f"{100 * share:.1f}% of raw TCP; {text}"
+    return text if share is None else f"{100 * share:.1f}% of raw TCP in bytes of shares; {text}"

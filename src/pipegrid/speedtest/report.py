@@ -152,7 +152,8 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "timeline",
             f"One upload, from the wire: {figures.digits(taken)} round trips",
             f"{run.timeline.name} to {servers} servers. Filled circles are sent, hollow squares come back;"
-            f" the larger, the more bytes. It took {figures.seconds(run.timeline.took_s)}."
+            f" the larger, the more bytes. It took {figures.seconds(run.timeline.took_s)}"
+            + (f", the median of {run.timeline.samples}." if run.timeline.samples > 1 else ".")
             + (f" {left_out} servers are not shown." if left_out > 0 else ""),
             lambda wide: curves.timeline_chart(run, wide),
         )
@@ -178,18 +179,19 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "history",
             f"The last {len(runs)} runs",
             "Each point is a run's median, its line from the fastest to the slowest round; filled circles are"
-            " stores, hollow squares fetches. The dashed line is the ceiling. This run is the last.",
+            " stores, hollow squares fetches. The dashed line is the least time, or the most that raw TCP"
+            " carries. This run is the last.",
             lambda wide: curves.history_chart(runs, wide),
         )
     return found
 
 
 def _window_title(run: Run) -> str:
-    """Return what the curve says: how the automatic window does beside the best."""
+    """Return what the curve says: how the automatic window does beside the best; not by one sample."""
     said: list[str] = []
     for way in (UP, DOWN):
         curve, auto = figures.window_curve(run, way), figures.auto_window(run, way)
-        if curve and auto is not None:
+        if curve and auto is not None and len(auto.samples_s) > 1:
             best = max(each.bytes_per_s for each in curve)
             share = figures.percent(auto.bytes_per_s / best)
             said.append(f"{share} {'of the best fixed one ' if not said else ''}{way}")

@@ -225,12 +225,14 @@ class Timeline:
         rtt_s: round trip at that time.
         took_s: from the call to the acknowledgement.
         bursts: in the order of time; at most some thousands.
+        samples: of how many uploads it is the one with the median time.
     """
 
     name: str
     rtt_s: float
     took_s: float
     bursts: tuple[Burst, ...]
+    samples: int = 1
 
 
 @attrs.frozen(kw_only=True)

@@ -44,6 +44,7 @@ from pipegrid.speedtest.results import (
     DOWN,
     UP,
     Baseline,
+    Burst,
     Measurement,
     Parameters,
     RoundTrip,
@@ -60,6 +61,8 @@ DEFAULT_ROUNDS = 5
 MAX_ROUNDS = 1000
 COMMAND_TIMEOUT_S = 120.0
 _WARM_BYTES = 200
+TIMELINES = 5
+"""Uploads that are recorded, one of which is shown."""
 _TIMELINE_NAME = "1x 200B"
 _LIBRARIES = ("Twisted", "cryptography", "pycryptodome", "zfec", "httptools", "foolscap")
 
@@ -337,7 +340,11 @@ _WARM_UP = Scenario("warm-up", "scenario", (10**6,))
 
 
 async def record(reactor: Any, target: Target, round_trips: Sequence[RoundTrip]) -> Timeline | None:
-    """Record one upload of a small file; None if the target hides its servers, or they are in process."""
+    """
+    Record uploads of a small file, and return the one that took the median time.
+
+    None if the target hides its servers, or they are in process.
+    """
     if not target.adjustable or not round_trips:
         return None
     contents = Contents(time.time_ns())
@@ -347,21 +354,35 @@ async def record(reactor: Any, target: Target, round_trips: Sequence[RoundTrip])
     watching: Any = RecordingReactor(reactor, recorder, target.names) if target.names else reactor
     session = await target.open(reactor=watching, tracer=tracer)
     try:
-        warm, file = contents.files([_WARM_BYTES] * 2)
+        warm, *files = contents.files([_WARM_BYTES] * (1 + TIMELINES))
         await session.put(warm)
         gc.collect()
-        recorder.start()
-        since_us = (reactor.seconds() - zero) * 1e6
-        began = time.perf_counter()
-        await session.put(file)
-        took_s = time.perf_counter() - began
-        bursts = recorder.stop()
+        uploads = []
+        for file in files:
+            recorder.start()
+            since_us = (reactor.seconds() - zero) * 1e6
+            began = time.perf_counter()
+            await session.put(file)
+            took_s = time.perf_counter() - began
+            uploads.append(_Upload(took_s, recorder.stop(), since_us, since_us + took_s * 1e6))
     finally:
         await session.close()
+    chosen = sorted(uploads, key=lambda each: each.took_s)[len(uploads) // 2]
+    bursts = chosen.bursts
     if tracer is not None:
-        bursts = from_spans(tracer.events(), since_us)
+        bursts = from_spans(tracer.events(), chosen.since_us, chosen.until_us)
     rtt_s = statistics.fmean(each.average_s for each in round_trips)
-    return Timeline(_TIMELINE_NAME, rtt_s, took_s, bursts)
+    return Timeline(_TIMELINE_NAME, rtt_s, chosen.took_s, bursts, len(uploads))
+
+
+@attrs.frozen
+class _Upload:
+    """One that was recorded; its place in the trace, if that is what has its bursts."""
+
+    took_s: float
+    bursts: tuple[Burst, ...]
+    since_us: float
+    until_us: float
 
 
 # What a run says about itself.

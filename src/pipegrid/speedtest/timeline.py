@@ -8,6 +8,7 @@ the bytes: those of a request when it is handed over, those of an answer when it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -125,20 +126,22 @@ class _Noting(ProtocolWrapper):
         super().writeSequence(pieces)
 
 
-def from_spans(events: Iterable[Mapping[str, Any]], since_us: float) -> tuple[Burst, ...]:
+def from_spans(
+    events: Iterable[Mapping[str, Any]], since_us: float, until_us: float = math.inf
+) -> tuple[Burst, ...]:
     """
     Return the bursts that a trace's requests stand for.
 
     Args:
         events: as ``Tracer.events`` gives them.
-        since_us: what began before is left out; times count from here.
+        since_us, until_us: what began before or behind is left out; times count from the first.
     """
     rows: dict[int, str] = {}
     bursts: list[Burst] = []
     for event in events:
         if event["ph"] == "M":
             rows[event["pid"]] = event["args"]["name"]
-        elif event["name"] in ("allocate", "write") and event["ts"] >= since_us:
+        elif event["name"] in ("allocate", "write") and since_us <= event["ts"] <= until_us:
             server = rows[event["pid"]]
             began_s = (event["ts"] - since_us) / 1e6
             size = event["args"]["bytes"] if event["name"] == "write" else ANSWER_BYTES
