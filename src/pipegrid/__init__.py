@@ -14,12 +14,37 @@ from pipegrid.version import __version__
 if TYPE_CHECKING:
     from pipegrid.core.caps import parse_cap
     from pipegrid.core.params import Params
+    from pipegrid.errors import (
+        CapError,
+        ConflictingWrite,
+        CorruptionError,
+        DirectoryError,
+        GridError,
+        NoSpace,
+        NoSuchShare,
+        NotEnoughSharesError,
+        PipegridError,
+        PipelineStopped,
+        ServerError,
+        ServerProtocolError,
+        ServerRefused,
+        ServerTimeout,
+        ServerUnreachable,
+        SinkError,
+        SourceError,
+        UnhappyError,
+        UsageError,
+        WriteLost,
+        WrongSecret,
+    )
+    from pipegrid.flow.autowindow import AutoWindow
     from pipegrid.flow.pipeline import Pipeline
     from pipegrid.grid import Grid
     from pipegrid.http11 import PipelinedAgent
     from pipegrid.mirror.mirror import Mirror
 
 _HOMES = {
+    "AutoWindow": "pipegrid.flow.autowindow",
     "Grid": "pipegrid.grid",
     "Mirror": "pipegrid.mirror.mirror",
     "Params": "pipegrid.core.params",
@@ -28,13 +53,49 @@ _HOMES = {
     "parse_cap": "pipegrid.core.caps",
 }
 
-__all__ = ["Grid", "Mirror", "Params", "Pipeline", "PipelinedAgent", "__version__", "parse_cap"]
+__all__ = [
+    "AutoWindow",
+    "CapError",
+    "ConflictingWrite",
+    "CorruptionError",
+    "DirectoryError",
+    "Grid",
+    "GridError",
+    "Mirror",
+    "NoSpace",
+    "NoSuchShare",
+    "NotEnoughSharesError",
+    "Params",
+    "PipegridError",
+    "Pipeline",
+    "PipelineStopped",
+    "PipelinedAgent",
+    "ServerError",
+    "ServerProtocolError",
+    "ServerRefused",
+    "ServerTimeout",
+    "ServerUnreachable",
+    "SinkError",
+    "SourceError",
+    "UnhappyError",
+    "UsageError",
+    "WriteLost",
+    "WrongSecret",
+    "__version__",
+    "parse_cap",
+]
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
+    if home is None and name in __all__:
+        home = "pipegrid.errors"
     if home is None:
         raise AttributeError(f"module 'pipegrid' has no attribute {name!r}")
     from importlib import import_module
 
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -100,12 +100,12 @@ class GridTests(SynchronousTestCase):
         params = Params(3, 10, 4 << 20)
         world = World(params=params)
         puts = [world.grid.put(content(5_000_000, i)) for i in range(3)]
-        free = world.grid._putter._memory.free
+        free = world.grid._upload_memory.free
         self.assertGreaterEqual(free, 0)
         self.assertLess(free, 32 << 20)
         results = world.run(gatherResults(puts))
         self.assertEqual({result.happiness for result in results}, {10})
-        self.assertEqual(world.grid._putter._memory.free, 32 << 20)
+        self.assertEqual(world.grid._upload_memory.free, 32 << 20)
 
     def test_status(self) -> None:
         """Who is there, how far away, with how much room; and why not."""

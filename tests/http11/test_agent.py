@@ -19,6 +19,7 @@ from zope.interface.verify import verifyObject
 from pipegrid.errors import UsageError
 from pipegrid.http11.agent import PipelinedAgent
 from pipegrid.http11.errors import (
+    AgentClosed,
     RequestBodyError,
     RequestMaybeProcessed,
     RequestNotSent,
@@ -575,11 +576,33 @@ class ResponseTests(AgentCase):
         self.assertRaises(RuntimeError, reader.flow.getHost)
 
     def test_close(self) -> None:
-        """A closed agent closes its connections and sends nothing more on them."""
+        """A closed agent closes its connections and sends nothing more, on them or on others."""
         d = self.request()
         self.side.answer(ok())
         self.successResultOf(d)
         closed = self.agent.close()
+        self.network.turn()
+        self.successResultOf(closed)
+        self.successResultOf(self.agent.close())
+        for path in (b"/", b"/again"):
+            error = self.failureResultOf(self.request(path=path), AgentClosed).value
+            self.assertEqual(
+                str(error), "The agent was closed, so it sends no more requests; make another one."
+            )
+        self.assertRaises(AgentClosed, self.agent.pool_for, b"http://host.test/")
+        self.assertEqual(len(self.network.connections), 1)
+        self.assertEqual(self.network.clock.getDelayedCalls(), [])
+
+    def test_close_under_way(self) -> None:
+        """Closing waits for no answer: requests, and bodies that are being read, fail at once and say why."""
+        reading, waiting = self.request(path=b"/1"), self.request(path=b"/2")
+        self.side.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nfirst")
+        body = readBody(self.successResultOf(reading))
+        closed = self.agent.close()
+        cut = self.failureResultOf(body, ResponseFailed).value.reasons[0].value
+        self.assertIn("(the agent was closed)", str(cut))
+        error = self.failureResultOf(waiting, RequestMaybeProcessed).value
+        self.assertIn("(the agent was closed)", str(error))
         self.network.turn()
         self.successResultOf(closed)
         self.assertEqual(self.network.clock.getDelayedCalls(), [])

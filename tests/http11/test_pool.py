@@ -13,6 +13,7 @@ from twisted.internet.error import ConnectionLost, ConnectionRefusedError
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.http11.errors import (
+    AgentClosed,
     RequestMaybeProcessed,
     RequestNotSent,
     RequestTimedOut,
@@ -405,19 +406,32 @@ class ReplayTests(PoolCase):
         self.assertEqual(self.bodies(asked[1:]), [b"GET /b"])
 
     def test_close(self) -> None:
-        """Closing lets what was sent be answered and fails the rest."""
+        """Closing waits for nobody: what was sent fails as well, and everything says why."""
         self.make(max_connections=1)
         asked = self.ask("/a", "/b", expected_response_bytes=10**6)
         self.turn()
         closed = self.pool.close()
-        self.failureResultOf(asked[1], RequestNotSent)
-        self.assertNoResult(closed)
-        self.network.serve()
+        sent = self.failureResultOf(asked[0], RequestMaybeProcessed).value
+        self.assertIn("(the agent was closed)", str(sent))
+        self.failureResultOf(asked[1], AgentClosed)
         self.turn()
-        self.bodies(asked[:1])
         self.successResultOf(closed)
-        self.failureResultOf(self.ask("/c")[0], RequestNotSent)
+        self.successResultOf(self.pool.close())
+        late = self.failureResultOf(self.ask("/c")[0], AgentClosed).value
+        self.assertIn("The agent was closed, so nothing more is sent to", str(late))
+        self.assertEqual(len(self.network.connections), 1)
         self.assertEqual(self.network.clock.getDelayedCalls(), [])
+
+    def test_close_drops_answers_nobody_wants(self) -> None:
+        """A request that was taken back holds up no end."""
+        self.make()
+        (asked,) = self.ask("/a")
+        self.turn()
+        asked.cancel()
+        self.failureResultOf(asked, CancelledError)
+        closed = self.pool.close()
+        self.turn()
+        self.successResultOf(closed)
 
     def test_close_while_connecting(self) -> None:
         """Closing gives up attempts to connect."""

@@ -58,7 +58,7 @@ class RoundTrips:
         self.depth = 0
         self.holding = False
         self._reactor = reactor
-        self._held: list[tuple[Near, bytes, int]] = []
+        self._held: list[tuple[Callable[[], None], int]] = []
         self._timer: IDelayedCall | None = None
         self._ports: list[Any] = []
         self.connections: set[Protocol] = set()
@@ -105,12 +105,12 @@ class RoundTrips:
         """A client has sent something: it may have more to say."""
         self._wait()
 
-    def answered(self, near: Near, data: bytes, depth: int) -> None:
-        """A server has sent something, which the client could not know before."""
+    def answered(self, hand_over: Callable[[], None], depth: int) -> None:
+        """A server has sent something, or closed, which the client could not know before."""
         if not self.holding:
-            near.hand_over(data)
+            hand_over()
             return
-        self._held.append((near, data, depth))
+        self._held.append((hand_over, depth))
         self._wait()
 
     def _wait(self) -> None:
@@ -129,9 +129,9 @@ class RoundTrips:
 
     def _hand_over(self) -> None:
         held, self._held = self._held, []
-        self.depth = max([self.depth, *(depth for _, _, depth in held)])
-        for near, data, _ in held:
-            near.hand_over(data)
+        self.depth = max([self.depth, *(depth for _, depth in held)])
+        for hand_over, _ in held:
+            hand_over()
 
 
 class Near(Protocol):
@@ -140,6 +140,7 @@ class Near(Protocol):
 
     Attributes:
         depth: of what the client knew when it last sent something here.
+        is_open: whether the client has not closed it.
     """
 
     def __init__(self, trips: RoundTrips, target: TCP4ClientEndpoint) -> None:
@@ -148,11 +149,11 @@ class Near(Protocol):
         self._target = target
         self._far: Far | None = None
         self._early: list[bytes] = []
-        self._open = False
+        self.is_open = False
 
     def connectionMade(self) -> None:
         """Connect to the server, too."""
-        self._open = True
+        self.is_open = True
         self._trips.connections.add(self)
         cast(Any, self.transport).setTcpNoDelay(True)
         connecting = self._target.connect(Factory.forProtocol(lambda: Far(self._trips, self)))
@@ -162,7 +163,7 @@ class Near(Protocol):
         self._far = far
         for data in self._early:
             far.transport.write(data)
-        if not self._open:
+        if not self.is_open:
             far.transport.loseConnection()
 
     def dataReceived(self, data: bytes) -> None:
@@ -176,17 +177,17 @@ class Near(Protocol):
 
     def hand_over(self, data: bytes) -> None:
         """Let the client know what its server has said."""
-        if self._open:
+        if self.is_open:
             cast(Any, self.transport).write(data)
 
     def end(self) -> None:
         """The server is gone."""
-        if self._open:
+        if self.is_open:
             cast(Any, self.transport).loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The client is gone."""
-        self._open = False
+        self.is_open = False
         self._trips.connections.discard(self)
         if self._far is not None:
             cast(Any, self._far.transport).loseConnection()
@@ -206,12 +207,13 @@ class Far(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         """The server answers what it was asked."""
-        self._trips.answered(self._near, data, self._near.depth + 1)
+        self._trips.answered(lambda: self._near.hand_over(data), self._near.depth + 1)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The server is gone."""
         self._trips.connections.discard(self)
-        self._near.end()
+        if self._near.is_open:
+            self._trips.answered(self._near.end, self._near.depth + 1)
 
 
 class Counting:

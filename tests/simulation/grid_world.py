@@ -37,7 +37,7 @@ from pipegrid.flow.window import Window
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.grid.servers import Windows
-from pipegrid.http11.endpoints import _PinnedConnectionCreator
+from pipegrid.http11.pinned import _PinnedConnectionCreator
 from pipegrid.links.link import Line
 from pipegrid.server import identity as identities
 from pipegrid.server.front import FrontFactory

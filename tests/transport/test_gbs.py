@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface import implementer
 
 from pipegrid.errors import ServerUnreachable
-from pipegrid.http11.endpoints import _PinnedConnectionCreator
+from pipegrid.http11.pinned import _PinnedConnectionCreator
+from pipegrid.reactor.tls import BatchingTLSEndpoint
 from pipegrid.server import identity
 from pipegrid.server.front import FrontFactory
+from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.gbs.site import GbsServer as GbsFactory
 from pipegrid.simulation.driver import leaks
@@ -77,23 +78,6 @@ class GbsBundlesContractTests(GbsContractTests):
         self.assertEqual(self.get(5), b"abc")
 
 
-@implementer(IStreamClientEndpoint)
-@attrs.frozen
-class TlsEndpoint:
-    """An endpoint with TLS to the owner of one key, in virtual time."""
-
-    inner: IStreamClientEndpoint
-    pin: bytes
-    clock: Any
-
-    def connect(self, protocolFactory: Any) -> Deferred[Any]:
-        """Connect; fires when the handshake begins, as with real ones."""
-        creator: Any = _PinnedConnectionCreator(self.pin, "s0")
-        factory: Any = TLSMemoryBIOFactory(creator, True, protocolFactory, self.clock)
-        connected: Deferred[Any] = self.inner.connect(factory)
-        return connected.addCallback(lambda tls: tls.wrappedProtocol)
-
-
 class TlsWorld(GbsWorld):
     """One server behind TLS. The key is made once: that is what takes long."""
 
@@ -111,7 +95,8 @@ class TlsWorld(GbsWorld):
 
         def endpoint() -> Any:
             inner = self.network.endpoint(CLIENT, f"s{number}", PORT)
-            return TlsEndpoint(inner, self.pin if pin is None else pin, self.client.clock)
+            creator = _PinnedConnectionCreator(self.pin if pin is None else pin, "s0")
+            return BatchingTLSEndpoint(creator, inner, self.client.clock)
 
         return super().connect(number, endpoint)
 
@@ -133,6 +118,28 @@ class GbsTlsContractTests(GbsContractTests):
             world.run(server.write(SI, number, 0, [b"abc"], SECRETS.upload))
             self.assertEqual(world.round_trips(began_s), expected)
         world.run(server.disconnect())
+
+    def test_goodbyes_are_not_waited_for(self) -> None:
+        """From nothing to the end: three round trips, and the server sees it end in good order."""
+        world = TlsWorld(Path(self.mktemp()))
+        self.addCleanup(world.close)
+        ends: list[object] = []
+        lost = GbsConnection.connectionLost
+
+        def note(connection: GbsConnection, reason: Failure = connectionDone) -> None:
+            ends.append(reason.type)
+            lost(connection, reason)
+
+        self.patch(GbsConnection, "connectionLost", note)
+        began_s = world.clock.seconds()
+        server = world.connect()
+        server.allocate(SI, {0}, 3, SECRETS)
+        world.run(server.write(SI, 0, 0, [b"abc"], SECRETS.upload))
+        world.run(server.disconnect())
+        self.assertEqual(world.round_trips(began_s), 3.0)
+        self.assertEqual(ends, [])
+        world.clock.advance(1.0)
+        self.assertEqual(ends, [ConnectionDone])
 
     def test_a_wrong_key(self) -> None:
         """Who does not own the key is told no secret, and the error says what to do."""

@@ -7,6 +7,7 @@ This is the only place that touches the global reactor.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob, failure
+from pipegrid.cli.later import put_off
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
@@ -41,6 +43,7 @@ def run_process(arguments: Sequence[str]) -> int:
     except Exception as error:
         return failure(error, console)
     if isinstance(job, OfflineJob):
+        gc.enable()
         status = job.run(console)
     else:
         status = _run_reactor(lambda reactor: start_job(job, invocation, reactor), invocation)
@@ -71,6 +74,7 @@ def _forget_stdout() -> None:
 
 def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) -> int:
     """Run the reactor until ``start``'s Deferred has fired; signals cancel it."""
+    put_off()
     from twisted.internet import reactor as global_reactor
 
     reactor: Any = global_reactor

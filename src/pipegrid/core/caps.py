@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import attrs
 
+from pipegrid.arguments import check_kind
 from pipegrid.core import base32, hashes
 from pipegrid.core.params import MAX_LITERAL_BYTES
 from pipegrid.errors import CapError
@@ -213,7 +214,9 @@ def parse_cap(text: str) -> Cap:
 
     Raises:
         CapError: text names a known kind but is not a well-formed cap of it.
+        UsageError: it is no text at all.
     """
+    check_kind(text, str, "a capability", "text")
     for prefix in ("ro.", "imm."):
         if text.startswith(prefix):
             cap = _parse_bare(text[len(prefix) :])

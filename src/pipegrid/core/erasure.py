@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import zfec
-
 from pipegrid.core.hashes import Buffer
 
 if TYPE_CHECKING:
@@ -164,11 +162,15 @@ def _cut(pieces: list[Buffer], length: int) -> list[Buffer]:
 # The matrices are read-only once made, so threads share them.
 @lru_cache(maxsize=16)
 def _encoder(required_shares: int, total_shares: int) -> Any:
+    import zfec  # with argparse and more, which nobody needs where ISA-L is
+
     return zfec.Encoder(required_shares, total_shares)
 
 
 @lru_cache(maxsize=16)
 def _decoder(required_shares: int, total_shares: int) -> Any:
+    import zfec
+
     return zfec.Decoder(required_shares, total_shares)
 
 

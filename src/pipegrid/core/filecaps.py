@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipegrid.arguments import shown
 from pipegrid.core.caps import (
     Cap,
     ChkCap,
@@ -12,7 +13,7 @@ from pipegrid.core.caps import (
     UnknownCap,
     parse_cap,
 )
-from pipegrid.errors import CapError
+from pipegrid.errors import CapError, UsageError
 
 
 def readable(given: str | Cap) -> ChkCap | LitCap:
@@ -52,7 +53,10 @@ def _unusable(cap: Cap) -> CapError:
         return CapError("this is the cap of a directory, and this works on files only")
     if isinstance(cap, MutableCap):
         return CapError("this is the cap of a mutable file, and this works on immutable ones only")
-    assert isinstance(cap, UnknownCap), cap
+    if not isinstance(cap, UnknownCap):
+        raise UsageError(
+            f"a capability is text, or what a put gave as 'result.cap', not {shown(cap)}"
+        )
     start = cap.text[:12] + ("..." if len(cap.text) > 12 else "")
     return CapError(
         f"{start!r} is no cap that PipeGrid knows; file caps begin with URI:CHK: or URI:LIT:"

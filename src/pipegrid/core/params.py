@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import attrs
 
+from pipegrid.arguments import check_whole
 from pipegrid.core.hashes import HASH_BYTES
 from pipegrid.core.hashtree import chain_entries, num_nodes
 from pipegrid.errors import SegmentTooLarge, UsageError
@@ -34,6 +35,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def _check_counts(required_shares: int, total_shares: int) -> None:
+    check_whole(required_shares, "the number of required shares")
+    check_whole(total_shares, "the number of total shares")
     if not 1 <= required_shares <= total_shares <= 256:
         raise UsageError(
             f"cannot encode {required_shares} of {total_shares}: choose "
@@ -65,7 +68,7 @@ class Params:
 
     def __attrs_post_init__(self) -> None:
         _check_counts(self.required_shares, self.total_shares)
-        if self.max_segment_bytes < 1:
+        if check_whole(self.max_segment_bytes, "the segment size") < 1:
             raise UsageError("the segment size must be at least one byte")
 
     def geometry(self, size: int) -> Geometry:

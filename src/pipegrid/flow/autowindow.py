@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from pipegrid.arguments import check_whole
 from pipegrid.errors import UsageError
 from pipegrid.flow.window import Sent
 
@@ -127,6 +128,9 @@ class AutoWindow:
         Raises:
             UsageError: not 1 <= minimum_bytes <= maximum_bytes.
         """
+        check_whole(minimum_bytes, "the least window")
+        check_whole(maximum_bytes, "the largest window")
+        check_whole(initial_bytes, "the first window")
         if not 1 <= minimum_bytes <= maximum_bytes:
             raise UsageError(
                 f"a window between {minimum_bytes} and {maximum_bytes} bytes is impossible; "

@@ -31,6 +31,7 @@ from twisted.internet import defer
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from pipegrid.arguments import check_has, check_whole, shown
 from pipegrid.errors import PipelineStopped, UsageError
 from pipegrid.flow.window import FixedWindow, Sent, Window
 
@@ -69,7 +70,12 @@ class Pipeline:
         Raises:
             UsageError: the number is less than 1, or the window measures and there is no clock.
         """
-        self._window: Window = FixedWindow(window) if isinstance(window, int) else window
+        if isinstance(window, int):
+            window = FixedWindow(window)
+        check_has(window, ("limit_bytes", "sent"), "a window", "a number of bytes or a window")
+        if clock is not None:
+            check_has(clock, ("seconds",), "a clock", "the reactor")
+        self._window: Window = window
         if clock is None and not isinstance(self._window, FixedWindow):
             raise UsageError("a window that measures needs a clock; pass the reactor")
         self._now: Callable[[], float] = (lambda: 0.0) if clock is None else clock.seconds
@@ -186,9 +192,9 @@ class Pipeline:
             not called.
 
         Raises:
-            UsageError: size is negative.
+            UsageError: size is negative, or call cannot be called.
         """
-        token = self._begin(size)
+        token = self._begin(size, call)
         if token is not None:
             self._start(token, call, *args, **kwargs)
         return self.when_room()
@@ -206,7 +212,7 @@ class Pipeline:
 
         Its first argument is a function, to be called when the network has the bytes.
         """
-        token = self._begin(size)
+        token = self._begin(size, call)
         if token is not None:
             self._start(token, call, partial(self._let_go, token), *args, **kwargs)
         return self.when_room()
@@ -252,8 +258,12 @@ class Pipeline:
         done.addErrback(lambda _: None)
         return done
 
-    def _begin(self, size: int) -> Sent | None:
+    def _begin(self, size: int, call: object) -> Sent | None:
         """Count a call that is about to start; None if nothing is started any more."""
+        if type(size) is not int:
+            check_whole(size, "the size of a call")
+        if not callable(call):
+            raise UsageError(f"a pipeline calls functions, not {shown(call)}")
         if size < 0:
             raise UsageError(f"a call cannot keep {size} bytes in flight; give 0 or more")
         if self._stopped:

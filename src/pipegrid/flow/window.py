@@ -13,6 +13,7 @@ from typing import Protocol
 
 import attrs
 
+from pipegrid.arguments import check_whole
 from pipegrid.errors import UsageError
 
 
@@ -66,7 +67,7 @@ class FixedWindow:
         Raises:
             UsageError: the limit is less than 1.
         """
-        if limit_bytes < 1:
+        if check_whole(limit_bytes, "a window") < 1:
             raise UsageError(f"a window of {limit_bytes} bytes lets nothing out; give at least 1")
         self.limit_bytes = limit_bytes
 

@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import attrs
 
+from pipegrid.arguments import check_whole
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.commit import Policy
@@ -270,6 +271,7 @@ def check_servers(servers: int) -> None:
 
 def check_happy(happy: int, params: Params) -> None:
     """Raise UsageError unless an upload can reach ``happy`` with ``params``."""
+    check_whole(happy, "the number of servers of happiness")
     if not 1 <= happy <= params.total_shares:
         raise UsageError(
             f"{params.total_shares} shares can never be on {happy} servers; "

@@ -19,6 +19,7 @@ from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from pipegrid.arguments import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
 from pipegrid.core.filecaps import checkable, readable
 from pipegrid.core.leases import ClientSecrets
@@ -31,23 +32,17 @@ from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
 from pipegrid.grid.remembered import open_elsewhere
-from pipegrid.grid.status import status_of
 from pipegrid.reactor.together import together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.check import Check
-from pipegrid.transfer.get.download import Download
 from pipegrid.transfer.get.guesses import Guesses
 from pipegrid.transfer.get.line import ClientLine
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress, PutReports
 from pipegrid.transfer.put.keynotes import KeyNotes
-from pipegrid.transfer.put.many import ManyPuts
-from pipegrid.transfer.put.putter import Putter
 from pipegrid.transfer.put.source import SourceLike, size_of
-from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import (
     CheckResult,
     GetResult,
@@ -61,7 +56,10 @@ from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
     from pipegrid.grid.introducer import IntroducerStatus
+    from pipegrid.transfer.put.putter import Putter
     from pipegrid.transfer.renew import Renewal
+
+# What only one kind of transfer needs is imported when the first of that kind begins.
 
 T = TypeVar("T")
 
@@ -113,17 +111,9 @@ class Grid:
         self._workers = workers
         self._download_settings = download_settings or DownloadSettings()
         self._on_close = on_close
-        self._putter = Putter(
-            clock=reactor,
-            workers=workers,
-            peers=peers,
-            client_secrets=ClientSecrets(config.lease_secret),
-            memory=Budget(UPLOAD_MEMORY_BYTES),
-            settings=upload_settings or UploadSettings(),
-            notes=_key_notes(config, self._warnings),
-            say=self._warnings.add,
-            elsewhere=open_elsewhere(config.ask_first, config.caches),
-        )
+        self._upload_settings = upload_settings or UploadSettings()
+        self._upload_memory = Budget(UPLOAD_MEMORY_BYTES)
+        self._putter: Putter | None = None
         self._line = ClientLine()
         self._guesses = Guesses()
         self._running: set[Deferred[Any]] = set()
@@ -172,6 +162,7 @@ class Grid:
         fixed_window_bytes: int | None,
         max_segment_bytes: int | None,
     ) -> Grid:
+        check_whole(wait_for, "wait_for", least=0)
         opened = open_grid(reactor, directory, tracer, fixed_window_bytes)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
@@ -240,6 +231,10 @@ class Grid:
         reports: PutReports,
     ) -> PutResult:
         params = self.config.params if params is None else params
+        check_kind(params, Params, "how a file is encoded", "a Params")
+        check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes")
+        for name in ("progress", "found", "hashing"):
+            check_callable(getattr(reports, name), name)
         if happy is None:
             happy = min(self.config.happy, params.total_shares)
         check_happy(happy, params)
@@ -248,7 +243,24 @@ class Grid:
         elif convergence is None:
             convergence = self.config.convergence
         await self._readiness.wait(happy)
-        return await self._putter.put(source, params, happy, convergence, reports)
+        return await self._open_putter().put(source, params, happy, convergence, reports)
+
+    def _open_putter(self) -> Putter:
+        if self._putter is None:
+            from pipegrid.transfer.put.putter import Putter
+
+            self._putter = Putter(
+                clock=self._reactor,
+                workers=self._workers,
+                peers=self._peers,
+                client_secrets=ClientSecrets(self.config.lease_secret),
+                memory=self._upload_memory,
+                settings=self._upload_settings,
+                notes=_key_notes(self.config, self._warnings),
+                say=self._warnings.add,
+                elsewhere=open_elsewhere(self.config.ask_first, self.config.caches),
+            )
+        return self._putter
 
     def put_many(
         self,
@@ -274,6 +286,18 @@ class Grid:
             progress, found, hashing: called as those of ``put`` are, with the number of the file in front.
             ended: called with the number of each file, and its outcome, as it ends.
         """
+        from pipegrid.transfer.put.many import ManyPuts
+
+        try:
+            if not isinstance(sources, Sequence) or isinstance(sources, (str, bytes, bytearray)):
+                raise UsageError(
+                    f"many files are stored from a list of sources, not {shown(sources)}"
+                )
+            for name, call in (("ended", ended), ("progress", progress), ("found", found)):
+                check_callable(call, name)
+            check_callable(hashing, "hashing")
+        except UsageError as error:
+            return fail(error)
         outcomes: dict[int, PutResult | Failure] = {}
 
         def start(number: int, pace: Progress) -> Deferred[PutResult]:
@@ -359,6 +383,10 @@ class Grid:
         progress: Progress | None,
     ) -> GetResult:
         cap = readable(given)
+        check_whole(start, "the beginning of a range")
+        if length is not None:
+            check_whole(length, "the length of a range")
+        check_callable(progress, "progress")
         if start < 0 or start > cap.size:
             raise UsageError(f"the range begins at byte {start}, but the file has {cap.size} bytes")
         if length is not None and length < 0:
@@ -379,6 +407,8 @@ class Grid:
                 target.finish()
             return GetResult(length, {}, [])
         await self._readiness.wait(cap.required_shares)
+        from pipegrid.transfer.get.download import Download
+
         delivered = False
 
         def note(done: int, total: int) -> None:
@@ -444,6 +474,7 @@ class Grid:
         self, given: str | Cap, verify: bool, progress: Progress | None, add_lease: bool = False
     ) -> CheckResult:
         cap = checkable(given)
+        check_callable(progress, "progress")
         if isinstance(cap, LitCap):
             return CheckResult(
                 cap=cap,
@@ -456,6 +487,8 @@ class Grid:
                 total_shares=0,
                 unreachable=[],
             )
+        from pipegrid.transfer.check import Check
+
         await self._readiness.wait(cap.required_shares, all_told=True)
         check = Check(
             clock=self._reactor,
@@ -525,9 +558,12 @@ class Grid:
 
     async def _repair(self, given: str | Cap, progress: Progress | None) -> RepairResult:
         cap = checkable(given)
+        check_callable(progress, "progress")
         if isinstance(cap, LitCap):
             healthy = await self._check(cap, True, None)
             return RepairResult(cap, healthy, healthy, {}, [], [], 0.0)
+        from pipegrid.transfer.repair import Repair
+
         await self._readiness.wait(cap.required_shares, all_told=True)
         repair = Repair(
             clock=self._reactor,
@@ -545,6 +581,8 @@ class Grid:
         return self._start(self._status())
 
     async def _status(self) -> list[ServerStatus]:
+        from pipegrid.grid.status import status_of
+
         if self._discovery is not None:
             await self._discovery.wait_settled()
         asked = [Deferred.fromCoroutine(status_of(peer, self._reactor)) for peer in self._peers]

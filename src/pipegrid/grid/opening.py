@@ -13,17 +13,15 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
+from pipegrid.arguments import check_has, check_kind, check_whole, shown
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
-from pipegrid.grid.creation import create_local
 from pipegrid.grid.introducers import INTRODUCERS_NAME
-from pipegrid.grid.local import open_local
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.servers import SERVERS_NAME, Windows, open_server
-from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
@@ -68,9 +66,17 @@ def open_grid(
     Raises:
         UsageError: the directory is not configured, or says something impossible.
     """
+    if directory is not None:
+        check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
+    if fixed_window_bytes is not None:
+        check_whole(fixed_window_bytes, "window_bytes", least=1)
+    if tracer is not None:
+        check_has(tracer, ("span",), "a tracer", "a Tracer")
     created = None
     path = configuration.default_directory() if directory is None else Path(directory)
     if directory is None and not configuration.is_configured(path):
+        from pipegrid.grid.creation import create_local
+
         create_local(path)
         created = (
             f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
@@ -84,7 +90,8 @@ def open_grid(
             f" in {INTRODUCERS_NAME}, or add a [local] section to {configuration.CONFIG_NAME}"
             + "".join(f" ({warning})" for warning in config.warnings[:1])
         )
-    assert IReactorFromThreads.providedBy(reactor), "Grid.open needs a real reactor"
+    if not IReactorFromThreads.providedBy(reactor):
+        raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
     real_reactor: Any = reactor
     total_shares = config.params.total_shares
     shares = total_shares if introducers else min(len(static) or 1, total_shares)
@@ -92,6 +99,8 @@ def open_grid(
 
     def finished(peer: Peer) -> Peer:
         if tracer is not None:
+            from pipegrid.grid.tracing import TracedServer
+
             peer.server = TracedServer(peer.server, tracer)
         if fixed_window_bytes is not None:
             peer.pipeline = Pipeline(FixedWindow(fixed_window_bytes), reactor)
@@ -108,6 +117,8 @@ def open_grid(
         members.add_static(server)
     local = None
     if config.local is not None:
+        from pipegrid.grid.local import open_local  # with all that keeps shares on a disk
+
         local = open_local(real_reactor, config.local)
         members.peers += map(finished, local.peers)
     if not members.peers and not introducers:
@@ -143,6 +154,8 @@ def open_grid(
 
     workers: CpuWorkers = Workers(reactor)
     if tracer is not None:
+        from pipegrid.grid.tracing import TracedWorkers
+
         workers = TracedWorkers(workers, tracer)
     return Opened(
         config=config,

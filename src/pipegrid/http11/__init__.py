@@ -6,34 +6,64 @@ Pipelined HTTP/1.1 for any Twisted program.
 * ``PipelinedConnection``: raw requests on one connection, in order; its ``Owner`` decides what is repeated.
 * ``Exchange``, ``RawExchange``: one request and its answer, for those to whom even a Deferred is too much.
 * ``PinnedEndpoints``, ``pin_endpoint``: TLS to the owner of one key.
+
+Names are imported when they are first used: a client of storage servers needs neither the agent nor the
+parts of Twisted that an agent needs.
 """
 
 from __future__ import annotations
 
-from pipegrid.http11.agent import PipelinedAgent
-from pipegrid.http11.connection import PipelinedConnection
-from pipegrid.http11.endpoints import (
-    PinnedEndpoints,
-    StandardEndpoints,
-    pin_endpoint,
-    public_key_pin,
-)
-from pipegrid.http11.errors import (
-    RequestBodyError,
-    RequestMaybeProcessed,
-    RequestNotSent,
-    RequestTimedOut,
-    ResponseError,
-    TooManyRequests,
-    WrongServerKey,
-)
-from pipegrid.http11.exchange import Exchange
-from pipegrid.http11.limits import Limits
-from pipegrid.http11.loss import Loss, Owner, Unanswered
-from pipegrid.http11.pool import HostPool
-from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipegrid.http11.agent import PipelinedAgent
+    from pipegrid.http11.connection import PipelinedConnection
+    from pipegrid.http11.endpoints import PinnedEndpoints, StandardEndpoints
+    from pipegrid.http11.errors import (
+        AgentClosed,
+        RequestBodyError,
+        RequestMaybeProcessed,
+        RequestNotSent,
+        RequestTimedOut,
+        ResponseError,
+        TooManyRequests,
+        WrongServerKey,
+    )
+    from pipegrid.http11.exchange import Exchange
+    from pipegrid.http11.limits import Limits
+    from pipegrid.http11.loss import Loss, Owner, Unanswered
+    from pipegrid.http11.pinned import pin_endpoint, public_key_pin
+    from pipegrid.http11.pool import HostPool
+    from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+
+_HOMES = {
+    "AgentClosed": "errors",
+    "Exchange": "exchange",
+    "HostPool": "pool",
+    "Limits": "limits",
+    "Loss": "loss",
+    "Owner": "loss",
+    "PinnedEndpoints": "endpoints",
+    "PipelinedAgent": "agent",
+    "PipelinedConnection": "connection",
+    "RawExchange": "raw",
+    "RawRequest": "raw",
+    "RawResponse": "raw",
+    "RequestBodyError": "errors",
+    "RequestMaybeProcessed": "errors",
+    "RequestNotSent": "errors",
+    "RequestTimedOut": "errors",
+    "ResponseError": "errors",
+    "StandardEndpoints": "endpoints",
+    "TooManyRequests": "errors",
+    "Unanswered": "loss",
+    "WrongServerKey": "errors",
+    "pin_endpoint": "pinned",
+    "public_key_pin": "pinned",
+}
 
 __all__ = [
+    "AgentClosed",
     "Exchange",
     "HostPool",
     "Limits",
@@ -57,3 +87,12 @@ __all__ = [
     "pin_endpoint",
     "public_key_pin",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{home}"), name)

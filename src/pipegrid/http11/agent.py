@@ -21,9 +21,11 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
+from pipegrid.arguments import check_has, check_kind, check_seconds, check_whole
 from pipegrid.errors import UsageError
 from pipegrid.http11.body import framing_of
 from pipegrid.http11.endpoints import StandardEndpoints
+from pipegrid.http11.errors import AgentClosed
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.response import AgentExchange
@@ -80,11 +82,16 @@ class PipelinedAgent:
         endpoints: IAgentEndpointFactory | None = None,
         limits: Limits | None = None,
     ) -> None:
+        check_has(reactor, ("seconds", "callLater"), "what an agent needs", "the reactor")
+        if endpoints is not None:
+            check_has(endpoints, ("endpointForURI",), "endpoints", "an IAgentEndpointFactory")
+        check_kind(limits, (Limits, type(None)), "what bounds an agent", "a Limits")
         self._clock: IReactorTime = reactor
         self._endpoints: Any = endpoints or StandardEndpoints(reactor)
         self._limits = limits or Limits()
         self._pools: dict[tuple[bytes, bytes, int], HostPool] = {}
         self._origins: dict[bytes, _Origin] = {}
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<PipelinedAgent {list(self._pools.values())}>"
@@ -130,8 +137,18 @@ class PipelinedAgent:
                 head = b"GET " + target + origin.host_line + b"\r\n"
             else:
                 head = _head(method, target, origin, headers, bodyProducer)
-        except UsageError as error:
+            if expected_response_bytes is not None:
+                check_whole(expected_response_bytes, "expected_response_bytes", least=0)
+            if timeout_s is not None:
+                check_seconds(timeout_s, "timeout_s")
+        except (UsageError, AgentClosed) as error:
             return fail(error)
+        except (TypeError, AttributeError):
+            try:
+                _check_kinds(method, uri, headers, bodyProducer)
+            except UsageError as error:
+                return fail(error)
+            raise
         exchange = AgentExchange(
             self._clock,
             method,
@@ -170,14 +187,24 @@ class PipelinedAgent:
         self._origin_of(uri).pool.drop(reason)
 
     def close(self) -> Deferred[None]:
-        """Fail what waits, let what was sent be answered; fires when all connections are gone."""
-        pools, self._pools, self._origins = list(self._pools.values()), {}, {}
-        closed: Deferred[None] = DeferredList([pool.close() for pool in pools]).addCallback(
-            lambda _: None
-        )
+        """
+        Fail all requests and close all connections; fires when these are gone, which is soon.
+
+        Who wants an answer waits for it before. Requests from now on fail with ``AgentClosed``.
+        """
+        self._closed = True
+        self._origins = {}
+        closed: Deferred[None] = DeferredList(
+            [pool.close() for pool in self._pools.values()]
+        ).addCallback(lambda _: None)
         return closed
 
     def _origin_of(self, uri: bytes) -> _Origin:
+        check_kind(uri, bytes, "the URI of a request", "bytes")
+        if self._closed:
+            raise AgentClosed(
+                "The agent was closed, so it sends no more requests; make another one."
+            )
         match = _ORIGIN.match(uri)
         if match is None or uri[match.end() : match.end() + 1] not in (b"/", b"?", b"#", b""):
             raise UsageError(
@@ -206,6 +233,16 @@ class PipelinedAgent:
         if len(self._pools) >= MAX_HOSTS:
             self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
             self._origins.clear()
+
+
+def _check_kinds(method: object, uri: object, headers: object, producer: object) -> None:
+    """Raise UsageError for the first argument of a request that is of the wrong kind."""
+    check_kind(method, bytes, "the method of a request", "bytes")
+    check_kind(uri, bytes, "the URI of a request", "bytes")
+    check_kind(headers, (Headers, type(None)), "what a request's headers are in", "a Headers")
+    if producer is not None:
+        attributes = ("length", "startProducing", "stopProducing")
+        check_has(producer, attributes, "the body of a request", "an IBodyProducer")
 
 
 def _check_method(method: bytes) -> None:

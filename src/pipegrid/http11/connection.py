@@ -203,6 +203,12 @@ class PipelinedConnection(Protocol):
             self._update_reading()
             self._progress()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for an answer."""
+        lane = self.lane
+        return not all(each.abandoned for each in (*lane.written, *lane.queued))
+
     def close(self) -> Deferred[None]:
         """
         Take no more requests, wait for the answers owed, close; fires when the connection is gone.

@@ -18,6 +18,10 @@ class RequestNotSent(ServerUnreachable):
         super().__init__(message, server, may_have_happened=False)
 
 
+class AgentClosed(RequestNotSent):
+    """The agent was closed; who wants an answer waits for it before."""
+
+
 class TooManyRequests(RequestNotSent):
     """More requests wait for this server than the limit allows; wait for some of them first."""
 

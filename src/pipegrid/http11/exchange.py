@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twisted.web.iweb import IBodyProducer
-
 from pipegrid.errors import PipegridError
 from pipegrid.flow.window import Sent
 from pipegrid.http11.parser import ResponseHead
 from pipegrid.reactor.sockets import Buffer
 
 if TYPE_CHECKING:
+    from twisted.web.iweb import IBodyProducer
+
     from pipegrid.http11.connection import PipelinedConnection
 
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"))

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import attrs
 
+from pipegrid.arguments import check_seconds, check_whole
+
+_AT_LEAST_ONE = {"max_connections", "max_requests_in_flight", "max_waiting", "max_attempts"}
+"""Without one, nothing would ever be sent."""
+
 
 @attrs.frozen(kw_only=True)
 class Limits:
@@ -51,6 +56,9 @@ class Limits:
         serial_memory_s: how long a host that mishandled pipelining is spoken to one request at a
             time at most before it gets another chance. The first time it is a sixtieth of that, then
             twice as long each time: what looked like it may have been one bad moment.
+
+    Raises:
+        UsageError: one of them is no number, or bounds everything away.
     """
 
     max_connections: int = 4
@@ -74,3 +82,10 @@ class Limits:
     close_timeout_s: float = 5.0
     max_attempts: int = 3
     serial_memory_s: float = 3600.0
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in attrs.asdict(self).items():
+            if name.endswith("_s"):
+                check_seconds(value, name)
+            else:
+                check_whole(value, name, least=1 if name in _AT_LEAST_ONE else 0)

@@ -26,6 +26,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import PipegridError
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.errors import (
+    AgentClosed,
     RequestMaybeProcessed,
     RequestNotSent,
     TooManyRequests,
@@ -67,6 +68,7 @@ class HostPool:
         self._assigning = False
         self._dropping = False
         self._closed = False
+        self._leaving: list[PipelinedConnection] = []
 
     def __repr__(self) -> str:
         return (
@@ -93,7 +95,7 @@ class HostPool:
     def submit(self, exchange: Exchange) -> None:
         """Take charge of a request, or fail it at once."""
         if self._closed:
-            exchange.failed(self._not_sent("the agent was closed"))
+            exchange.failed(self._refused())
         elif len(self._waiting) >= self._limits.max_waiting:
             exchange.failed(
                 TooManyRequests(
@@ -107,16 +109,25 @@ class HostPool:
             self._assign()
 
     def close(self) -> Deferred[None]:
-        """Fail what waits, let what was sent be answered; fires when all connections are gone."""
+        """
+        Fail all requests, those that were sent as well; fires when all connections are gone, which is soon.
+
+        Who wants an answer waits for it before. Closing again waits for the same end.
+        """
         self._closed = True
         waiting, self._waiting = self._waiting, deque()
         for exchange in waiting:
-            _fail(exchange, self._not_sent("the agent was closed"))
+            _fail(exchange, self._refused())
         for attempt in list(self._connecting):
             attempt.cancel()
-        gone: Deferred[None] = DeferredList(
-            [connection.close() for connection in list(self._connections)]
-        ).addCallback(lambda _: None)
+        self._leaving += self._connections
+        for connection in list(self._connections):
+            if connection.is_wanted:
+                connection.abort("the agent was closed")
+            else:
+                connection.close()
+        leaving = [connection.when_lost() for connection in self._leaving]
+        gone: Deferred[None] = DeferredList(leaving).addCallback(lambda _: None)
         return gone
 
     def drop(self, reason: str) -> None:
@@ -142,6 +153,12 @@ class HostPool:
             self._dropping, self._assigning = False, assigning
         self._may_grow = True
         self._assign()
+
+    def _refused(self) -> AgentClosed:
+        return AgentClosed(
+            f"The agent was closed, so nothing more is sent to {self._server}; make another one.",
+            self._server,
+        )
 
     # Deciding.
 

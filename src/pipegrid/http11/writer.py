@@ -14,17 +14,19 @@ never joined, and each drain of the transport is a sign of life.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.body import BodySender
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
 from pipegrid.http11.parser import ResponseParser
 from pipegrid.reactor.sockets import Buffer
+
+if TYPE_CHECKING:
+    from pipegrid.http11.body import BodySender
 
 PIECE_BYTES = 112 * 1024
 """Handed to the transport at a time: whole TLS records, and with a request's head not above 128 KiB."""
@@ -180,6 +182,9 @@ class RequestWriter:
                 exchange.sent = True  # in a moment, all in one
 
     def _begin_body(self, exchange: Exchange) -> None:
+        # Storage servers are sent none of these, and what they are needs more of Twisted.
+        from pipegrid.http11.body import BodySender
+
         self._sender = BodySender(self, exchange, self._server)
         if exchange.expects_continue:
             self._continue_call = self._clock.callLater(self._continue_timeout_s, self.send_body)

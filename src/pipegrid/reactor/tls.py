@@ -76,8 +76,16 @@ def write_whole(context: SSL.Context) -> None:
 
 
 class BatchingTLS(BufferingTLSTransport):
-    """One connection's TLS; see above. The reactor's thread only."""
+    """
+    One connection's TLS; see above. The reactor's thread only.
 
+    Attributes:
+        hangs_up: who closes says goodbye, and does not wait to hear the other's: that would take a round
+        trip.
+            For clients, which close when all is answered; what a server sent last might be lost so.
+    """
+
+    hangs_up = False
     _socket: Any = None
     _sent_bytes = 0  # since the socket last had to wait
     _gathered_bytes = 0  # of this connection, in the common buffer, within one call
@@ -96,6 +104,12 @@ class BatchingTLS(BufferingTLSTransport):
         """
         self._socket = socket_of(transport)
         self.write = self._write_bytes  # type: ignore[method-assign]
+
+    def _shutdownTLS(self) -> None:
+        super()._shutdownTLS()
+        if self.hangs_up and self.disconnecting and not self._aborted:
+            assert self.transport is not None
+            self.transport.loseConnection()  # behind what it has still to send
 
     def dataReceived(self, data: bytes) -> None:
         """Take what the socket has read, however much; OpenSSL has it piece by piece."""
@@ -268,6 +282,16 @@ class BatchingTLSFactory(TLSMemoryBIOFactory):
     noisy = False
 
 
+class _ClientTLS(BatchingTLS):
+    """The side of a client that closes when all is answered."""
+
+    hangs_up = True
+
+
+class _ClientTLSFactory(BatchingTLSFactory):
+    protocol = _ClientTLS
+
+
 @implementer(IStreamClientEndpoint)
 class BatchingTLSEndpoint:
     """
@@ -291,6 +315,6 @@ class BatchingTLSEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:
         """Connect; fires with the protocol over TLS, whose handshake goes on."""
-        factory: Any = BatchingTLSFactory(self._creator, True, protocolFactory, clock=self._clock)
+        factory: Any = _ClientTLSFactory(self._creator, True, protocolFactory, clock=self._clock)
         connecting: Deferred[Any] = self._endpoint.connect(factory)
         return connecting.addCallback(lambda tls: tls.wrappedProtocol)

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import attrs
 
+from pipegrid.arguments import check_callable, check_kind, shown
 from pipegrid.core import hashes
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.decoder import Decoder
@@ -20,7 +21,7 @@ from pipegrid.core.encoder import Encoder
 from pipegrid.core.hashes import KEY_BYTES, Buffer
 from pipegrid.core.params import MAX_SEGMENT_BYTES, Geometry, Params
 from pipegrid.disk.partfile import PartFile
-from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
+from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError, UsageError
 from pipegrid.transfer.get.sink import open_sink
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.sharedirectory import ShareDirectory
@@ -75,6 +76,10 @@ def encode_file(
         SourceError: the file cannot be read, or changed meanwhile.
         SinkError: the share files cannot be written, or would replace others.
     """
+    check_kind(params, Params, "how a file is encoded", "a Params")
+    check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes")
+    check_kind(directory, (str, os.PathLike), "where share files go", "a path")
+    check_callable(progress, "progress")
     opened = open_source(source)
     try:
         if is_literal_size(opened.size):
@@ -182,6 +187,10 @@ def decode_file(
         CorruptionError: the file was encoded wrongly; no share can help.
         SinkError: the plaintext cannot be written.
     """
+    check_kind(cap, (ChkCap, LitCap), "what a file is restored by", "its read cap, parsed")
+    if not isinstance(paths, Sequence) or isinstance(paths, (str, bytes)):
+        raise UsageError(f"a file is restored from a list of paths, not {shown(paths)}")
+    check_callable(progress, "progress")
     output = open_sink(sink, lambda: None)
     if isinstance(cap, LitCap):
         output.write([cap.data])

@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol, cast
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
+from pipegrid.arguments import check_has
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
@@ -70,6 +71,12 @@ class FileSink:
     pending_bytes = 0
 
     def __init__(self, file: BinaryIO) -> None:
+        check_has(
+            file,
+            ("write", "flush"),
+            "where a file goes",
+            "a file opened in binary mode or an IConsumer",
+        )
         self._file = file
         self._name = str(getattr(file, "name", "the output"))
 
@@ -87,6 +94,10 @@ class FileSink:
             raise SinkError(
                 f"cannot write {self._name}: {error.strerror}; free some space or choose "
                 "another place"
+            ) from error
+        except (TypeError, ValueError) as error:  # opened for text, or closed
+            raise SinkError(
+                f"cannot write {self._name}: {error}; give a file that is open in binary mode"
             ) from error
 
     def _write_all(self, piece: memoryview) -> None:
@@ -106,6 +117,8 @@ class FileSink:
             raise
         except OSError as error:
             raise SinkError(f"cannot write {self._name}: {error.strerror}") from error
+        except ValueError as error:
+            raise SinkError(f"cannot write {self._name}: {error}") from error
 
 
 class PartSink:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from typing import BinaryIO, Protocol, Union
 
+from pipegrid.arguments import check_has
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import SourceError
 
@@ -143,6 +144,7 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
 
     Raises:
         SourceError: it cannot be opened or read, or is a directory.
+        UsageError: it is nothing of the kind.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return BytesSource(source, name or "the data")
@@ -162,6 +164,7 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
         except BaseException:
             file.close()
             raise
+    check_has(source, ("read",), "what is stored", "bytes, a path or a file opened in binary mode")
     return _from_file(source, name or str(getattr(source, "name", "the file object")), owned=False)
 
 

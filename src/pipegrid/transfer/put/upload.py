@@ -14,7 +14,6 @@ Nothing waits for the slowest server without need: a lane may cost the others at
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from twisted.internet.defer import CancelledError
@@ -450,7 +449,7 @@ class Upload:
         On a full line now this lane is held up and now that, and all answers take equally long.
         """
         others = [one.pace_s for one in self._lanes.open if one is not lane]
-        return bool(others) and lane.pace_s > SLOW * median(others)
+        return bool(others) and lane.pace_s > SLOW * _median(others)
 
     def _give_up_if_hopeless(self) -> None:
         """Raise UnhappyError if happiness is out of reach: do not send a large file in vain."""
@@ -546,3 +545,9 @@ class Upload:
             number = lane.share_number
             done[number] = max(done.get(number, 0), min(lane.acknowledged_bytes, share_bytes))
         return sum(done.values())
+
+
+def _median(values: list[float]) -> float:
+    """Return what half of them are below; ``statistics`` brings decimals and fractions with it."""
+    ordered, middle = sorted(values), len(values) // 2
+    return (ordered[middle] + ordered[~middle]) / 2

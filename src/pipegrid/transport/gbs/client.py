@@ -31,19 +31,19 @@ from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
-from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import UsageError
-from pipegrid.http11.endpoints import pin_endpoint
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.limits import Limits
+from pipegrid.http11.pinned import pin_endpoint
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered, UploadConnection
+from pipegrid.reactor.connecting import endpoint_for
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
 from pipegrid.transport.gbs.order import GbsOrder
@@ -434,6 +434,6 @@ def endpoints_for(reactor: Any, nurl: Nurl, server: str) -> Callable[[], IStream
         raise UsageError(f"{server} is reached through Tor only, which is not supported yet")
 
     def make() -> IStreamClientEndpoint:
-        return pin_endpoint(HostnameEndpoint(reactor, nurl.host, nurl.port), nurl.spki_hash, server)
+        return pin_endpoint(endpoint_for(reactor, nurl.host, nurl.port), nurl.spki_hash, server)
 
     return make

@@ -1,0 +1,90 @@
+"""
+Modules that Twisted imports and a command hardly ever needs, put off until they are used.
+
+Twisted's ``Deferred`` names two classes of asyncio in annotations; an old list of its has ``http.cookiejar``,
+with ``urllib``, ``http.client`` and ``email`` behind it; its reactor would have ``connectSSL``. Together they
+were a sixth of what a ``put`` of a small file computes. So a stand-in takes their place among Python's
+modules, which imports the real one as soon as anybody asks it for anything. Only the process of a command
+does that, whose modules are all ours to say; it must come before Twisted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CoroutineType, GeneratorType, ModuleType
+from typing import Any
+
+LATER = ("http.cookiejar", "twisted.internet.ssl")
+
+
+class Later(ModuleType):
+    """
+    Stands for a module, until something of it is asked for that is not known here.
+
+    Args:
+        name: of the module, which has to exist.
+        known: some of what is in it.
+    """
+
+    def __init__(self, name: str, **known: object) -> None:
+        super().__init__(name)
+        self.__spec__ = spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            self.__path__ = spec.submodule_search_locations  # or ``from`` would ask for it
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real(), name)
+
+    def _real(self) -> ModuleType:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return import_module(self.__name__)
+
+
+class _Within(MetaPathFinder, Loader):
+    """Finds modules within packages that are put off: those have to be imported first, with all they have."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, ModuleType] = {}
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        package = sys.modules.get(fullname.rpartition(".")[0])
+        if not isinstance(package, Later):
+            return None
+        package._real()
+        found = sys.modules.pop(fullname, None)  # there, it would be taken for one to execute again
+        if found is None:
+            return None
+        self._found[fullname] = found
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._found.pop(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It was, when its package was imported."""
+
+
+def put_off() -> None:
+    """Have stand-ins for what is not imported yet."""
+    for name in LATER:
+        if name not in sys.modules:
+            sys.modules[name] = Later(name)
+    if "asyncio" not in sys.modules:
+        # The classes are for annotations, which nobody evaluates.
+        sys.modules["asyncio"] = Later(
+            "asyncio", iscoroutine=_iscoroutine, AbstractEventLoop=None, Future=None
+        )
+        sys.meta_path.insert(0, _Within())
+
+
+def _iscoroutine(thing: object) -> bool:
+    """Say what ``asyncio.iscoroutine`` does; until Python 3.12 generators were coroutines, too."""
+    kinds = (CoroutineType, Coroutine)
+    return isinstance(thing, kinds if sys.version_info >= (3, 12) else (*kinds, GeneratorType))

@@ -1,0 +1,186 @@
+"""What a command and the library do not import, which is what they need not wait for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from misc.command import environment
+from misc.speedtest.processes import Servers
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.params import Params
+
+OF_OTHERS = (
+    "foolscap",
+    "http.client",
+    "prometheus_client",
+    "service_identity",
+    "statistics",
+    "treq",
+    "twisted.internet.endpoints",
+    "twisted.internet.stdio",
+    "twisted.plugin",
+    "twisted.web",
+    "urllib.request",
+    "zipfile",
+)
+"""Modules that neither the library nor a command over HTTPS has any use for."""
+
+OF_TWISTED = (
+    "asyncio.base_events",
+    "asyncio.events",
+    "email.parser",
+    "twisted.internet._sslverify",
+)
+"""What Twisted imports wherever it is used, but for the process of a command."""
+
+OURS = (
+    "pipegrid.grid.creation",
+    "pipegrid.grid.discovery",
+    "pipegrid.grid.local",
+    "pipegrid.grid.tracing",
+    "pipegrid.http11.agent",
+    "pipegrid.simulation",
+    "pipegrid.speedtest",
+    "pipegrid.storage.store",
+    "pipegrid.transfer.check",
+    "pipegrid.transfer.repair",
+)
+OF_GETS = ("pipegrid.core.decoder", "pipegrid.transfer.get.download")
+OF_PUTS = ("pipegrid.core.encoder", "pipegrid.transfer.put.putter", "pipegrid.transfer.put.upload")
+
+_COMMAND = """
+import json, os, sys
+from pipegrid.cli import main
+sys.argv[0] = "pipegrid"
+sys.settrace(lambda *_: None)  # so that the process ends the long way
+try:
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def modules(*program: str) -> tuple[str, set[str]]:
+    """Run Python; returns what it prints, and the modules that it tells at the end of stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", *program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.strip(), set(json.loads(done.stderr.splitlines()[-1]))
+
+
+class ImportTests(SynchronousTestCase):
+    """Each is a process of its own."""
+
+    def assertAbsent(self, names: tuple[str, ...], loaded: set[str]) -> None:
+        """None of these modules, nor of the packages, was loaded."""
+        found = {
+            name for name in loaded for each in names if name == each or name.startswith(f"{each}.")
+        }
+        self.assertEqual(found, set())
+
+    def test_the_library(self) -> None:
+        """``from pipegrid import Grid`` waits for no server, no protocol and no kind of transfer."""
+        _, loaded = modules(
+            "import json, sys\n"
+            "from pipegrid import Grid\n"
+            "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+        )
+        self.assertIn("pipegrid.grid.grid", loaded)
+        others = tuple(each for each in OF_OTHERS if each not in ("http.client", "urllib.request"))
+        self.assertAbsent(others + OURS + OF_GETS + OF_PUTS + ("OpenSSL", "yaml"), loaded)
+
+    def test_put_and_get(self) -> None:
+        """A ``put`` over HTTPS loads what it needs, a ``get`` too, and neither what the other does."""
+        scratch = Path(self.mktemp()).absolute()
+        scratch.mkdir()
+        with Servers(2, params=Params(1, 2), scratch=scratch, durability="none") as servers:
+            file = scratch / "file"
+            file.write_bytes(b"more than fifty-five bytes " * 9)
+            start = (_COMMAND, "-d", str(servers.client))
+            cap, put = modules(*start, "put", str(file))
+            content, got = modules(*start, "get", cap)
+        self.assertEqual(content.encode(), file.read_bytes().strip())
+        self.assertTrue(cap.startswith("URI:CHK:"), cap)
+        for loaded, needed, other in ((put, OF_PUTS, OF_GETS), (got, OF_GETS, OF_PUTS)):
+            self.assertEqual(set(needed) - loaded, set())
+            self.assertAbsent(OF_OTHERS + OF_TWISTED + OURS + other, loaded)
+
+
+class LaterTests(SynchronousTestCase):
+    """``pipegrid.cli.later``, in processes of their own."""
+
+    def run_after(self, program: str) -> str:
+        """Return what a program prints that begins with the modules put off, and Twisted imported."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-W", "error::RuntimeWarning", "-c"),
+                "import sys\n"
+                "from pipegrid.cli.later import put_off\n"
+                "put_off()\n"
+                "from twisted.internet import defer, reactor\n"
+                "assert 'asyncio.events' not in sys.modules\n" + program,
+            ],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.strip()
+
+    def test_whoever_uses_it_gets_the_real_one(self) -> None:
+        """Whatever way it is asked for."""
+        for program, printed in (
+            ("import asyncio; print(asyncio.run(asyncio.sleep(0, 'slept')))", "slept"),
+            ("from asyncio import Queue; print(Queue.__module__)", "asyncio.queues"),
+            (
+                "import asyncio.events, asyncio; asyncio.sleep; print(asyncio.events.__name__)",
+                "asyncio.events",
+            ),
+            (
+                "import asyncio.locks; from asyncio import sleep; import asyncio\n"
+                "print(asyncio.locks.Lock is asyncio.Lock)",
+                "True",
+            ),
+            (
+                "import asyncio; loop = asyncio.new_event_loop()\n"
+                "print(loop.run_until_complete(defer.succeed(5).asFuture(loop)))",
+                "5",
+            ),
+            ("from http.cookiejar import CookieJar; print(len(CookieJar()))", "0"),
+            ("from twisted.web.client import Agent; print(Agent.__name__)", "Agent"),
+            ("from twisted.internet import ssl; print(ssl.Certificate.__name__)", "Certificate"),
+            ("import treq; print(treq.get.__name__)", "get"),
+            ("import foolscap.api; print(foolscap.api.Tub.__name__)", "Tub"),
+        ):
+            self.assertEqual(self.run_after(program), printed, program)
+
+    def test_coroutines(self) -> None:
+        """What a coroutine is, Twisted is told as before."""
+        self.assertEqual(
+            self.run_after(
+                "async def five(): return 5\n"
+                "defer.Deferred.fromCoroutine(five()).addCallback(print)\n"
+                "try: defer.Deferred.fromCoroutine(5)\n"
+                "except defer.NotACoroutineError: print('no')"
+            ),
+            "5\nno",
+        )
+
+    def test_what_does_not_exist(self) -> None:
+        """It is missed as always."""
+        self.assertIn(
+            "has no attribute 'nonsense'",
+            self.run_after(
+                "import asyncio\ntry: asyncio.nonsense\nexcept AttributeError as error: print(error)"
+            ),
+        )
