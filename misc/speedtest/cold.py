@@ -132,6 +132,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--rtt-ms", type=float, default=100.0, help="[100]")
     parser.add_argument("--rounds", type=int, default=11, help="[11]")
     parser.add_argument("--servers", type=int, default=10, help="[10]")
+    parser.add_argument("--limit-cpu-s", type=float, default=LIMIT_CPU_S, help=f"[{LIMIT_CPU_S}]")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     options = parser.parse_args(arguments)
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         print(f"cold: {error}", file=sys.stderr)
         return 1
     figures = {name: medians(each, rtt_s) for name, each in runs.items()}
-    limit_s = ROUND_TRIPS * rtt_s + LIMIT_CPU_S
+    limit_s = ROUND_TRIPS * rtt_s + options.limit_cpu_s
     kept = figures["put"]["wall_s"] <= limit_s
     if options.json:
         report = {"scenario": "cold", "rtt_s": round(rtt_s, 4), "rounds": options.rounds}

@@ -1,16 +1,20 @@
 """
 How long does the shell wait for ``pipegrid --version``, against a bare ``import click``?
 
+With ``--library``: and a program for ``from pipegrid import Grid``, against Twisted's Deferreds alone?
+Whole commands are measured by ``cold``.
+
 Both run alternately, in pairs, as processes of their own; the figure is the median of the pairs' ratios, so
 that whatever else the machine does meets both alike. It needs PipeGrid installed, for the console script.
 
-    python -m misc.speedtest.startup [--pairs N] [--json]
+    python -m misc.speedtest.startup [--pairs N] [--library] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -57,12 +61,29 @@ def _time(command: Sequence[str]) -> float:
     return time.perf_counter() - started
 
 
+def _cpu(command: Sequence[str]) -> float:
+    """Run a process; returns the CPU time that it used, in seconds."""
+    process = subprocess.Popen(command)
+    _, code, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(code)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     """Run the command line; returns 1 if the median ratio is above the limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--pairs", type=int, default=21, help="[21]")
+    parser.add_argument("--library", action="store_true", help="the library's imports, instead")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     options = parser.parse_args(arguments)
+    if options.library:
+        for line in ("from pipegrid import Grid", "from twisted.internet import defer, task"):
+            command = [sys.executable, "-c", line]
+            cpu_ms = 1000 * statistics.median(_cpu(command) for _ in range(options.pairs))
+            print(f"{line:<42}{cpu_ms:6.1f} ms of CPU", file=out)
+        return 0
     script = console_script()
     if script is None:
         print("startup: install PipeGrid into this environment first", file=sys.stderr)

@@ -1,0 +1,54 @@
+"""docs/reference-limits.md says what the code says."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+PAGE = Path(__file__).parent.parent / "docs" / "reference-limits.md"
+_ROW = re.compile(r"^\| [^|]+ \| ([^|]+) \| `([\w.]+)` \|$", re.MULTILINE)
+_NUMBER = re.compile(r"([0-9][0-9 ]*)(?: (B|KiB|MiB|s|days))?")
+_UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "s": 1, "days": 86400}
+
+
+def value_of(name: str) -> Any:
+    """Return what the code has under a dotted name; of a class of attrs, a field's default."""
+    module, _, last = name.rpartition(".")
+    try:
+        return getattr(import_module(module), last)
+    except ModuleNotFoundError:
+        kind = value_of(module)
+        return getattr(attrs.fields(kind), last).default
+
+
+def meaning_of(text: str) -> Any:
+    """Return the number that the page writes, in bytes, seconds or pieces; other text as it is."""
+    found = _NUMBER.fullmatch(text)
+    return text if found is None else int(found[1].replace(" ", "")) * _UNITS[found[2]]
+
+
+class LimitsTests(SynchronousTestCase):
+    """Every row of every table."""
+
+    def test_numbers(self) -> None:
+        """What the page says is what the name beside it holds."""
+        rows = _ROW.findall(PAGE.read_text("utf-8"))
+        for written, name in rows:
+            value = value_of(name)
+            if isinstance(value, type):
+                default = value()
+                value = f"{default.required_shares} of {default.total_shares}"
+            self.assertEqual(meaning_of(written.strip()), value, name)
+        lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
+        heads = sum(line.startswith("| what | limit | ") for line in lines)
+        self.assertEqual(len(rows), len(lines) - heads)
+
+    def test_what_is_written(self) -> None:
+        """Units are read as people mean them."""
+        for text, meant in (("55 B", 55), ("1 MiB", 1 << 20), ("1 000 000", 10**6), ("x", "x")):
+            self.assertEqual(meaning_of(text), meant)
