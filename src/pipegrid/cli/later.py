@@ -33,7 +33,9 @@ class Later(ModuleType):
 
     def __init__(self, name: str, **known: object) -> None:
         super().__init__(name)
-        self.__spec__ = spec = find_spec(name)
+        spec = None
+        if "." not in name:  # looking for one within a package would import the package
+            self.__spec__ = spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             self.__path__ = spec.submodule_search_locations  # or ``from`` would ask for it
         self.__dict__.update(known)

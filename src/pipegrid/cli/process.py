@@ -30,6 +30,7 @@ _M_ARENA_MAX = -8  # of glibc's mallopt
 
 def run_process(arguments: Sequence[str]) -> int:
     """Run a command line with this process's streams and signals, and return its exit status."""
+    put_off()
     # Being told to end is as good a reason to clean up as Ctrl-C.
     _handle(signal.SIGTERM, signal.default_int_handler)
     console = Console(
@@ -74,7 +75,6 @@ def _forget_stdout() -> None:
 
 def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) -> int:
     """Run the reactor until ``start``'s Deferred has fired; signals cancel it."""
-    put_off()
     from twisted.internet import reactor as global_reactor
 
     reactor: Any = global_reactor
