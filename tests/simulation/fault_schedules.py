@@ -460,7 +460,7 @@ class Performance:
             ask_first=policy,  # type: ignore[arg-type]
         )
         if schedule.ask_first == "learned":
-            client.grid._putter._elsewhere.ended(True)
+            client.grid._open_putter()._elsewhere.ended(True)
         return client
 
     def put(self, client: Client) -> str:
