@@ -17,7 +17,6 @@ same command is run again. What must hold:
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import signal
@@ -47,12 +46,75 @@ from pipegrid.wire import nurl
 CUT = 0.54
 PARAMS = Params(3, 10)
 SEGMENT_BYTES = PARAMS.geometry(1 << 30).segment_bytes
-TIMEOUT_S = 120.0
+AHEAD_BYTES = SEGMENT_BYTES
+"""What may pass on each connection before the file grows: of 3 shares, three segments."""
+
+PATIENCE_S = 2.0
+STANDSTILL_S = 30.0
+TIMEOUT_S = 300.0
 _STILL_S = 0.4
 
 
 class Violation(Exception):
     """A promise was broken."""
+
+
+class Pace:
+    """
+    How much may pass: no faster than the command writes, so that it can be cut off in time.
+
+    Each connection has its own allowance, which the growth of the file fills up: a k-th of it, and a little
+    for hashes and TLS. With one for all, a share that ran ahead took what the others needed: the command then
+    held what nobody waited for, the file crept, and that again had other servers be asked in vain.
+
+    So a share that the next segment waits for can always pass its block, unless much was asked in vain. When
+    nothing has been written for ``PATIENCE_S``, all allowances are full again.
+
+    Args:
+        written: how many bytes of the file there are.
+        enough: when there are so many, nothing passes any more.
+
+    Attributes:
+        still_since: when the file was last seen to grow, on the clock of ``look``.
+    """
+
+    def __init__(self, written: Callable[[], int], enough: float, now: float) -> None:
+        self._written = written
+        self._enough = enough
+        self._seen = 0
+        self._began = self.still_since = now
+        self._grown = 0.0
+        self._renewals = 0
+
+    def look(self, now: float) -> None:
+        """See how far the file is."""
+        written = self._written()
+        if written != self._seen:
+            self._grown += 1.01 * (written - self._seen) / PARAMS.required_shares
+            self._seen, self.still_since, self._began = written, now, now
+        elif now - self._began >= PATIENCE_S:
+            self._began = now
+            self._renewals += 1
+
+    def fill(self, allowance: Allowance) -> float:
+        """Let a connection have what has become its due; returns what it may pass now."""
+        if self._seen >= self._enough:
+            return 0
+        allowed = allowance.bytes + self._grown - allowance.grown
+        if allowance.renewals != self._renewals:
+            allowed = AHEAD_BYTES
+        allowance.grown, allowance.renewals = self._grown, self._renewals
+        allowance.bytes = min(allowed, AHEAD_BYTES)
+        return allowance.bytes
+
+
+@attrs.define
+class Allowance:
+    """What one connection may pass, and up to where in a ``Pace`` it has had its due."""
+
+    bytes: float = 0.0
+    grown: float = 0.0
+    renewals: int = -1
 
 
 class Counter:
@@ -61,23 +123,31 @@ class Counter:
 
     Attributes:
         passed: so many bytes have.
-        most: says how many may.
+        pace: says how many may; None: all.
     """
 
     def __init__(self) -> None:
         self.passed = 0
-        self.most: Callable[[], float] = lambda: math.inf
+        self.pace: Pace | None = None
         self.held_back: set[Callable[[], None]] = set()
 
-    def takes(self, length: int) -> bool:
+    def begin(self, pace: Pace | None) -> None:
+        """Count from 0 on."""
+        self.passed, self.pace = 0, pace
+
+    def takes(self, length: int, allowance: Allowance) -> bool:
         """Count it, unless it has to wait."""
-        if self.passed >= self.most():
-            return False
+        if self.pace is not None:
+            if self.pace.fill(allowance) <= 0:
+                return False
+            allowance.bytes -= length
         self.passed += length
         return True
 
-    def go_on(self) -> None:
+    def go_on(self, now: float) -> None:
         """Let pass what may by now."""
+        if self.pace is not None:
+            self.pace.look(now)
         for drain in list(self.held_back):
             drain()
 
@@ -88,6 +158,7 @@ def relay_to(port: int, counter: Counter) -> ProxyFactory:
     class Answers(ProxyClient):
         def connectionMade(self) -> None:
             self.held: deque[bytes] = deque()
+            self.allowance = Allowance()
             super().connectionMade()
 
         def dataReceived(self, data: bytes) -> None:
@@ -95,7 +166,7 @@ def relay_to(port: int, counter: Counter) -> ProxyFactory:
             self.drain()
 
         def drain(self) -> None:
-            while self.held and counter.takes(len(self.held[0])):
+            while self.held and counter.takes(len(self.held[0]), self.allowance):
                 super().dataReceived(self.held.popleft())
             transport: Any = self.transport
             if self.held:
@@ -199,38 +270,33 @@ class World:
         except FileNotFoundError:
             return 0
 
-    def _pace(self, enough: int) -> Callable[[], float]:
-        """Return how much may pass: no faster than the command writes, so that it can be cut off in time."""
-
-        last, since_s = 0, self.reactor.seconds()
-
-        def most() -> float:
-            nonlocal last, since_s
-            there, now_s = self.part_bytes, self.reactor.seconds()
-            if there != last:
-                last, since_s = there, now_s
-            # One share may have taken all that may pass: the others get theirs in time.
-            ahead_bytes = 4 * SEGMENT_BYTES + 10e6 * (now_s - since_s)
-            return 1.01 * there + ahead_bytes if there < enough else 0
-
-        return most
-
     async def cut(self, how: signal.Signals) -> None:
         """Run the command until it has 54 %, and end it when it has made all of what it got."""
         enough = int(CUT * len(self.data))
-        self.counter.passed, self.counter.most = 0, self._pace(enough)
+        began = self.reactor.seconds()
+        pace = Pace(lambda: self.part_bytes, enough, began)
+        self.counter.begin(pace)
         running = self.get()
-        size, still_s, waited_s = -1, 0.0, 0.0
-        while still_s < _STILL_S:
+        while True:
             await deferLater(self.reactor, 0.01)
-            waited_s += 0.01
-            self.counter.go_on()
-            now = self.part_bytes
-            still_s = still_s + 0.01 if now == size and now >= enough else 0.0
-            size = now
-            if running.poll() is not None or waited_s > TIMEOUT_S:
+            now = self.reactor.seconds()
+            self.counter.go_on(now)
+            there, still_s = self.part_bytes, now - pace.still_since
+            if there >= enough and still_s >= _STILL_S:
+                break
+            if running.poll() is not None:
+                _, said = await self._end(running)
+                raise Violation(
+                    f"it ended before it was cut off, with {running.returncode}: {said}"
+                )
+            if still_s > STANDSTILL_S or now - began > TIMEOUT_S:
                 running.kill()
-                raise Violation(f"it ended before it was cut off, with {running.returncode}")
+                await self._end(running)
+                raise Violation(
+                    f"it had {there} of {enough} bytes after {now - began:.0f} s, and nothing new for"
+                    f" {still_s:.0f} s; {self.counter.passed} had passed, and"
+                    f" {len(self.counter.held_back)} connections were held back"
+                )
         running.send_signal(how)
         status, said = await self._end(running)
         expected = 130 if how == signal.SIGINT else -how
@@ -241,7 +307,7 @@ class World:
 
     async def rerun(self) -> int:
         """Run it again, to its end; returns the bytes that have passed."""
-        self.counter.passed, self.counter.most = 0, lambda: math.inf
+        self.counter.begin(None)
         status, said = await self._end(self.get())
         if status:
             raise Violation(f"the rerun ended with {status}: {said}")
@@ -256,7 +322,12 @@ class World:
 
     async def _end(self, running: subprocess.Popen[bytes]) -> tuple[int, str]:
         waiting: Deferred[Any] = deferToThread(running.communicate, None, TIMEOUT_S)
-        _, said = await waiting
+        try:
+            _, said = await waiting
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.communicate()
+            raise Violation(f"it had not ended after {TIMEOUT_S:g} s") from None
         return running.returncode, said.decode("utf-8", "replace")
 
 
