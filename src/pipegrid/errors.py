@@ -66,11 +66,11 @@ class GridError(PipegridError):
 
 class UnhappyError(GridError):
     """
-    The shares could not be spread over enough servers.
+    The shares could not be spread over enough servers, or too few were stored to get the file back.
 
     Attributes:
-        reached: servers of happiness that were reached.
-        wanted: servers of happiness that the caller wanted.
+        reached: servers of happiness that were reached; or shares that were stored.
+        wanted: servers of happiness that the caller wanted; or shares that it takes.
     """
 
     def __init__(self, message: str, reached: int, wanted: int) -> None:

@@ -11,8 +11,8 @@ then a get.
   ``NotEnoughSharesError``. Not even a wrong byte before the error reaches the sink.
 * "Stored" is true: every share that the result names on an honest server is on its disk, whole and right, and
   those with the word of liars for theirs reach the happiness that the result claims. So with no liar
-  the file is as safe as wanted. A liar's word is as good as any until somebody reads: what only
-  liars vouch for may be lost, and that is all.
+  the file is as safe as wanted, and there are k shares at least. A liar's word is as good as any until
+  somebody reads: what only liars vouch for may be lost, and that is all.
 * No honest server ever has a wrong byte in a complete share.
 * Servers that nothing happens to are enough: if there are as many as the wanted happiness the put succeeds,
   and if they have k shares the get does.
@@ -542,6 +542,8 @@ class Performance:
         reached = servers_of_happiness(there)
         said = result.happiness
         self.require(reached >= said, f"happiness {said} said, {reached} there: {there}")
+        required = self.schedule.required
+        self.require(len(there) >= required, f"{required} shares restore it: {there}")
         self.check_bytes()
 
     def check_bytes(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any, BinaryIO
 from unittest import mock
 
@@ -538,6 +539,30 @@ class PatienceTests(UploadTestCase):
             self.put()
         self.assertEqual(self.result.happiness, 10)
         self.assertLess(len(waits), 200)
+
+    def test_what_restores_the_file_is_waited_for(self) -> None:
+        """One happy server may have fewer than k shares: the grace begins when k are stored."""
+        rate = float(1 << 20)
+        world = World(
+            servers=2, bytes_per_s=rate, window_bytes=1 << 20, happy=1, params=Params(7, 10)
+        )
+        self.make(6_000_000, world)
+        self.ring[1].bytes_per_s = rate / 50
+        self.put()
+        self.assertGreaterEqual(len(self.result.shares_placed), 7)
+        got = world.run(world.grid.get(self.result.cap, BytesIO()))
+        self.assertEqual(got.size, len(self.data))
+
+    def test_fewer_shares_than_restore_the_file_are_not_a_stored_file(self) -> None:
+        """However few servers were to be happy; and the message says what is missing."""
+        self.make(SMALL, World(servers=2, happy=1, params=Params(7, 10)))
+        self.ring[0].storage.capacity_bytes = 5 * len(self.file.shares[0])
+        self.ring[1].down = True
+        with self.assertRaises(UnhappyError) as caught:
+            self.put()
+        self.assertEqual((caught.exception.reached, caught.exception.wanted), (5, 7))
+        self.assertIn("only 5 of its shares could be stored, and it takes 7", str(caught.exception))
+        self.assert_nothing_left()
 
     def test_a_server_is_not_silent_while_it_owes_nothing(self) -> None:
         """A slow disk here is not the fault of those who have answered everything."""

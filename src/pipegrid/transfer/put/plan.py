@@ -27,12 +27,16 @@ class UploadPlan(Generic[T]):
         ring: servers in the file's permuted order; no server twice.
         total_shares: n.
         happy: servers of happiness that the caller wants.
+        required_shares: k. Fewer are never enough, however few servers are.
     """
 
-    def __init__(self, ring: Sequence[T], total_shares: int, happy: int) -> None:
+    def __init__(
+        self, ring: Sequence[T], total_shares: int, happy: int, required_shares: int = 1
+    ) -> None:
         self.ring = list(ring)
         self.total_shares = total_shares
         self.happy = happy
+        self._required_shares = required_shares
         self.stored: dict[int, set[T]] = {}
         """Complete shares, as servers have told us: found or placed."""
         self.underway: dict[int, set[T]] = {}
@@ -105,6 +109,24 @@ class UploadPlan(Generic[T]):
     def happiness(self) -> int:
         """Return the servers of happiness of what is complete."""
         return servers_of_happiness(self.stored)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether what is complete is as happy as wanted, and restores the file."""
+        return self.happiness() >= self.happy and len(self.stored) >= self._required_shares
+
+    @property
+    def missing(self) -> int:
+        """How many more shares have to be stored at least before that is so."""
+        return max(self.happy - self.happiness(), self._required_shares - len(self.stored))
+
+    def will_be_enough(self, without: Iterable[int] = ()) -> bool:
+        """Return whether it is when all that is on its way arrives, save some shares of it."""
+        left_out = set(without)
+        shares = self.stored.keys() | (self.underway.keys() - left_out)
+        return len(shares) >= self._required_shares and (
+            self.hoped_happiness(left_out) >= self.happy
+        )
 
     def hoped_happiness(self, without: Iterable[int] = ()) -> int:
         """Return the happiness when all that is on its way arrives, save some shares of it."""

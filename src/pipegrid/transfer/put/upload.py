@@ -98,7 +98,10 @@ class Upload:
         self._encoder = Encoder(geometry, key)
         self._storage_index = hashes.storage_index(key)
         self._plan: UploadPlan[Peer] = UploadPlan(
-            ring(self._storage_index, peers), geometry.total_shares, happy
+            ring(self._storage_index, peers),
+            geometry.total_shares,
+            happy,
+            geometry.required_shares,
         )
         self._happy = happy
         self._lanes = OpenLanes(self._plan, settings.silence_s)
@@ -276,7 +279,7 @@ class Upload:
                 await self._send_missed(late)
                 continue
             if not self._lanes.open:
-                if self._plan.happiness() < self._happy and self._refusals.ask():
+                if not self._plan.is_enough and self._refusals.ask():
                     await self._changed.wait(ASK_S)
                     continue
                 break
@@ -284,7 +287,7 @@ class Upload:
             patience = self._lanes.until_silence(now)
             if self._held:
                 patience = min(patience, self._asking.left_s(now))
-            if self._plan.happiness() >= self._happy:
+            if self._plan.is_enough:
                 happy_since = now if happy_since is None else happy_since
                 grace = self._settings.grace(happy_since - self._started)
                 patience = min(patience, happy_since + grace - now)
@@ -295,7 +298,7 @@ class Upload:
             self._uneventful = 0 if self._progress.is_wanted else self._until_decision() - 1
             await self._changed.wait(max(_TICK_S, patience))
             self._uneventful = 0
-        if self._plan.happiness() < self._happy:
+        if not self._plan.is_enough:
             raise self._unhappy(self._plan.happiness())
 
     def _release(self) -> None:
@@ -307,7 +310,7 @@ class Upload:
 
     def _until_decision(self) -> int:
         """How many more shares have to be stored before there is anything to do."""
-        missing = self._happy - self._plan.happiness()
+        missing = self._plan.missing
         open_ones = len(self._lanes.open)
         return min(missing, open_ones) if missing > 0 else open_ones
 
@@ -329,6 +332,14 @@ class Upload:
             advice = "make room there, add servers or ask for less with --happy"
         else:
             advice = "try again when more servers work"
+        if reached >= self._happy:
+            stored, needed = len(self._plan.stored), self._geometry.required_shares
+            return UnhappyError(
+                f"cannot store {self._source.name}: only {stored} of its shares could be stored, and it "
+                f"takes {needed} to get it back ({why}); {advice}",
+                stored,
+                needed,
+            )
         return UnhappyError(
             f"cannot store {self._source.name}: its shares reached only {reached} of the "
             f"{self._happy} servers wanted ({why}); {advice}",
@@ -452,16 +463,16 @@ class Upload:
         return bool(others) and lane.pace_s > SLOW * _median(others)
 
     def _give_up_if_hopeless(self) -> None:
-        """Raise UnhappyError if happiness is out of reach: do not send a large file in vain."""
-        hoped = self._plan.hoped_happiness()
-        if hoped < self._happy and not self._allocations.waiting and not self._refusals.ask():
-            raise self._unhappy(hoped)
+        """Raise UnhappyError if too little can be stored: do not send a large file in vain."""
+        hopeless = not self._plan.will_be_enough()
+        if hopeless and not self._allocations.waiting and not self._refusals.ask():
+            raise self._unhappy(self._plan.hoped_happiness())
 
     def _can_spare(self, lane: Lane) -> bool:
-        return self._plan.hoped_happiness([lane.share_number]) >= self._happy
+        return self._plan.will_be_enough([lane.share_number])
 
     def _drop(self, lane: Lane) -> None:
-        """Take a share back, unless happiness needs it."""
+        """Take a share back, unless happiness needs it, or whoever gets the file."""
         if self._can_spare(lane):
             self._dropped.add(lane.peer.name)
             self._take_back(lane)
