@@ -187,6 +187,26 @@ class StreamTests(ReadingTestCase):
             self.assertEqual(self.world.run(stream), SHARE_BYTES)
             self.assertEqual(consumer.data, share)
 
+    def test_a_stream_that_makes_way_at_its_last_byte(self) -> None:
+        """One that was paused by its last byte, and gave up its connection, just ends when it is resumed."""
+        for past_the_end in (0, 1000):
+            consumers = [Consumer(self.pause_at_the_end) for _ in range(SHARES)]
+            waiting = [
+                self.server.stream(SI, number, 0, SHARE_BYTES + past_the_end, consumer)
+                for number, consumer in enumerate(consumers)
+            ]
+            self.world.clock.advance(60)
+            for consumer in consumers:
+                self.assertEqual(len(consumer.data), SHARE_BYTES)
+                if consumer.producer is not None:
+                    consumer.producer.resumeProducing()
+            for stream in waiting:
+                self.assertEqual(self.world.run(stream, 5.0), SHARE_BYTES)
+
+    def pause_at_the_end(self, consumer: Consumer) -> None:
+        if len(consumer.data) == SHARE_BYTES:
+            consumer.producer.pauseProducing()
+
     def test_short_reads_pass_paused_streams(self) -> None:
         """However many streams are paused, a list or a short read is answered."""
         for number in range(4):

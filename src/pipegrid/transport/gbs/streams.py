@@ -298,7 +298,10 @@ class Stream:
         self.is_paused = False
         if self._parked:
             self._parked = False
-            self._streams.enqueue(self)
+            if self._registered and self._at >= self._announced_end:
+                self._finish()  # only the end of the answer was still to come
+            else:
+                self._streams.enqueue(self)
         elif self._producer is not None:
             self._producer.resumeProducing()
 
