@@ -108,6 +108,11 @@ class ApplyTests(PatchCase):
         with mock.patch.object(patching, "_numpy", return_value=None):
             self.assertEqual(self.patched(joined[0], *patches), joined[-1])
 
+    def test_carriage_returns(self) -> None:
+        """They end no line; so what is merged with such a line behind it stays in its place."""
+        first, second = b"1c\nw\rindows\r\n.\n", b"3d\n2c\nB\n.\n"
+        self.assertEqual(self.patched(b"a\nb\nc\nd\n", first, second), b"w\rindows\r\nB\nd\n")
+
     def test_packed(self) -> None:
         """Index and patches may be packed, in any of four ways."""
         for pack in (gzip.compress, lzma.compress, bz2.compress, zstandard.compress):

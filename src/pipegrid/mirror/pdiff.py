@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 
 import attrs
 
@@ -70,7 +71,7 @@ def parse(patch: bytes, name: str) -> list[Edit]:
         PatchError: it is not one, is cut off, or its commands are not in descending order.
     """
     edits: list[Edit] = []
-    lines = patch.splitlines(keepends=True)
+    lines = BytesIO(patch).readlines()  # splitlines would take a carriage return for an end, too
     if lines and not lines[-1].endswith(b"\n"):
         raise PatchError(f"the patch {name} is cut off: its last line has no end")
     at, count = 0, len(lines)
