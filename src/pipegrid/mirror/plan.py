@@ -63,7 +63,7 @@ class Errand:
     @property
     def size_bytes(self) -> int:
         """What it counts as."""
-        return UNKNOWN_BYTES if self.wanted.size is None else self.wanted.size
+        return _size_of(self.wanted)
 
     def breaks_at(self, mirror: int) -> int:
         """How often it broke on its way from a mirror."""
@@ -74,6 +74,14 @@ class Errand:
         if self.reasons is None:
             self.reasons = {}
         self.reasons[mirror] = reason
+
+
+def _size_of(wanted: Wanted) -> int:
+    return UNKNOWN_BYTES if wanted.size is None else wanted.size
+
+
+def _errand(each: Errand | Wanted) -> Errand:
+    return each if isinstance(each, Errand) else Errand(each)
 
 
 class Plan:
@@ -95,8 +103,9 @@ class Plan:
         self._mirrors = mirrors
         self._gone: set[int] = set()
         self._resting: set[int] = set()
-        # Largest first; the count keeps equal sizes in the order in which they came.
-        self._waiting: list[tuple[int, int, Errand]] = []
+        # Largest first; the count keeps equal sizes in the order in which they came. Both are one number, and
+        # what was not asked for yet has no errand: of a list of 300,000 files that is 50 MB less.
+        self._waiting: list[tuple[int, Errand | Wanted]] = []
         self._count = 0
         # Not for every mirror: few, so they are looked through.
         self._again: list[Errand] = []
@@ -121,7 +130,7 @@ class Plan:
     def add(self, wanted: Wanted) -> None:
         """One more file is wanted."""
         self._open += 1
-        self._put(Errand(wanted))
+        self._put(wanted, _size_of(wanted))
 
     def next(self, mirror: int) -> Errand | None:
         """Return what to ask this mirror for now; None: nothing that it may be asked for waits."""
@@ -129,7 +138,7 @@ class Plan:
         if errand is None:
             if not self._waiting or mirror in self._gone:
                 return None
-            errand = heapq.heappop(self._waiting)[2]
+            errand = _errand(heapq.heappop(self._waiting)[1])
         errand.under_way |= 1 << mirror
         return errand
 
@@ -179,16 +188,26 @@ class Plan:
     def gave_up(self, mirror: int, reason: str) -> None:
         """This mirror is asked for nothing any more; what was asked of it has been told already."""
         self._gone.add(mirror)
-        waiting, self._waiting = self._waiting, []
         again, self._again = self._again, []
-        for errand in again + [entry[2] for entry in waiting]:
+        for errand in again:
             if len(self._gone) == self._mirrors:
                 errand.note(mirror, reason)
             self._put_back(errand)
+        if len(self._gone) < self._mirrors:
+            return  # others may be asked for all that waits
+        waiting, self._waiting = self._waiting, []
+        common = {mirror: reason}
+        for _, each in waiting:
+            errand = _errand(each)
+            if errand.reasons is None:
+                errand.reasons = common
+            else:
+                errand.note(mirror, reason)
+            self._put_back(errand)
 
-    def _put(self, errand: Errand) -> None:
+    def _put(self, each: Errand | Wanted, size_bytes: int) -> None:
         self._count += 1
-        heapq.heappush(self._waiting, (-errand.size_bytes, self._count, errand))
+        heapq.heappush(self._waiting, (self._count - (size_bytes << 32), each))
 
     def _put_back(self, errand: Errand) -> None:
         if errand.is_over or errand.under_way:
@@ -200,7 +219,7 @@ class Plan:
         elif errand.refused_by or errand.breaks:
             self._again.append(errand)
         else:
-            self._put(errand)
+            self._put(errand, errand.size_bytes)
 
     def _arrived(self, errand: Errand, mirror: int) -> None:
         assert errand.under_way >> mirror & 1, errand
@@ -231,7 +250,7 @@ class Plan:
     def waiting(self) -> Iterator[Errand]:
         """Yield what waits, in no order."""
         for entry in self._waiting:
-            yield entry[2]
+            yield _errand(entry[1])
         yield from self._again
 
     def _check_invariants(self) -> None:
