@@ -152,7 +152,7 @@ def list_command(
                     if delete:
                         source.seek(0)
                         removed = await mirror.delete_others(
-                            read_list(lines_of(source), file), dry_run
+                            (each.path for each in read_list(lines_of(source), file)), dry_run
                         )
             finally:
                 await mirror.close()

@@ -15,21 +15,27 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import new as new_hash
 
-from pipegrid.disk import files
+from pipegrid.disk import files as disk
 from pipegrid.mirror.lists import lines_of, list_line, read_list
 from pipegrid.mirror.verified import Ledger, is_noted, note, proof
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
 
 MAX_OPEN_DIRECTORIES = 256
 MANIFEST = "manifest"
+STAGED = f"{HIDDEN}/staged"
+LINKED = "link.new"
 READ_BYTES = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class WrongResult(MirrorError):
+    """What was made here of patches or a packed file is not what the archive names."""
 
 
 class Destination:
@@ -56,7 +62,7 @@ class Destination:
             self.device = os.fstat(self._root).st_dev
             self._hidden = self._make_directory(self._root, HIDDEN)
             self._incoming = self._make_directory(self._hidden, "incoming")
-            self._lock = files.open_locked(
+            self._lock = disk.open_locked(
                 os.path.join(self.path, HIDDEN, "lock"), os.O_RDWR | os.O_CREAT
             )
             if self._lock is None:
@@ -97,17 +103,27 @@ class Destination:
 
     # What is there.
 
-    def is_there(self, wanted: Wanted, paranoid: bool = False) -> bool:
+    def is_there(self, wanted: Wanted, paranoid: bool = False, staged: bool = False) -> bool:
         """
         Return whether the file is there and right: known to be, or hashed now.
 
         Args:
             paranoid: hash it, whatever is known.
+            staged: it may also be staged.
 
         Raises:
             BadEntry: its path leads over a symbolic link, or something else is in its place.
         """
-        directory, name = self._place(wanted.path, make=False)
+        if staged:
+            path = f"{STAGED}/{wanted.path}"
+            if self._is_at(path, wanted, paranoid):
+                return True
+            # One of an earlier run that did not come to its end: it would be taken for the new one.
+            self._remove(path)
+        return self._is_at(wanted.path, wanted, paranoid)
+
+    def _is_at(self, path: str, wanted: Wanted, paranoid: bool) -> bool:
+        directory, name = self._place(path, make=False)
         if directory is None:
             return False
         try:
@@ -167,14 +183,19 @@ class Destination:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._incoming)
 
-    def publish(self, name: str, path: str) -> str:
+    def publish(self, name: str, path: str, staged: bool = False) -> str:
         """
         Give a file that came in its final name; returns the directory that has changed.
+
+        Args:
+            staged: only below ``STAGED``, where readers do not see it, until ``release``.
 
         Raises:
             BadEntry: its path leads over a symbolic link, or a directory is in its place.
             OSError: it could not be renamed.
         """
+        if staged:
+            path = f"{STAGED}/{path}"
         directory, last = self._place(path, make=True)
         assert directory is not None
         try:
@@ -183,18 +204,157 @@ class Destination:
             raise self._in_the_way(path, "a directory") from error
         return os.path.join(self.path, os.path.dirname(path))
 
+    def release(self, paths: Iterable[str]) -> None:
+        """
+        Give staged files their final names, in this order; those that are not staged stay as they are.
+
+        Raises:
+            BadEntry, MirrorError: as ``publish``.
+        """
+        changed: dict[str, None] = {}
+        for path in paths:
+            old, name = self._place(f"{STAGED}/{path}", make=False)
+            new, _ = self._place(path, make=True)
+            if old is None or new is None:
+                continue
+            try:
+                os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
+            except FileNotFoundError:
+                continue
+            except (IsADirectoryError, NotADirectoryError) as error:
+                raise self._in_the_way(path, "a directory") from error
+            except OSError as error:
+                raise self.error(error, f"hold {shown(path)}") from error
+            changed[os.path.dirname(path)] = None
+        self._sync_directories(changed)
+
+    def _sync_directories(self, paths: Iterable[str]) -> None:
+        """Make new names durable: what goes away after that is named by nothing that could come back."""
+        for path in paths:
+            fd = self._directory(path, make=False)
+            if fd is not None:
+                try:
+                    os.fsync(fd)
+                except OSError as error:
+                    raise self.error(error, f"hold {shown(path)}") from error
+
+    def link(self, path: str, other: str) -> None:
+        """
+        Give a file that is staged, or there, another name, at once to be seen; for names that are hashes.
+
+        Where the file system has no hard links there is no such name.
+
+        Raises:
+            BadEntry, MirrorError: as ``publish``.
+        """
+        for where in (f"{STAGED}/{path}", path):
+            old, name = self._place(where, make=False)
+            if old is None or not _exists(name, old):
+                continue
+            new, last = self._place(other, make=True)
+            assert new is not None
+            if _is_same(name, old, last, new):
+                return
+            self.discard(LINKED)
+            with suppress(OSError):
+                os.link(name, LINKED, src_dir_fd=old, dst_dir_fd=self._incoming)
+                os.rename(LINKED, last, src_dir_fd=self._incoming, dst_dir_fd=new)
+            return
+
+    def clear_staged(self) -> None:
+        """Forget what is staged and was not released."""
+        for path in sorted(self.others(frozenset(), STAGED), reverse=True):
+            self.delete(path)
+
+    def make(
+        self, wanted: Wanted, write: Callable[[int], bytes | None], staged: bool = False
+    ) -> None:
+        """
+        Make a file here that mirrors need not give.
+
+        Args:
+            write: writes it to the descriptor that it is given; returns its SHA-256 if it knows that.
+
+        Raises:
+            WrongResult: it is not what is wanted.
+            MirrorError: it cannot be written.
+        """
+        try:
+            fd, name = self.open_incoming(wanted)
+        except OSError as error:
+            raise self.error(error, f"hold {shown(wanted.path)}") from error
+        try:
+            found = write(fd)
+            if found is None or wanted.algorithm != "sha256":
+                found = hash_file(fd, wanted.algorithm)
+            if wanted.size not in (None, os.fstat(fd).st_size) or found != wanted.digest:
+                raise WrongResult(f"what was made is not the {shown(wanted.path)} of the archive")
+            os.fsync(fd)
+            self.note(fd, wanted)
+            self.publish(name, wanted.path, staged)
+        except BaseException as error:
+            self.discard(name)
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise self.error(error, f"hold {shown(wanted.path)}") from error
+            raise
+        finally:
+            os.close(fd)
+
+    def stage(self, files: Mapping[str, bytes]) -> None:
+        """
+        Write files of our own below ``STAGED``, durably.
+
+        Raises:
+            MirrorError: they cannot be written.
+        """
+        for path, data in files.items():
+            name = "own.new"
+            self.discard(name)
+            try:
+                fd = os.open(name, _NEW_FILE, 0o644, dir_fd=self._incoming)
+                try:
+                    disk.write_all(fd, data, 0)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                self.publish(name, path, staged=True)
+            except OSError as error:
+                raise self.error(error, f"hold {shown(path)}") from error
+
+    def read(self, path: str, most_bytes: int) -> bytes | None:
+        """Return a file that is there, and no longer than that; a symbolic link is not followed."""
+        directory, name = self._place(path, make=False)
+        if directory is None:
+            return None
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            fd = os.open(name, flags, dir_fd=directory)
+        except OSError:
+            return None
+        with open(fd, "rb") as file:
+            return file.read() if os.fstat(fd).st_size <= most_bytes else None
+
+    def staged_path(self, path: str) -> str:
+        """Return where a file can be read now: where it is staged, or under its name."""
+        staged = os.path.join(self.path, STAGED, path)
+        return staged if os.path.lexists(staged) else os.path.join(self.path, path)
+
     def leftovers(self) -> dict[bytes, str]:
         """Return what an earlier run left in ``incoming``, by the hash that it should have; drop the rest."""
         found: dict[bytes, str] = {}
         for name in os.listdir(self._incoming):
             digest = name.partition(".")[0]
             try:
-                found[bytes.fromhex(digest)] = name
+                key = bytes.fromhex(digest)
             except ValueError:
+                key = b""
+            if not key or key in found:
                 self.discard(name)
+            else:
+                found[key] = name
         return found
 
-    def take_up(self, name: str, wanted: Wanted) -> bool:
+    def take_up(self, name: str, wanted: Wanted, staged: bool = False) -> bool:
         """Publish what an earlier run left if it is whole and right; else remove it."""
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._incoming)
         try:
@@ -204,7 +364,7 @@ class Destination:
             ):
                 os.fsync(fd)
                 self.note(fd, wanted)
-                self.publish(name, wanted.path)
+                self.publish(name, wanted.path, staged)
                 return True
         finally:
             os.close(fd)
@@ -243,9 +403,9 @@ class Destination:
 
     # What is too much.
 
-    def others(self, kept: frozenset[str]) -> Iterator[str]:
+    def others(self, kept: frozenset[str], below: str = "") -> Iterator[str]:
         """Yield the paths of files that are not among those to be kept; links and devices as well."""
-        ahead = [""]
+        ahead = [below]
         while ahead:
             directory = ahead.pop()
             fd = self._directory(directory, make=False)
@@ -262,13 +422,23 @@ class Destination:
                 elif path not in kept:
                     yield path
 
-    def delete(self, path: str) -> None:
-        """Remove a file, and the directories above it that are empty then; never outside."""
+    def _remove(self, path: str) -> None:
         directory, name = self._place(path, make=False)
-        if directory is None:
-            return
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory)
+        if directory is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+
+    def delete(self, path: str) -> None:
+        """
+        Remove a file, and the directories above it that are empty then; never outside.
+
+        Raises:
+            MirrorError: it cannot be removed.
+        """
+        try:
+            self._remove(path)
+        except OSError as error:
+            raise self.error(error, f"be rid of {shown(path)}") from error
         if self._ledger is not None:
             self._ledger.forget([path])
         above = os.path.dirname(path)
@@ -334,6 +504,23 @@ class Destination:
         return BadEntry(
             f"{shown(path)} cannot be kept in {self.path}: there is {what} in its place; move it away"
         )
+
+
+def _exists(name: str, directory: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _is_same(name: str, directory: int, other: str, other_directory: int) -> bool:
+    try:
+        return os.path.samestat(
+            os.stat(name, dir_fd=directory, follow_symlinks=False),
+            os.stat(other, dir_fd=other_directory, follow_symlinks=False),
+        )
+    except FileNotFoundError:
+        return False
 
 
 def hash_file(fd: int, algorithm: str) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -21,16 +21,21 @@ from twisted.web.iweb import IAgentEndpointFactory
 
 from pipegrid.disk.commit import Policy
 from pipegrid.errors import PipegridError, UsageError
+from pipegrid.http11 import StandardEndpoints
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.sink import Sink
-from pipegrid.mirror.source import CONNECTIONS, Source, Tally, parse_url
+from pipegrid.mirror.small import SmallFiles
+from pipegrid.mirror.source import CONNECTIONS, Address, Source, Tally, parse_url
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
 from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
 from pipegrid.reactor.workers import CpuWorkers, Workers
 
 Entry = Wanted | tuple[str, int | None, Mapping[str, bytes | str]]
 """A file that the mirror is to hold: path, size in bytes, hashes by name."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LOOKED_AT_ONCE = 256
 WATCH_S = 0.25
@@ -133,7 +138,7 @@ class Mirror:
         self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
         self._durability = durability
         self._connections = connections
-        self._endpoints = endpoints
+        self._endpoints: Any = endpoints or StandardEndpoints(reactor)
         self._paranoid = paranoid
         self._sample = sample
         self._limit = limit_bytes_per_s
@@ -142,27 +147,57 @@ class Mirror:
         self._random = random.Random(seed)
         self._running: _Sync | None = None
 
-    def sync(self, files: Iterable[Entry]) -> Deferred[Report]:
+    @property
+    def count(self) -> int:
+        """How many mirrors there are."""
+        return len(self._addresses)
+
+    def url(self, number: int) -> str:
+        """Return that of a mirror."""
+        return self._addresses[number].url
+
+    def small_files(self, number: int) -> SmallFiles:
+        """Return what asks one mirror for files whose hash is not known; to be closed."""
+        return SmallFiles(
+            self._reactor, self._addresses[number], self._connector(self._addresses[number])
+        )
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Call a function in the thread that has the destination."""
+        return self._workers.run(function, *args, **kwargs)
+
+    def sync(
+        self, files: Iterable[Entry], *, staged: bool = False, always: bool = False
+    ) -> Deferred[Report]:
         """
         Fetch what is not there, or not right; fires when all is there or has failed.
 
-        Files are asked for while ``files`` is still being read. Cancelling it ends all connections; what
-        has come is kept for the next run.
+        Args:
+            files: read while the first of them are being fetched.
+            staged: they are not to be seen before ``release``; for indexes, which come last.
+            always: even if this is a dry run.
+
+        Cancelling it ends all connections; what has come is kept for the next run.
 
         Raises (through the Deferred):
             BadEntry: an entry is not one that a mirror can hold; nothing of it or behind it is fetched.
             MirrorError: the destination can take nothing any more.
             UsageError: it is going on already.
         """
-        return Deferred.fromCoroutine(self._sync(files))
+        dry_run = self._dry_run and not always
+        return Deferred.fromCoroutine(self._sync(files, staged, dry_run))
 
-    async def _sync(self, files: Iterable[Entry]) -> Report:
+    async def _sync(self, files: Iterable[Entry], staged: bool, dry_run: bool) -> Report:
         if self._running is not None:
             raise UsageError("this mirror is being brought up to date already; wait for that")
         if not self._addresses:
             raise UsageError("a mirror needs at least one URL to mirror from")
         run = self._running = _Sync(
-            self._reactor, self._addresses, self._destination, self._workers, self._options()
+            self._reactor,
+            self._addresses,
+            self._destination,
+            self._workers,
+            self._options(staged, dry_run),
         )
         try:
             return await run.run(files)
@@ -217,35 +252,43 @@ class Mirror:
         """Note that this is what the destination holds; see ``verify`` and ``delete_others``."""
         return self._workers.run(self._destination.write_manifest, entries)
 
-    def delete_others(
-        self, entries: Iterable[Wanted], dry_run: bool = False
-    ) -> Deferred[list[str]]:
+    def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Deferred[list[str]]:
         """
-        Remove all files that are not among the entries; fires with their paths.
+        Remove all files but those of these paths; fires with what was removed.
 
         Args:
             dry_run: only tell.
         """
-        kept = frozenset(each.path for each in entries)
+        kept = frozenset(paths)
 
         def delete() -> list[str]:
-            paths = list(self._destination.others(kept))
-            for path in () if dry_run else paths:
+            others = list(self._destination.others(kept))
+            for path in () if dry_run else others:
                 self._destination.delete(path)
-            return paths
+            return others
 
         return self._workers.run(delete)
 
-    def _options(self) -> _Options:
+    @property
+    def destination(self) -> Destination:
+        """Where it is kept; to be used in its thread only, see ``run``."""
+        return self._destination
+
+    def _connector(self, address: Address) -> Callable[[], Any]:
+        uri = URI.fromBytes(address.url.encode("ascii", "replace"))
+        return lambda: self._endpoints.endpointForURI(uri)
+
+    def _options(self, staged: bool, dry_run: bool) -> _Options:
         return _Options(
             policy=self._durability,
             connections=self._connections,
-            endpoints=self._endpoints,
+            connect=self._connector,
             paranoid=self._paranoid,
             sample=self._sample,
             limit=self._limit,
             progress=self._progress,
-            dry_run=self._dry_run,
+            dry_run=dry_run,
+            staged=staged,
             random=self._random,
         )
 
@@ -265,12 +308,13 @@ class Mirror:
 class _Options:
     policy: Policy
     connections: int
-    endpoints: IAgentEndpointFactory | None
+    connect: Callable[[Address], Callable[[], Any]]
     paranoid: bool
     sample: float
     limit: float | None
     progress: Callable[[Report], None] | None
     dry_run: bool
+    staged: bool
     random: random.Random
 
 
@@ -285,8 +329,6 @@ class _Sync:
         workers: CpuWorkers,
         options: _Options,
     ) -> None:
-        from pipegrid.http11 import StandardEndpoints
-
         self._clock = reactor
         self._destination = destination
         self._workers = workers
@@ -299,13 +341,8 @@ class _Sync:
             self._full,
             self._broken,
             None if options.limit is None else self._throttle,
+            options.staged,
         )
-        endpoints: Any = options.endpoints or StandardEndpoints(reactor)
-
-        def connector(address: Any) -> Callable[[], Any]:
-            uri = URI.fromBytes(address.url.encode("ascii", "replace"))
-            return lambda: endpoints.endpointForURI(uri)
-
         self._sources = [
             Source(
                 number,
@@ -313,7 +350,7 @@ class _Sync:
                 self._plan,
                 self._sink,
                 reactor,
-                connector(address),
+                options.connect(address),
                 self,
                 options.connections,
             )
@@ -352,7 +389,7 @@ class _Sync:
         self._look_finished()
         await self._ended
         await self._sink.flush()
-        if not self._options.dry_run:
+        if not (self._options.dry_run or self._options.staged):  # what indexes name comes later
             await self._workers.run(self._drop_leftovers, leftovers)
         self._bring_up_to_date()
         return self._report
@@ -394,12 +431,12 @@ class _Sync:
             doubted = options.paranoid or (
                 options.sample > 0 and options.random.random() < options.sample
             )
-            if destination.is_there(each, doubted):
+            if destination.is_there(each, doubted, options.staged):
                 continue
             left = None
             if leftovers and not options.dry_run:
                 left = leftovers.pop(each.digest, None)
-            if left is None or not destination.take_up(left, each):
+            if left is None or not destination.take_up(left, each, options.staged):
                 missing.append(each)
         return missing
 

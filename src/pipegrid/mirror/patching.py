@@ -56,14 +56,17 @@ class Patched:
     digest: bytes
 
 
-def apply_patches(index: str, patches: Sequence[str], fd: int) -> Patched:
+def apply_patches(
+    index: str, patches: Sequence[str], fd: int, most_bytes: int | None = None
+) -> Patched:
     """
     Write what the patches, one behind the other, make of an index.
 
     Args:
         index: its path; packed ones are unpacked on the way.
-        patches: their paths, oldest first; packed or not.
+        patches: their paths, oldest first; packed or not. Without any the index is unpacked.
         fd: what the result is written to, from where it stands.
+        most_bytes: of the result; beyond that it is an error.
 
     Raises:
         PatchError: a patch is damaged, too large, or not for this index.
@@ -72,7 +75,7 @@ def apply_patches(index: str, patches: Sequence[str], fd: int) -> Patched:
     if len(patches) > MAX_PATCHES:
         raise PatchError(f"{len(patches)} patches are too many; fetch the index anew")
     pieces = merge([parse(read_patch(path), path) for path in patches])
-    return write_pieces(index, pieces, fd)
+    return write_pieces(index, pieces, fd, most_bytes)
 
 
 def read_patch(path: str) -> bytes:
@@ -166,16 +169,18 @@ def _unpacker(head: bytes) -> Any:
     return None
 
 
-def write_pieces(index: str, pieces: Sequence[Piece], fd: int) -> Patched:
+def write_pieces(
+    index: str, pieces: Sequence[Piece], fd: int, most_bytes: int | None = None
+) -> Patched:
     """
     Write an index's pieces, in one pass over it.
 
     Raises:
-        PatchError: the index has fewer lines than the pieces speak of, or is damaged.
+        PatchError: the index has fewer lines than the pieces speak of, is damaged, or becomes too large.
         OSError: it cannot be read, or the result not written.
     """
     source = _Lines(index)
-    writer = _Writer(fd)
+    writer = _Writer(fd, most_bytes, index)
     try:
         line = 0
         for piece in pieces:
@@ -268,8 +273,10 @@ class _Lines:
 class _Writer:
     """Hashes and writes in a thread, in order; ``QUEUED`` chunks are on the way at most."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, most_bytes: int | None, index: str) -> None:
         self._fd = fd
+        self._most_bytes = most_bytes
+        self._index = index
         self._hash = sha256()
         self._size = 0
         self._queue: SimpleQueue[list[Any] | None] = SimpleQueue()
@@ -306,9 +313,13 @@ class _Writer:
         if self._error is not None:
             raise self._error
         if self._gathered:
+            self._size += self._gathered_bytes
+            if self._most_bytes is not None and self._size > self._most_bytes:
+                raise PatchError(
+                    f"what becomes of {shown(self._index)} has more than {self._most_bytes} bytes"
+                )
             self._room.acquire()
             self._queue.put(self._gathered)
-            self._size += self._gathered_bytes
             self._gathered, self._gathered_bytes = [], 0
 
     def _work(self) -> None:

@@ -52,7 +52,7 @@ class Receiver:
 
     def __init__(self, sink: Sink, wanted: Wanted) -> None:
         self._sink = sink
-        self.arrival = Arrival(sink.destination, wanted)
+        self.arrival = Arrival(sink.destination, wanted, sink.staged)
         self.pieces: list[bytes] = []
         self.size_bytes = 0
         self.is_over = False
@@ -103,8 +103,9 @@ class Arrival:
     gone = False
     _openings = count()
 
-    def __init__(self, destination: Destination, wanted: Wanted) -> None:
+    def __init__(self, destination: Destination, wanted: Wanted, staged: bool) -> None:
         self.wanted = wanted
+        self._staged = staged
         self.wrong: str | None = None
         self.share_bytes = 0
         self.opened = 0
@@ -169,7 +170,7 @@ class Arrival:
 
     def publish(self) -> tuple[str, ...]:
         try:
-            directory = self._destination.publish(self._name, self.wanted.path)
+            directory = self._destination.publish(self._name, self.wanted.path, self._staged)
         except BadEntry:
             self.discard()
             raise
@@ -194,6 +195,7 @@ class Sink:
         full: called with True when mirrors should not be read from, and with False when they should again.
         broken: called once if the destination can take nothing any more.
         noted: called with the size of everything that is received.
+        staged: files are not to be seen yet; see ``Destination.release``.
 
     Attributes:
         held_bytes: gathered, or with the thread.
@@ -207,6 +209,7 @@ class Sink:
         full: Callable[[bool], None],
         broken: Callable[[PipegridError], None],
         noted: Callable[[int], None] | None = None,
+        staged: bool = False,
     ) -> None:
         self.destination = destination
         self.held_bytes = 0
@@ -215,6 +218,7 @@ class Sink:
         self._full = full
         self._broken = broken
         self._noted = noted
+        self.staged = staged
         self._disk = Disk()
         self._is_full = False
         self._error: PipegridError | None = None
@@ -246,6 +250,9 @@ class Sink:
         self, arrival: Arrival, pieces: list[bytes], ended: Callable[[str | None], None]
     ) -> None:
         """See ``Receiver.finish``."""
+        if self._error is not None:
+            self.drop(arrival, pieces)
+            return
         self._ready.append((arrival, pieces, sum(map(len, pieces)), ended))
         if not self._busy:
             self._next_group()
@@ -278,7 +285,15 @@ class Sink:
         done.addBoth(self._stored, group, size)
 
     def _store(self, group: Sequence[tuple[Arrival, list[bytes], int, Any]]) -> None:
-        """In the thread: hash, write, make durable, name."""
+        """In the thread: hash, write, make durable, name. If the disk takes no more, nothing stays open."""
+        try:
+            self._store_group(group)
+        except BaseException:
+            for arrival, *_ in group:
+                arrival.discard()
+            raise
+
+    def _store_group(self, group: Sequence[tuple[Arrival, list[bytes], int, Any]]) -> None:
         right = [arrival for arrival, pieces, _, _ in group if arrival.end(pieces)]
         outcomes = commit_group(right, self._policy, self._disk)
         for arrival, outcome in zip(right, outcomes, strict=True):
@@ -313,6 +328,9 @@ class Sink:
         elif not isinstance(error, PipegridError):
             error = MirrorError(f"{self.destination.path} cannot hold the files: {error!r}")
         self._error = error
+        ready, self._ready = self._ready, []
+        for arrival, pieces, _, _ in ready:
+            self.drop(arrival, pieces)
         self._broken(error)
 
     def _look_idle(self) -> None:

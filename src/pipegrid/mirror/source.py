@@ -128,6 +128,13 @@ def parse_url(url: str) -> Address:
     return Address(url, parts.scheme, parts.hostname, port, path.encode("ascii"), netloc)
 
 
+def target_of(address: Address, path: str) -> bytes:
+    """Return what stands in a request for a path below a mirror."""
+    if _PLAIN_PATH.fullmatch(path) is None:
+        path = quote(path, safe=_SAFE)
+    return address.prefix + path.encode("ascii")
+
+
 class SourceEvents(Protocol):
     """What a source tells whoever runs it."""
 
@@ -356,10 +363,11 @@ class Source:
         self._note_busy(now_s)
 
     def _ask(self, connection: PipelinedConnection, errand: Errand) -> None:
-        path = errand.wanted.path
-        if _PLAIN_PATH.fullmatch(path) is None:
-            path = quote(path, safe=_SAFE)
-        head = b"GET %s%s%s" % (self.address.prefix, path.encode("ascii"), self._head_tail)
+        wanted = errand.wanted
+        head = b"GET %s%s" % (
+            target_of(self.address, wanted.remote or wanted.path),
+            self._head_tail,
+        )
         self.asked_bytes += errand.size_bytes
         connection.submit(FileExchange(self, errand, head))
 

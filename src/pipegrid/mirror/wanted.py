@@ -53,12 +53,14 @@ class Wanted:
         size: bytes; None if the index does not say, which only indexes of indexes may.
         algorithm: of the hash, one of ``DIGEST_BYTES``.
         digest: of the whole file.
+        remote: where mirrors have it, if that is another path (below one named by its hash, for one).
     """
 
     path: str
     size: int | None
     algorithm: str
     digest: bytes
+    remote: str | None = None
 
 
 def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Wanted:

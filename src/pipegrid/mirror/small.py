@@ -1,0 +1,63 @@
+"""
+Small files whose hash nobody knows beforehand: the release files with which everything begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.interfaces import IStreamClientEndpoint
+
+from pipegrid.errors import ServerError
+from pipegrid.http11 import HostPool, Limits, RawRequest
+from pipegrid.mirror.source import Address, target_of
+from pipegrid.mirror.wanted import MirrorError
+from pipegrid.version import __version__
+
+TIMEOUT_S = 20.0
+
+
+class SmallFiles:
+    """Asks one mirror; to be closed."""
+
+    def __init__(self, reactor: Any, address: Address, endpoint: Any) -> None:
+        def connect() -> IStreamClientEndpoint:
+            made: IStreamClientEndpoint = endpoint()
+            return made
+
+        self._address = address
+        self._pool = HostPool(
+            reactor,
+            connect,
+            address.netloc.decode("ascii"),
+            Limits(max_connections=1, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
+        )
+
+    async def fetch(self, path: str, most_bytes: int) -> bytes | None:
+        """
+        Return a file, or None if the mirror has none of that name.
+
+        Raises:
+            MirrorError: it cannot be asked, answers something else, or the file is longer than that.
+        """
+        head = (
+            b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n\r\n"
+            % (
+                target_of(self._address, path),
+                self._address.netloc,
+                __version__.encode("ascii"),
+            )
+        )
+        try:
+            answer = await self._pool.request(RawRequest(head, max_body_bytes=most_bytes))
+        except ServerError as error:
+            raise MirrorError(f"{self._address.url}: {error}") from error
+        if answer.status in (404, 410):
+            return None
+        if answer.status != 200:
+            raise MirrorError(f"{self._address.url} answers {answer.status} for {path}")
+        return answer.body
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._pool.close()
