@@ -20,7 +20,10 @@ MAX_CORPUS_FILES = 30
 TARGETS = {
     "banana": "misc.fuzz.banana",
     "caps": "misc.fuzz.caps",
+    "indexes": "misc.fuzz.indexes",
+    "lists": "misc.fuzz.lists",
     "messages": "misc.fuzz.messages",
+    "patches": "misc.fuzz.patches",
     "records": "misc.fuzz.records",
     "requests": "misc.fuzz.requests",
     "responses": "misc.fuzz.responses",

@@ -1,0 +1,328 @@
+"""
+Debian's control files, as far as a mirror reads them: paragraphs, release files, and what indexes name. Pure.
+
+Sources: Debian policy, chapter 5; the repository format of Debian's wiki.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+
+import attrs
+
+from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, check_path, shown, wanted
+
+MAX_PARAGRAPH_BYTES = 8 << 20
+"""The longest of an index: a package's files in Sources, or its provides, take some kilobytes."""
+
+MAX_RELEASE_BYTES = MAX_PARAGRAPH_BYTES
+"""A release file is one paragraph; those of large archives have a quarter of a megabyte."""
+
+_SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
+_SIZE = re.compile(r"[0-9]{1,15}")
+
+_HASH_FIELDS = {"SHA256": "sha256", "SHA512": "sha512", "MD5Sum": "md5", "SHA1": "sha1"}
+
+
+def paragraphs(
+    blocks: Iterable[bytes], fields: frozenset[str], name: str
+) -> Iterator[dict[str, str]]:
+    """
+    Yield the paragraphs of a control file, with the fields that are asked for.
+
+    Args:
+        blocks: its bytes, in pieces of any size.
+        name: of the file, for errors.
+
+    Yields:
+        each paragraph's fields by name; one that has none of them is empty.
+
+    Raises:
+        BadEntry: a paragraph is longer than ``MAX_PARAGRAPH_BYTES``, or has a field twice.
+    """
+    rest = b""
+    for block in blocks:
+        rest += block
+        *whole, rest = rest.split(b"\n\n")
+        for paragraph in whole:
+            if not paragraph.isspace() and paragraph:
+                yield _paragraph(paragraph, fields, name)
+        if len(rest) > MAX_PARAGRAPH_BYTES:
+            raise BadEntry(f"a paragraph of {name} is longer than {MAX_PARAGRAPH_BYTES} bytes")
+    if not rest.isspace() and rest:
+        yield _paragraph(rest, fields, name)
+
+
+def _paragraph(data: bytes, fields: frozenset[str], name: str) -> dict[str, str]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")  # old maintainers' names; what is asked for is ASCII
+    found: dict[str, str] = {}
+    field = ""
+    for line in text.split("\n"):
+        if line[:1] in (" ", "\t"):
+            if field:
+                found[field] += "\n" + line[1:]
+            continue
+        key, colon, value = line.partition(":")
+        field = key if colon and key in fields else ""
+        if field:
+            if field in found:
+                raise BadEntry(f"a paragraph of {name} has two fields {field}")
+            found[field] = value.strip()
+    return found
+
+
+@attrs.frozen
+class Release:
+    """
+    A release file.
+
+    Attributes:
+        files: the indexes that it names, by path below it; the best hash of each.
+        by_hash: whether they are also there under their hashes.
+        date, valid_until: with their time zones.
+    """
+
+    suite: str
+    codename: str
+    components: tuple[str, ...]
+    architectures: tuple[str, ...]
+    files: Mapping[str, Wanted]
+    by_hash: bool
+    date: datetime | None
+    valid_until: datetime | None
+
+
+_RELEASE_FIELDS = frozenset(
+    (
+        "Suite",
+        "Codename",
+        "Components",
+        "Architectures",
+        "Date",
+        "Valid-Until",
+        "Acquire-By-Hash",
+        *_HASH_FIELDS,
+    )
+)
+
+
+def read_release(data: bytes, name: str) -> Release:
+    """
+    Read a release file, without its signature.
+
+    Raises:
+        BadEntry: it is none, names files that may not be, or proves them by weaker hashes only.
+    """
+    found = next(paragraphs([data], _RELEASE_FIELDS, name), None)
+    if found is None or not found.keys() & _HASH_FIELDS.keys():
+        raise BadEntry(
+            f"{name} is no release file; perhaps the mirror serves a page for everything"
+        )
+    hashes: dict[str, tuple[int, dict[str, bytes | str]]] = {}
+    for field, algorithm in _HASH_FIELDS.items():
+        for line in found.get(field, "").split("\n"):
+            if not line.strip():
+                continue
+            parts = line.split()
+            if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
+                raise BadEntry(f"{name} has a line that is not hash, size and path: {shown(line)}")
+            size, path = int(parts[1]), parts[2]
+            known = hashes.setdefault(path, (size, {}))
+            if known[0] != size:
+                raise BadEntry(f"{name} gives two sizes for {shown(path)}")
+            known[1][algorithm] = parts[0]
+    if not any(DIGEST_BYTES.keys() & each.keys() for _, each in hashes.values()):
+        raise BadEntry(f"{name} has only weaker hashes than SHA-256; ask the archive for it")
+    files = {
+        path: wanted(path, size, each)
+        for path, (size, each) in hashes.items()
+        if DIGEST_BYTES.keys() & each.keys()
+    }
+    return Release(
+        suite=found.get("Suite", ""),
+        codename=found.get("Codename", ""),
+        components=tuple(found.get("Components", "").split()),
+        architectures=tuple(found.get("Architectures", "").split()),
+        files=files,
+        by_hash=found.get("Acquire-By-Hash", "").lower() == "yes",
+        date=_date(found.get("Date"), name),
+        valid_until=_date(found.get("Valid-Until"), name),
+    )
+
+
+def _date(text: str | None, name: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        date = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        date = None
+    if date is None:
+        raise BadEntry(f"{name} has a date that is none: {shown(text)}")
+    return date if date.tzinfo is not None else date.replace(tzinfo=timezone.utc)
+
+
+_PACKAGE_FIELDS = frozenset(("Filename", "Size", "SHA256", "SHA512", "SHA1", "MD5sum"))
+
+
+def packages(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
+    """
+    Yield the packages that a ``Packages`` file names.
+
+    Raises:
+        BadEntry: one has a path, size or hash that is refused.
+    """
+    for found in paragraphs(blocks, _PACKAGE_FIELDS, name):
+        path, size = found.get("Filename"), found.get("Size", "")
+        if path is None:
+            raise BadEntry(f"a package in {name} has no file name")
+        if _SIZE.fullmatch(size) is None:
+            raise BadEntry(f"{shown(path)} in {name} has no size")
+        path = path.removeprefix("./")
+        hashes = {
+            algorithm: found[field]
+            for field, algorithm in (
+                ("SHA256", "sha256"),
+                ("SHA512", "sha512"),
+                ("SHA1", "sha1"),
+                ("MD5sum", "md5"),
+            )
+            if field in found
+        }
+        yield wanted(path, int(size), hashes)
+
+
+_SOURCE_FIELDS = frozenset(("Directory", "Files", "Checksums-Sha256", "Checksums-Sha512"))
+_SOURCE_LINE = re.compile(r"([0-9A-Fa-f]+)[ \t]+([0-9]{1,15})[ \t]+(\S+)")
+
+
+def sources(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
+    """
+    Yield the files that a ``Sources`` file names.
+
+    Raises:
+        BadEntry: one has a path, size or hash that is refused.
+    """
+    for found in paragraphs(blocks, _SOURCE_FIELDS, name):
+        directory = found.get("Directory")
+        if directory is None:
+            raise BadEntry(f"a source in {name} has no directory")
+        files: dict[str, tuple[int, dict[str, bytes | str]]] = {}
+        for field, algorithm in (
+            ("Checksums-Sha256", "sha256"),
+            ("Checksums-Sha512", "sha512"),
+            ("Files", "md5"),
+        ):
+            for line in found.get(field, "").split("\n"):
+                if not line.strip():
+                    continue
+                match = _SOURCE_LINE.fullmatch(line.strip())
+                if match is None:
+                    raise BadEntry(
+                        f"{name} has a line that is not hash, size and name: {shown(line)}"
+                    )
+                size = int(match[2])
+                known = files.setdefault(match[3], (size, {}))
+                if known[0] != size:
+                    raise BadEntry(f"{name} gives two sizes for {shown(match[3])}")
+                known[1][algorithm] = match[1]
+        for file, (size, hashes) in files.items():
+            path = file if directory == "." else f"{directory.removeprefix('./')}/{file}"
+            yield wanted(path, size, hashes)
+
+
+@attrs.frozen
+class PatchStep:
+    """
+    One patch of an index.
+
+    Attributes:
+        before: SHA-256 and size of what it is for.
+        packed: what is fetched: size and SHA-256, packed.
+    """
+
+    name: str
+    before: bytes
+    before_size: int
+    packed: Wanted | None
+
+
+@attrs.frozen
+class PatchIndex:
+    """
+    The ``Index`` of patches of one index.
+
+    Attributes:
+        current, current_size: SHA-256 and size of the newest version.
+        steps: oldest first.
+        merged: each step leads to the newest version, rather than to the one of the next step.
+    """
+
+    current: bytes
+    current_size: int
+    steps: tuple[PatchStep, ...]
+    merged: bool = False
+
+    def chain(self, have: bytes) -> tuple[PatchStep, ...] | None:
+        """Return the patches from a version on, oldest first; None if it is none that they know."""
+        if have == self.current:
+            return ()
+        for number in reversed(range(len(self.steps))):
+            if self.steps[number].before == have:
+                return self.steps[number : number + 1] if self.merged else self.steps[number:]
+        return None
+
+
+_PATCH_FIELDS = frozenset(
+    ("SHA256-Current", "SHA256-History", "SHA256-Download", "X-Patch-Precedence")
+)
+
+
+def read_patch_index(data: bytes, directory: str, name: str) -> PatchIndex:
+    """
+    Read the ``Index`` file of patches.
+
+    Args:
+        directory: where it stands, and the patches beside it.
+
+    Raises:
+        BadEntry: it is none.
+    """
+    found = next(paragraphs([data], _PATCH_FIELDS, name), None)
+    if found is None or "SHA256-Current" not in found or "SHA256-History" not in found:
+        raise BadEntry(f"{name} is no index of patches with SHA-256")
+    current, current_size = _hash_and_size(found["SHA256-Current"].split(), name)
+    history = _rows(found["SHA256-History"], name)
+    downloads = {
+        row[2].rpartition(".")[0]: row for row in _rows(found.get("SHA256-Download", ""), name)
+    }
+    steps = []
+    for row in history:
+        digest, size = _hash_and_size(row, name)
+        check_path(f"{directory}/{row[2]}")
+        download = downloads.get(row[2])
+        packed = None
+        if download is not None:
+            packed = wanted(f"{directory}/{download[2]}", int(download[1]), {"sha256": download[0]})
+        steps.append(PatchStep(row[2], digest, size, packed))
+    merged = found.get("X-Patch-Precedence", "").lower() == "merged"
+    return PatchIndex(current, current_size, tuple(steps), merged)
+
+
+def _rows(text: str, name: str) -> list[list[str]]:
+    rows = [line.split() for line in text.split("\n") if line.strip()]
+    if any(len(row) != 3 or _SIZE.fullmatch(row[1]) is None for row in rows):
+        raise BadEntry(f"{name} has a line that is not hash, size and name")
+    return rows
+
+
+def _hash_and_size(row: list[str], name: str) -> tuple[bytes, int]:
+    if len(row) < 2 or _SHA256.fullmatch(row[0]) is None or _SIZE.fullmatch(row[1]) is None:
+        raise BadEntry(f"{name} has a line that is not hash and size")
+    return bytes.fromhex(row[0]), int(row[1])

@@ -1,0 +1,250 @@
+"""Control files, release files and lists of patches: what they say, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.mirror.deb822 import (
+    MAX_PARAGRAPH_BYTES,
+    packages,
+    paragraphs,
+    read_patch_index,
+    read_release,
+    sources,
+)
+from pipegrid.mirror.wanted import BadEntry
+
+H1, H2, H3 = ("1" * 64, "2" * 64, "3" * 64)
+PACKAGE = f"Package: a\nFilename: pool/a.deb\nSize: 12\nSHA256: {H1}\nMD5sum: {'4' * 32}\n"
+SOURCE = (
+    f"Package: s\nDirectory: pool/s\nFiles:\n {'4' * 32} 3 s.dsc\n {'5' * 32} 4 s.tar.xz\n"
+    f"Checksums-Sha256:\n {H1} 3 s.dsc\n {H2} 4 s.tar.xz\n"
+)
+RELEASE = (
+    "Suite: unstable\nCodename: sid\nComponents: main contrib\nArchitectures: amd64\n"
+    "Date: Sat, 28 Feb 2026 08:12:33 UTC\nValid-Until: Sat, 07 Mar 2026 08:12:33 UTC\n"
+    f"Acquire-By-Hash: yes\nMD5Sum:\n {'4' * 32} 5 main/x\nSHA256:\n {H1} 5 main/x\n {H2}  6 main/y\n"
+)
+FIELDS = frozenset(("A", "B"))
+
+
+def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
+    """Cut it there."""
+    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[start:end] for start, end in pairwise(ends)]
+
+
+class ParagraphTests(SynchronousTestCase):
+    """Paragraphs of fields."""
+
+    def test_fields(self) -> None:
+        """Those that are asked for, with lines that continue; others are not looked at."""
+        data = b"A: 1\nC: x\n y\nB:\n 2\n\t3\n\n\n\nC: only\n\nA:4"
+        self.assertEqual(
+            list(paragraphs([data], FIELDS, "x")), [{"A": "1", "B": "\n2\n3"}, {}, {"A": "4"}]
+        )
+
+    @given(
+        st.text("AB: \n\tx.", max_size=60).map(str.encode),
+        st.lists(st.integers(0, 1000), max_size=8),
+    )
+    def test_cut_anywhere(self, data: bytes, places: list[int]) -> None:
+        """The pieces in which it comes do not matter."""
+
+        def outcome(blocks: list[bytes]) -> object:
+            try:
+                return list(paragraphs(blocks, FIELDS, "x"))
+            except BadEntry as error:
+                return str(error)
+
+        self.assertEqual(outcome(cut(data, places)), outcome([data]))
+
+    def test_bounds(self) -> None:
+        """A paragraph without an end is given up before it fills the memory; two of one field are refused."""
+        taken = 0
+
+        def endless() -> Iterable[bytes]:
+            nonlocal taken
+            while True:
+                taken += 1 << 20
+                yield b"A" * (1 << 20)
+
+        error = self.assertRaises(BadEntry, list, paragraphs(endless(), FIELDS, "some"))
+        self.assertIn("a paragraph of some is longer", str(error))
+        self.assertLessEqual(taken, MAX_PARAGRAPH_BYTES + (1 << 20))
+        error = self.assertRaises(BadEntry, list, paragraphs([b"A: 1\nA: 2"], FIELDS, "some"))
+        self.assertIn("two fields A", str(error))
+
+    def test_not_utf8(self) -> None:
+        """Old names of maintainers hurt nobody."""
+        self.assertEqual(list(paragraphs([b"M: \xfc\nA: 1"], FIELDS, "x")), [{"A": "1"}])
+
+
+class IndexTests(SynchronousTestCase):
+    """``Packages`` and ``Sources``."""
+
+    def refused(self, read: Callable[..., Iterable[Any]], text: str, words: str) -> None:
+        """Look that it is, with these words."""
+        error = self.assertRaises(BadEntry, lambda: list(read([text.encode()], "the index")))
+        self.assertIn(words, str(error))
+        self.assertNotIn("\n", str(error))
+
+    def test_packages(self) -> None:
+        """Path, size and best hash of each."""
+        text = PACKAGE + "\n" + PACKAGE.replace("pool/a", "./pool/b") + f"SHA512: {'6' * 128}\n"
+        first, second = packages([text.encode()], "x")
+        self.assertEqual((first.path, first.size, first.algorithm), ("pool/a.deb", 12, "sha256"))
+        self.assertEqual(first.digest.hex(), H1)
+        self.assertEqual(second.path, "pool/b.deb")
+
+    def test_bad_packages(self) -> None:
+        """One sentence each."""
+        for old, new, words in (
+            ("pool/a.deb", "../../etc/passwd", "leads out of the mirror"),
+            ("pool/a.deb", "/etc/passwd", "is absolute"),
+            ("pool/a.deb", ".pipegrid-mirror/lock", "the mirror's own"),
+            ("pool/a.deb", "pool/a\x1b.deb", "a character that no archive uses"),
+            ("Size: 12", "Size: -1", "has no size"),
+            ("Size: 12", "Size: ²", "has no size"),
+            ("Size: 12", "Size: " + "9" * 16, "has no size"),
+            ("Size: 12", f"Size: {1 << 45}", "no file has"),
+            ("Size: 12\n", "", "has no size"),
+            (f"SHA256: {H1}\n", "", "weaker hashes ('md5')"),
+            (H1, H1[1:], "is not one"),
+            ("Filename: pool/a.deb\n", "", "has no file name"),
+        ):
+            self.assertIn(old, PACKAGE)
+            self.refused(packages, PACKAGE.replace(old, new), words)
+        self.refused(packages, "<html>Please log in</html>", "has no file name")
+
+    def test_sources(self) -> None:
+        """Each file of each source, in its directory."""
+        found = list(sources([SOURCE.encode()], "x"))
+        self.assertEqual([each.path for each in found], ["pool/s/s.dsc", "pool/s/s.tar.xz"])
+        self.assertEqual([each.size for each in found], [3, 4])
+        self.assertEqual([each.digest.hex() for each in found], [H1, H2])
+
+    def test_bad_sources(self) -> None:
+        """One sentence each."""
+        for old, new, words in (
+            ("pool/s", "../s", "leads out"),
+            ("3 s.dsc\n", "3 ../s.dsc\n", "leads out"),
+            (f"{H1} 3", f"{H1} 7", "two sizes"),
+            (f" {H1} 3 s.dsc\n", "", "weaker hashes"),
+            (f"{H1} 3 s.dsc", f"{H1} s.dsc", "not hash, size and name"),
+            ("Directory: pool/s\n", "", "has no directory"),
+        ):
+            self.assertIn(old, SOURCE)
+            self.refused(sources, SOURCE.replace(old, new), words)
+
+    @given(st.lists(st.sampled_from(PACKAGE.splitlines()), max_size=12), st.binary(max_size=30))
+    def test_only_one_error(self, lines: list[str], junk: bytes) -> None:
+        """Whatever an index says: its files, or ``BadEntry``."""
+        data = "\n".join(lines).encode() + b"\n" + junk
+        for read in (packages, sources):
+            with contextlib.suppress(BadEntry):
+                for each in read([data], "x"):
+                    self.assertEqual(each.algorithm, "sha256")
+
+
+class ReleaseTests(SynchronousTestCase):
+    """Release files."""
+
+    def test_all_of_it(self) -> None:
+        """What it says."""
+        release = read_release(RELEASE.encode(), "x")
+        self.assertEqual((release.suite, release.codename), ("unstable", "sid"))
+        self.assertEqual(release.components, ("main", "contrib"))
+        self.assertTrue(release.by_hash)
+        self.assertEqual(release.date, datetime(2026, 2, 28, 8, 12, 33, tzinfo=timezone.utc))
+        self.assertEqual(
+            {path: each.size for path, each in release.files.items()}, {"main/x": 5, "main/y": 6}
+        )
+
+    def test_refused(self) -> None:
+        """One sentence each."""
+        for text, words in (
+            ("<html>Please log in</html>", "serves a page for everything"),
+            ("", "no release file"),
+            (
+                RELEASE.replace("SHA256:", "SHA1:").replace(H1, "4" * 40),
+                "weaker hashes than SHA-256",
+            ),
+            (RELEASE.replace("main/x", "../x"), "leads out"),
+            (RELEASE.replace(f"{H1} 5", f"{H1} 50"), "two sizes"),
+            (RELEASE.replace(f"{H1} 5", f"{H1} many"), "not hash, size and path"),
+            (RELEASE.replace("07 Mar 2026", "77 Mar 2026"), "a date that is none"),
+            (RELEASE.replace("Sat, 28 Feb 2026 08:12:33 UTC", "soon"), "a date that is none"),
+        ):
+            error = self.assertRaises(BadEntry, read_release, text.encode(), "it")
+            self.assertIn(words, str(error))
+            self.assertNotIn("\n", str(error))
+
+    @given(st.text(max_size=40))
+    def test_any_date(self, text: str) -> None:
+        """It is a date, or refused."""
+        line = text.replace("\n", " ").replace("\r", " ")
+        data = RELEASE.replace("Sat, 28 Feb 2026 08:12:33 UTC", line).encode("utf-8", "replace")
+        try:
+            release = read_release(data, "it")
+        except BadEntry:
+            return
+        self.assertTrue(release.date is None or release.date.tzinfo is not None)
+
+
+PATCHES = (
+    f"SHA256-Current: {H3} 30\nSHA256-History:\n {H1} 10 one\n {H2} 20 two\n"
+    f"SHA256-Patches:\n {H1} 1 one\n {H1} 1 two\n"
+    f"SHA256-Download:\n {H1} 5 one.gz\n {H2} 6 two.gz\n"
+)
+
+
+class PatchIndexTests(SynchronousTestCase):
+    """The ``Index`` of patches."""
+
+    def chain(self, text: str, have: str) -> list[str] | None:
+        """Return the names of the patches from there."""
+        found = read_patch_index(text.encode(), "main/P.diff", "x").chain(bytes.fromhex(have))
+        return None if found is None else [step.name for step in found]
+
+    def test_chains(self) -> None:
+        """From any version that is known to the newest; merged patches lead there at once."""
+        self.assertEqual(self.chain(PATCHES, H1), ["one", "two"])
+        self.assertEqual(self.chain(PATCHES, H2), ["two"])
+        self.assertEqual(self.chain(PATCHES, H3), [])
+        self.assertIsNone(self.chain(PATCHES, "9" * 64))
+        merged = PATCHES + "X-Patch-Precedence: merged\n"
+        self.assertEqual(self.chain(merged, H1), ["one"])
+        back = PATCHES.replace(f"{H2} 20 two", f"{H1} 10 two")
+        self.assertEqual(self.chain(back, H1), ["two"])
+
+    def test_what_is_fetched(self) -> None:
+        """The packed patch, beside the list, by its own hash; a patch that only its contents prove is not."""
+        first, second = read_patch_index(PATCHES.encode(), "main/P.diff", "x").steps
+        assert first.packed is not None
+        self.assertEqual((first.packed.path, first.packed.size), ("main/P.diff/one.gz", 5))
+        self.assertEqual((first.before_size, second.before_size), (10, 20))
+        without = PATCHES.partition("SHA256-Download")[0]
+        self.assertEqual(
+            [each.packed for each in read_patch_index(without.encode(), "d", "x").steps], [None] * 2
+        )
+
+    def test_refused(self) -> None:
+        """One sentence each."""
+        for text, words in (
+            ("<html>", "no index of patches"),
+            (PATCHES.replace(f" {H1} 10 one", f" {H1} 10 ../one"), "leads out"),
+            (PATCHES.replace(f" {H1} 10 one", f" {H1} ten one"), "not hash, size and name"),
+            (PATCHES.replace(f"{H3} 30", f"{H3[1:]} 30"), "not hash and size"),
+            (PATCHES.replace(f"{H3} 30", H3), "not hash and size"),
+        ):
+            error = self.assertRaises(BadEntry, read_patch_index, text.encode(), "d", "it")
+            self.assertIn(words, str(error))
