@@ -12,7 +12,7 @@ BUILDBOT_VENV := .venv-buildbot
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
-.PHONY: demo test lint types trial attack chromium isal shells interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
+.PHONY: demo test lint types trial attack chromium isal shells gpg interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -28,7 +28,7 @@ types: $(INSTALLED)
 
 # No test may hang: trial's own timeout is 120 s a test, this one is for the whole, on a machine that is busy.
 # Some run beside Tahoe-LAFS's own processes, which have an environment of their own.
-trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells
+trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg
 	$(BIN)/coverage erase
 	TAHOE=$(TAHOE) timeout 1500 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
 	$(BIN)/coverage combine -q
@@ -56,6 +56,13 @@ shells:
 		apt-get -qq install --no-install-recommends bash zsh fish man-db mandoc >/dev/null; } || \
 		{ echo "The tests need bash, zsh, fish, man and mandoc; install them with your system's packages." >&2; \
 		false; }
+
+# Archives are signed and checked; apt and dpkg, where they are, read what was mirrored.
+gpg:
+	@command -v gpg >/dev/null && command -v gpgv >/dev/null || \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install --no-install-recommends gpg gpg-agent gpgv >/dev/null; } || \
+		{ echo "The tests need gpg and gpgv; install them with your system's packages." >&2; false; }
 
 # Under five minutes, on a machine that does nothing else. What the figures mean: docs/explanation-speedtest.md.
 # Results add up to a history there; `make speedtest RUN="--link dsl"` measures something else.

@@ -1,0 +1,166 @@
+"""
+Who signed an index: gpgv decides, with the keys of a keyring, and only what it says was signed is read.
+
+A signed file in one piece (``InRelease``) holds, beside what was signed, whatever anybody put around it;
+so what is read is gpgv's output and not the file. One of two files (``Release``, ``Release.gpg``) is read
+as gpgv saw it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+
+from pipegrid.mirror.wanted import MirrorError
+
+TIMEOUT_S = 60
+MAX_KEYRING_BYTES = 16 << 20
+
+_WEAK = ["--weak-digest", "SHA1", "--weak-digest", "RIPEMD160"]
+"""Hashes with which nobody signs any more, beside MD5, which gpgv refuses by itself."""
+
+_MESSAGE = b"-----BEGIN PGP SIGNED MESSAGE-----"
+_WHOLE = re.compile(
+    _MESSAGE
+    + rb"\n(?:Hash: [^\n]*\n)*\n(?:(?!-)[^\n]*\n|- [^\n]*\n)*"
+    + rb"-----BEGIN PGP SIGNATURE-----\n(?:(?!-)[^\n]*\n)*-----END PGP SIGNATURE-----\n*"
+)
+"""One message, and nothing before, in between or behind it; lines that begin with a dash are escaped."""
+
+_ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
+
+
+class NotSigned(MirrorError):
+    """An index is not signed by anybody whose key is known here; nothing of it was used."""
+
+
+def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
+    """
+    Return what was signed, of a file with its signature in it.
+
+    Args:
+        keyrings: files that gpgv can use.
+        name: of the file, for errors.
+
+    Raises:
+        NotSigned: the signature is bad, of an unknown key, or there is none.
+        MirrorError: gpgv or a keyring is missing.
+    """
+    if _MESSAGE in signed and _WHOLE.fullmatch(signed) is None:
+        # It would be published as it is, to readers who may look at more than what was signed.
+        raise NotSigned(f"{name} is not signed as a whole: there is something around it")
+    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
+        path = _write(directory, "signed", signed)
+        output = os.path.join(directory, "content")
+        _gpgv(["--output", output, path], keyrings, name)
+        try:
+            with open(output, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            raise NotSigned(f"{name} is not signed; nothing of it was used") from None
+
+
+def check_signature(content: bytes, signature: bytes, keyrings: Sequence[str], name: str) -> None:
+    """
+    Check a signature that is a file of its own; raises as ``signed_content`` does.
+    """
+    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
+        paths = [_write(directory, "signature", signature), _write(directory, "content", content)]
+        _gpgv(paths, keyrings, name)
+
+
+def _write(directory: str, name: str, data: bytes) -> str:
+    path = os.path.join(directory, name)
+    with open(path, "xb") as file:
+        file.write(data)
+    return path
+
+
+def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
+    if not keyrings:
+        raise MirrorError(f"{name} cannot be checked: give --keyring, or --allow-unsigned")
+    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
+        options = []
+        for number, keyring in enumerate(keyrings):
+            options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
+        try:
+            done = subprocess.run(
+                ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise MirrorError(
+                f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise NotSigned(
+                f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s"
+            ) from None
+    reason = refusal(done.stdout)
+    if reason is not None:
+        raise NotSigned(f"{name} is not signed by a key of the keyring ({reason})")
+
+
+def _usable(keyring: str, copy: str) -> str:
+    """Return the path of a keyring as gpgv reads it: one that is text is written down as bytes."""
+    try:
+        with open(keyring, "rb") as file:
+            data = file.read(MAX_KEYRING_BYTES + 1)
+    except OSError as error:
+        raise MirrorError(
+            f"the keyring {keyring} cannot be read ({os.strerror(error.errno or 0)}); give the archive's own"
+        ) from None
+    if len(data) > MAX_KEYRING_BYTES:
+        raise MirrorError(f"the keyring {keyring} is larger than any; give the archive's own")
+    if _ARMOR not in data:
+        return os.path.abspath(keyring)
+    try:
+        keys = b"".join(map(_dearmored, data.split(_ARMOR)[1:]))
+    except ValueError:
+        raise MirrorError(f"the keyring {keyring} is damaged; give the archive's own") from None
+    with open(copy, "xb") as file:
+        file.write(keys)
+    return copy
+
+
+def _dearmored(block: bytes) -> bytes:
+    """Return the bytes of a block of text (RFC 4880, 6.2), which begins behind its first line."""
+    body, end, _ = block.replace(b"\r", b"").partition(b"-----END PGP PUBLIC KEY BLOCK-----")
+    lines = body.split(b"\n\n", 1)[-1].split(b"\n")
+    if not end:
+        raise ValueError("it has no end")
+    return binascii.a2b_base64(b"".join(line for line in lines if line[:1] != b"="))
+
+
+def refusal(status: bytes) -> str | None:
+    """
+    Return why gpgv's status lines do not prove a signature, in words; None: they do.
+
+    One good signature is enough, since archives sign with several keys and rings hold some of them. Its exit
+    status says less: it is 0 for keys that have expired, and 2 if one of the keys is not known.
+    """
+    said = {line.split(b" ")[1] for line in status.split(b"\n") if line.startswith(_STATUS)}
+    if b"GOODSIG" in said and b"VALIDSIG" in said and b"BADSIG" not in said:
+        return None
+    for keyword, words in _REASONS:
+        if keyword in said:
+            return words
+    return "gpgv does not accept it"
+
+
+_STATUS = b"[GNUPG:] "
+_REASONS = (
+    (b"BADSIG", "the signature does not fit it: it was changed, or is damaged"),
+    (b"EXPKEYSIG", "the key has expired"),
+    (b"REVKEYSIG", "the key was revoked"),
+    (b"EXPSIG", "the signature has expired"),
+    (b"NO_PUBKEY", "it is signed by another key"),
+    (b"NODATA", "it is not signed at all"),
+)

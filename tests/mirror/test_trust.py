@@ -1,0 +1,144 @@
+"""Signatures, checked by the real gpgv with keys that are made here."""
+
+from __future__ import annotations
+
+import binascii
+import os
+import tempfile
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.mirror.trust import NotSigned, check_signature, refusal, signed_content
+from pipegrid.mirror.wanted import MirrorError
+from tests.mirror.archive import Signer
+
+TEXT = b"Suite: sid\n- a dash\nDate: now\n"
+
+
+class TrustTests(SynchronousTestCase):
+    """What is believed, and what is not."""
+
+    def signer(self, *arguments: str) -> Signer:
+        """Make a key."""
+        signer = Signer(*arguments)
+        self.addCleanup(signer.close)
+        return signer
+
+    def refused(self, words: str, signed: bytes, *keyrings: str) -> None:
+        """Look that it is, in one sentence."""
+        error = self.assertRaises(NotSigned, signed_content, signed, keyrings, "the file")
+        self.assertIn(words, str(error))
+        self.assertIn("the file is not signed", str(error))
+        self.assertNotIn("\n", str(error))
+
+    def test_signed(self) -> None:
+        """What was signed is given back, in either form; a ring may be bytes or text, one of several."""
+        ours, other = self.signer(), self.signer()
+        for rings in ((ours.keyring,), (ours.armored,), (other.keyring, ours.keyring)):
+            self.assertEqual(signed_content(ours.inline(TEXT), rings, "x"), TEXT)
+            check_signature(TEXT, ours.detached(TEXT), rings, "x")
+        # Another's key alone does not do.
+        self.refused("signed by another key", ours.inline(TEXT), other.keyring)
+        self.assertRaises(
+            NotSigned, check_signature, TEXT, ours.detached(TEXT), (other.keyring,), "x"
+        )
+
+    def test_changed(self) -> None:
+        """One changed byte is enough."""
+        ours = self.signer()
+        signed = ours.inline(TEXT)
+        self.refused("does not fit", signed.replace(b"now", b"new"), ours.keyring)
+        self.assertRaises(
+            NotSigned, check_signature, TEXT + b"x", ours.detached(TEXT), (ours.keyring,), "x"
+        )
+        self.refused("not signed at all", TEXT, ours.keyring)
+        self.refused("not signed at all", b"", ours.keyring)
+        self.refused("not signed at all", b"<html>log in</html>", ours.keyring)
+        self.assertRaises(NotSigned, check_signature, TEXT, b"", (ours.keyring,), "x")
+
+    def test_around(self) -> None:
+        """A file with something before or behind the signed part is refused, though gpgv only skips that."""
+        ours = self.signer()
+        signed = ours.inline(TEXT)
+        head, _, rest = signed.partition(b"\n\n")
+        for data in (
+            b"Suite: evil\n\n" + signed,
+            signed + b"\nSuite: evil\n",
+            signed + ours.inline(b"more\n"),
+            head + b"\nSuite: evil\n\n" + rest,
+        ):
+            error = self.assertRaises(NotSigned, signed_content, data, (ours.keyring,), "x")
+            self.assertIn("there is something around it", str(error))
+
+    def test_expired(self) -> None:
+        """A key that has expired does not count, though gpgv itself calls that a success."""
+        old = Signer("2021-01-01", at="20200601T000000!")
+        self.addCleanup(old.close)
+        self.refused("the key has expired", old.inline(TEXT), old.keyring)
+
+    def test_two_signatures(self) -> None:
+        """Archives sign with several keys; one that is known is enough, unless another is wrong."""
+        good, bad = b"[GNUPG:] GOODSIG A x\n[GNUPG:] VALIDSIG A\n", b"[GNUPG:] BADSIG B x\n"
+        unknown = b"[GNUPG:] ERRSIG B 1 8 01 1 9\n[GNUPG:] NO_PUBKEY B\n"
+        self.assertIsNone(refusal(unknown + good))
+        self.assertIsNone(refusal(good))
+        self.assertEqual(refusal(unknown), "it is signed by another key")
+        self.assertIn("changed", refusal(good + bad) or "")
+        self.assertIn("expired", refusal(b"[GNUPG:] EXPKEYSIG A x\n[GNUPG:] VALIDSIG A\n") or "")
+        self.assertIsNotNone(refusal(b""))
+        self.assertIsNotNone(refusal(b"x [GNUPG:] GOODSIG A\nx [GNUPG:] VALIDSIG A\n"))
+
+    def test_several_keys_for_real(self) -> None:
+        """A file with two signatures is believed by who has either key."""
+        ours, other = self.signer(), self.signer()
+        both = other.detached(TEXT) + ours.detached(TEXT)
+        for ring in (ours.keyring, other.keyring):
+            check_signature(TEXT, _joined(both), (ring,), "x")
+
+    def test_weak(self) -> None:
+        """A signature over SHA-1 proves nothing."""
+        ours = self.signer()
+        weak = ours.inline(TEXT, "--digest-algo", "SHA1", "--allow-weak-digest-algos")
+        self.refused("gpgv does not accept it", weak, ours.keyring)
+
+    def test_keyrings(self) -> None:
+        """Without one that can be read there is a sentence, and no belief."""
+        ours = self.signer()
+        signed = ours.inline(TEXT)
+        damaged = Path(self.mktemp())
+        damaged.write_text(Path(ours.armored).read_text()[:-40])
+        for rings, words in (
+            ((), "give --keyring"),
+            (("/nowhere/ring.gpg",), "cannot be read (No such file"),
+            ((str(damaged),), "is damaged"),
+        ):
+            error = self.assertRaises(MirrorError, signed_content, signed, rings, "x")
+            self.assertIn(words, str(error))
+
+    def test_no_gpgv(self) -> None:
+        """The sentence says what to install."""
+        ours = self.signer()
+        signed = ours.inline(TEXT)
+        self.patch(os, "environ", {**os.environ, "PATH": "/nowhere"})
+        error = self.assertRaises(MirrorError, signed_content, signed, (ours.keyring,), "x")
+        self.assertIn("there is no gpgv", str(error))
+
+    def test_nothing_is_left(self) -> None:
+        """No file of a check stays."""
+        ours = self.signer()
+        directory = self.mktemp()
+        os.makedirs(directory)
+        self.patch(os, "environ", {**os.environ, "TMPDIR": os.path.abspath(directory)})
+        self.patch(tempfile, "tempdir", None)
+        signed_content(ours.inline(TEXT), (ours.armored,), "x")
+        self.assertEqual(os.listdir(directory), [])
+
+
+def _joined(armored: bytes) -> bytes:
+    """Two signatures as one file of bytes."""
+    out = b""
+    for block in armored.split(b"-----BEGIN PGP SIGNATURE-----\n")[1:]:
+        lines = block.partition(b"-----END")[0].split(b"\n")
+        out += binascii.a2b_base64(b"".join(line for line in lines if line[:1] != b"="))
+    return out
