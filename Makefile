@@ -12,7 +12,7 @@ BUILDBOT_VENV := .venv-buildbot
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
-.PHONY: demo test lint types trial attack chromium isal shells gpg interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
+.PHONY: demo test lint types trial attack chromium isal shells gpg mirror-peers interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -57,12 +57,19 @@ shells:
 		{ echo "The tests need bash, zsh, fish, man and mandoc; install them with your system's packages." >&2; \
 		false; }
 
-# Archives are signed and checked; apt and dpkg, where they are, read what was mirrored.
+# Archives are signed, and signatures checked.
 gpg:
 	@command -v gpg >/dev/null && command -v gpgv >/dev/null || \
 		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 		apt-get -qq install --no-install-recommends gpg gpg-agent gpgv >/dev/null; } || \
 		{ echo "The tests need gpg and gpgv; install them with your system's packages." >&2; false; }
+
+# Beside other programs that mirror archives; a minute, and longer where they have to be installed.
+mirror-peers: $(INSTALLED) gpg
+	@command -v debmirror >/dev/null || \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install --no-install-recommends debmirror >/dev/null; }
+	timeout 600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_peers tests.interop.debmirror
 
 # Under five minutes, on a machine that does nothing else. What the figures mean: docs/explanation-speedtest.md.
 # Results add up to a history there; `make speedtest RUN="--link dsl"` measures something else.

@@ -184,6 +184,14 @@ class DamageTests(PatchCase):
             self.assertIn(words, str(error))
             self.assertTrue(str(error).isprintable(), error)
 
+    def test_many_large_ones(self) -> None:
+        """Patches are bounded together, too, as they are merged in memory."""
+        patch = b"1c\n" + b"x" * 100 + b"\n.\n"
+        with mock.patch.object(patching, "MAX_ALL_PATCHES_BYTES", 2 * len(patch)):
+            self.patched(b"a\n", patch, patch)
+            error = self.assertRaises(PatchError, self.patched, b"a\n", patch, patch, patch)
+        self.assertIn("together; fetch the index anew", str(error))
+
     def test_bombs(self) -> None:
         """A patch that unpacks to more than one may have is given up before it is held."""
         self.patch(patching, "MAX_PATCH_BYTES", 1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +13,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import ReactorJob
 from pipegrid.cli.options import byte_size, common_options
-from pipegrid.cli.outcome import ExitStatus, unreadable
+from pipegrid.cli.outcome import ExitStatus, printable, unreadable
 
 if TYPE_CHECKING:
     from pipegrid.mirror.mirror import Report
@@ -161,6 +162,135 @@ def list_command(
     return ReactorJob(work)
 
 
+DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+@command.command(name="debian")
+@click.argument("dest", type=click.Path())
+@click.option(
+    "--suite", "suites", multiple=True, required=True, help="Such as sid; several if given again."
+)
+@click.option(
+    "--component",
+    "components",
+    multiple=True,
+    help="Such as main; several if given again. Without it all that the release file names.",
+)
+@click.option(
+    "--arch",
+    "architectures",
+    multiple=True,
+    default=("amd64",),
+    show_default="amd64",
+    help="Of binary packages; several if given again.",
+)
+@click.option("--source", is_flag=True, help="Sources, too.")
+@click.option(
+    "--keyring",
+    "keyrings",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help=f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.",
+)
+@click.option("--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror.")
+@click.option(
+    "--indexes",
+    type=click.Choice(["packed", "unpacked"]),
+    default="packed",
+    show_default=True,
+    help="How indexes are kept; unpacked ones are brought up to date by patches.",
+)
+@click.option("--diffs", is_flag=True, help="Patches of the indexes, too, for readers.")
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="GLOB",
+    help="Other files that the release file names, such as 'main/i18n/Translation-en.*'.",
+)
+@fetch_options
+@common_options
+def debian_command(
+    dest: str,
+    suites: tuple[str, ...],
+    components: tuple[str, ...],
+    architectures: tuple[str, ...],
+    source: bool,
+    keyrings: tuple[str, ...],
+    allow_unsigned: bool,
+    indexes: str,
+    diffs: bool,
+    also: tuple[str, ...],
+    urls: tuple[str, ...],
+    delete: bool,
+    dry_run: bool,
+    connections: int,
+    limit_rate: str | None,
+    durability: str,
+    sample: float,
+    paranoid: bool,
+) -> ReactorJob:
+    """
+    Keep a Debian archive in DEST.
+
+    Each suite's release file is checked with gpgv, indexes by it, packages by the indexes. Indexes
+    are seen after what they name is there, so that apt can read from DEST meanwhile.
+    """
+    if allow_unsigned and keyrings:
+        raise click.UsageError(
+            "with --allow-unsigned no --keyring is used; give one of them",
+            click.get_current_context(),
+        )
+    limit = None if limit_rate is None else byte_size(limit_rate)
+
+    async def work(reactor: Any, console: Console) -> int:
+        from pipegrid.cli.mirroring import Display
+        from pipegrid.mirror.debian import DebianArchive, Keys, Selection
+        from pipegrid.mirror.mirror import Mirror
+
+        rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
+        with Display(console) as display:
+            mirror = Mirror(
+                reactor,
+                urls,
+                dest,
+                durability=durability,  # type: ignore[arg-type]
+                connections=connections,
+                paranoid=paranoid,
+                sample=sample / 100,
+                limit_bytes_per_s=limit,
+                progress=display.show,
+                dry_run=dry_run,
+            )
+            try:
+                archive = DebianArchive(
+                    mirror,
+                    Selection(
+                        suites=tuple(dict.fromkeys(suites)),
+                        components=tuple(dict.fromkeys(components)),
+                        architectures=tuple(dict.fromkeys(architectures)),
+                        with_sources=source,
+                        with_patches=diffs,
+                        also=also,
+                        indexes=indexes,  # type: ignore[arg-type]
+                    ),
+                    Keys(rings, allow_unsigned),
+                )
+                outcome = await archive.sync(delete, dry_run)
+            finally:
+                await mirror.close()
+        for path in outcome.lacking:
+            console.detail(f"no mirror has {printable(path)}")
+        further = {
+            "index_bytes": outcome.index_bytes,
+            "patched": outcome.patched,
+            "lacking": outcome.lacking,
+        }
+        return tell(console, outcome.report, dest, outcome.removed, dry_run, further)
+
+    return ReactorJob(work)
+
+
 @command.command(name="verify")
 @click.argument("dest", type=click.Path(exists=True, file_okay=False))
 @_check_options
@@ -203,10 +333,20 @@ def verify_command(dest: str, sample: float, paranoid: bool) -> ReactorJob:
     return ReactorJob(work)
 
 
-def tell(console: Console, report: Report, dest: str, removed: list[str], dry_run: bool) -> int:
-    """Print what has become of a run; returns the exit status."""
-    from pipegrid.cli.outcome import printable
+def tell(
+    console: Console,
+    report: Report,
+    dest: str,
+    removed: list[str],
+    dry_run: bool,
+    further: dict[str, Any] | None = None,
+) -> int:
+    """
+    Print what has become of a run; returns the exit status.
 
+    Args:
+        further: what the kind of archive has to tell besides, in JSON.
+    """
     for path, why in report.failed:
         console.say(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
     _tell_how_many_more(console, report)
@@ -247,6 +387,7 @@ def tell(console: Console, report: Report, dest: str, removed: list[str], dry_ru
                 }
                 for tally in report.ranking
             ],
+            **(further or {}),
         },
     )
     return ExitStatus.FAILED if report.failed_files else ExitStatus.DONE
@@ -264,7 +405,5 @@ def _ranked(tally: Tally) -> str:
     if tally.refused or tally.broken:
         text += f"; {tally.refused} lacking or wrong, {tally.broken} broken"
     if tally.given_up is not None:
-        from pipegrid.cli.outcome import printable
-
         text += f"; given up ({printable(tally.given_up)})"
     return text

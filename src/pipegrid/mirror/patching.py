@@ -40,6 +40,8 @@ MAX_PATCH_BYTES = 128 << 20
 """Of one patch, unpacked. Those of the largest indexes have a few megabytes."""
 
 MAX_PATCHES = 1000
+MAX_ALL_PATCHES_BYTES = 256 << 20
+"""Of all patches of an index, unpacked: they are merged in memory."""
 
 
 @attrs.frozen
@@ -74,7 +76,16 @@ def apply_patches(
     """
     if len(patches) > MAX_PATCHES:
         raise PatchError(f"{len(patches)} patches are too many; fetch the index anew")
-    pieces = merge([parse(read_patch(path), path) for path in patches])
+    parsed, size = [], 0
+    for path in patches:
+        patch = read_patch(path)
+        size += len(patch)
+        if size > MAX_ALL_PATCHES_BYTES:
+            raise PatchError(
+                f"the patches have more than {MAX_ALL_PATCHES_BYTES} bytes together; fetch the index anew"
+            )
+        parsed.append(parse(patch, path))
+    pieces = merge(parsed)
     return write_pieces(index, pieces, fd, most_bytes)
 
 
