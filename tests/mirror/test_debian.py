@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UsageError
 from pipegrid.mirror import deb822, debian
 from pipegrid.mirror.debian import DebianArchive, Keys, Outcome, Selection
+from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
 from tests.mirror.archive import BINARY, NOW, SOURCES, SUITE, Archive, Signer, check_readers, sha
@@ -427,6 +428,49 @@ class PatchTests(DebianCase):
         self.sync(**BOTH)
         self.assertFalse((world.directory / SUITE / BINARY).exists())
         check_readers(world.directory)
+
+    def test_compressed(self) -> None:
+        """Indexes compressed here: patched as well, and made anew if they have changed."""
+        world = self.make(Archive(patches=True, filler=4000, count=60))
+        path = world.directory / SUITE / f"{BINARY}.zst"
+
+        def check(patched: int) -> None:
+            outcome = self.sync(indexes="zstd", delete=True)
+            self.assertEqual(outcome.patched, patched)
+            data = b"".join(unpacked(str(path)))
+            self.assertEqual(data, self.archive.packages_text())
+            self.assertLess(path.stat().st_size, 0.7 * len(data))
+            for ending in ("", ".xz", ".gz"):
+                self.assertFalse(path.with_suffix(ending).exists())
+
+        check(0)
+        for _ in range(3):
+            self.archive.add()
+            self.publish()
+            check(1)
+        check(0)
+        self.assertEqual(self.asked("Packages") + self.asked("SHA256"), 0)
+        path.write_bytes(b"x" * path.stat().st_size)
+        check(0)
+        self.assertEqual(self.asked("SHA256"), 1)
+        mirror = world.mirror()
+        report = run(world.clock, mirror.verify(), network=world.network)
+        run(world.clock, mirror.close(), network=world.network)
+        self.assertEqual(report.failed_files, 0)
+        (world.directory / HIDDEN / "compressed").write_bytes(b"dam\xffaged\n")
+        check(0)
+        self.assertEqual(self.asked("SHA256"), 1)
+        # And back, without what is not kept any more.
+        self.archive.add()
+        self.publish()
+        self.assertEqual(self.sync(indexes="unpacked").patched, 1)
+        self.assertFalse(path.exists())
+        self.archive.add()
+        self.publish()
+        check(1)
+        self.sync()
+        self.assertFalse(path.exists())
+        self.assertEqual(check_readers(world.directory), 2 * 65)
 
     def test_broken_chains(self) -> None:
         """A patch or a list that is missing or wrong, an unknown version: the packed index is fetched."""

@@ -196,10 +196,10 @@ DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 @click.option("--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror.")
 @click.option(
     "--indexes",
-    type=click.Choice(["packed", "unpacked"]),
+    type=click.Choice(["packed", "unpacked", "zstd"]),
     default="packed",
     show_default=True,
-    help="How indexes are kept; unpacked ones are brought up to date by patches.",
+    help="How indexes are kept; unpacked and zstd ones are brought up to date by patches.",
 )
 @click.option("--diffs", is_flag=True, help="Patches of the indexes, too, for readers.")
 @click.option(

@@ -24,6 +24,7 @@ import attrs
 from twisted.internet.defer import Deferred, FirstError, gatherResults
 
 from pipegrid.errors import UsageError
+from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import (
     MAX_RELEASE_BYTES,
     Release,
@@ -32,7 +33,7 @@ from pipegrid.mirror.deb822 import (
     read_release,
     sources,
 )
-from pipegrid.mirror.indexes import Unpacked, by_hash, obtain, update
+from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, obtain, update
 from pipegrid.mirror.mirror import Mirror, Report
 from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.pdiff import PatchError
@@ -51,7 +52,7 @@ HELD = (".xz", ".gz")
 
 READ = (*HELD, ".zst", ".bz2", "")
 
-Kept = Literal["packed", "unpacked"]
+Kept = Literal["packed", "unpacked", "zstd"]
 
 
 @attrs.frozen
@@ -66,8 +67,8 @@ class Selection:
         with_sources: sources, too.
         with_patches: also the patches of the indexes, for readers.
         also: patterns of further files that the release file names, such as ``main/i18n/Translation-en.*``.
-        indexes: in which form indexes are kept: as the archive packs them, or unpacked, which patches
-            bring up to date.
+        indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed
+            here, which patches bring up to date.
     """
 
     suites: tuple[str, ...]
@@ -351,7 +352,7 @@ class DebianArchive:
                 f" {' '.join(suite.release.components)} and the architectures"
                 f" {' '.join(suite.release.architectures)}"
             )
-        if self._selection.indexes == "unpacked":
+        if self._selection.indexes != "packed":
             if base not in named:
                 raise MirrorError(
                     f"the release file of {suite.directory} does not tell the hash of {base} unpacked,"
@@ -369,13 +370,14 @@ class DebianArchive:
 
     async def _stage(self, indexes: Sequence[_Index], outcome: Outcome) -> None:
         """Bring indexes to where they can be read, and nobody sees them."""
-        unpacked_kinds = self._selection.indexes == "unpacked"
-        made = [i for i in indexes if unpacked_kinds and i.kind in ("packages", "sources")]
+        ours = self._selection.indexes != "packed"
+        made = [i for i in indexes if ours and i.kind in ("packages", "sources")]
         if made:
             wants = [await self._mirror.run(self._unpacked, index) for index in made]
             done = await update(self._mirror, wants, patches_are_kept=self._selection.with_patches)
             outcome.index_bytes += done.fetched_bytes
             outcome.patched += done.patched
+            await self._mirror.run(self._note_forms, made, wants)
         plain = [index for index in indexes if index not in made]
         fetched = await obtain(self._mirror, [form for index in plain for form in index.forms])
         outcome.index_bytes += fetched.size_bytes
@@ -390,6 +392,13 @@ class DebianArchive:
                     )
                 outcome.lacking.append(form.path)
                 index.forms.remove(form)
+
+    def _note_forms(self, made: Sequence[_Index], wants: Sequence[Unpacked]) -> None:
+        """In the thread: keep them as the files that they are."""
+        for index, want in zip(made, wants, strict=True):
+            kept = kept_as(self._mirror, want)
+            assert kept is not None
+            index.forms = [kept]
 
     def _unpacked(self, index: _Index) -> Unpacked:
         """In the thread: look what there is to make an index of."""
@@ -406,11 +415,15 @@ class DebianArchive:
                 if form is not None and self._destination.is_there(_below(suite, form)):
                     have = (f"{target.path}{ending}", known[base])
                     break
+            kept = compressed.find(self._destination, _below(suite, known[base]), staged=False)
+            if have is None and kept is not None:
+                have = (kept.path, known[base])
         return Unpacked(
             target,
             tuple(_below(suite, named[base + ending]) for ending in READ if base + ending in named),
             None if patches is None else _below(suite, patches),
             have,
+            self._selection.indexes == "zstd",
         )
 
     # What they name.
@@ -465,8 +478,10 @@ class DebianArchive:
         # A form that is not kept any more would stand beside a release file that says something else of it.
         kept = {form.path for form in forms} | own.keys()
         for suite in suites:
+            before = [_below(suite, form).path for form in _main_forms(suite.before)]
             for path in (
-                *(_below(suite, form).path for form in _main_forms(suite.before)),
+                *before,
+                *(path + compressed.ENDING for path in before),
                 *(f"{suite.directory}/{name}" for name in OWN),
             ):
                 if path not in kept:

@@ -178,6 +178,10 @@ class Destination:
         except FileExistsError:  # of an earlier run
             return self.open_incoming(wanted)
 
+    def open_own(self, name: str) -> int:
+        """Make a file of our own in ``incoming``; returns its descriptor."""
+        return os.open(name, _NEW_FILE, 0o644, dir_fd=self._incoming)
+
     def discard(self, name: str) -> None:
         """Remove a file that did not become what was wanted."""
         with suppress(FileNotFoundError):
@@ -311,7 +315,7 @@ class Destination:
             name = "own.new"
             self.discard(name)
             try:
-                fd = os.open(name, _NEW_FILE, 0o644, dir_fd=self._incoming)
+                fd = self.open_own(name)
                 try:
                     disk.write_all(fd, data, 0)
                     os.fsync(fd)

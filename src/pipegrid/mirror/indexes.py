@@ -4,7 +4,8 @@ Indexes, staged: as the archive packs them, or unpacked, brought up to date by p
 **Why two forms.** A release file tells the hash of each packed form, and packing anew gives other bytes.
 So whoever publishes an index packed has to fetch it packed, and patches save him nothing. What the release
 file also tells is the hash of the index unpacked: kept like this, patches are enough, and the index that
-was published last is what they are for, so that nothing is kept besides.
+was published last is what they are for, so that nothing is kept besides. The same index compressed here
+(``compressed``) takes less room, for programs that read it; no release file names it, so apt does not.
 
 **What proves it.** Each patch is proven by its hash before it is unpacked, and what comes out by the hash
 in the release file, which proves index, patches, and their order. If there is no chain of patches, if it
@@ -18,6 +19,7 @@ from os.path import dirname
 
 import attrs
 
+from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, PatchStep, read_patch_index
 from pipegrid.mirror.destination import STAGED, WrongResult
 from pipegrid.mirror.mirror import Mirror, Report
@@ -50,12 +52,14 @@ class Unpacked:
         packed: in which forms it can be fetched, the best first.
         patches: the ``Index`` of its patches, if it has any.
         have: where an older one is, below the destination, and what is in it, unpacked.
+        compressed: it is kept compressed; see ``compressed``.
     """
 
     target: Wanted
     packed: tuple[Wanted, ...]
     patches: Wanted | None
     have: tuple[str, Wanted] | None
+    compressed: bool = False
 
 
 @attrs.define
@@ -147,7 +151,20 @@ async def update(
 
 
 def _missing(mirror: Mirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
-    return [want for want in wants if not mirror.destination.is_there(want.target, staged=True)]
+    return [want for want in wants if kept_as(mirror, want) is None]
+
+
+def kept_as(mirror: Mirror, want: Unpacked) -> Wanted | None:
+    """In the thread: return the file that an index is kept as, staged or seen; None: it is not there."""
+    destination = mirror.destination
+    if want.compressed:
+        return compressed.find(destination, want.target)
+    return want.target if destination.is_there(want.target, staged=True) else None
+
+
+def _made(mirror: Mirror, want: Unpacked) -> None:
+    if want.compressed:
+        compressed.compress(mirror.destination, want.target)
 
 
 Chain = tuple[Unpacked, tuple[PatchStep, ...]]
@@ -212,6 +229,7 @@ def _apply(mirror: Mirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
         )
     except (PatchError, FileNotFoundError, WrongResult):
         return False
+    _made(mirror, want)
     return True
 
 
@@ -224,3 +242,4 @@ def _unpack(mirror: Mirror, want: Unpacked, form: Wanted) -> None:
             lambda fd: apply_patches(packed, (), fd, want.target.size).digest,
             staged=True,
         )
+    _made(mirror, want)
