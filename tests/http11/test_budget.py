@@ -90,6 +90,18 @@ class RecordTests(SynchronousTestCase):
                 self.assertEqual(self.record_of(product, 1).bears_more, after_one)
                 self.assertEqual(self.record_of(product, PROOF).bears_more, after_many)
 
+    def test_how_many_a_connection(self) -> None:
+        """A host's word counts, not its haste; one that goes on answering has no quota."""
+        record = HostRecord(Limits())
+        for answered, quota in ((3, 1000), (100, 100), (5, 100)):
+            record.lost(Loss(reason="", announced=True, said_close=True, answered=answered), 0, 0.0)
+            self.assertEqual(record.quota, quota)
+        record.lost(Loss(reason="", announced=True, answered=50), 0, 0.0)  # we closed it
+        record.outlasted(99)
+        self.assertEqual(record.quota, 100)
+        record.outlasted(100)
+        self.assertEqual(record.quota, float("inf"))
+
     def test_not_where_the_limits_say_no(self) -> None:
         """No more than response_budget_bytes: that stays as it is."""
         self.assertFalse(self.record_of(b"nginx", 99, max_response_budget_bytes=0).bears_more)

@@ -12,8 +12,10 @@ from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
+from pipegrid.http11 import host as host_module
 from pipegrid.mirror.mirror import Entry
 from pipegrid.mirror.plan import MAX_BREAKS
+from pipegrid.mirror.source import FileExchange
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from tests.mirror.world import MirrorWorld, ok
 
@@ -150,6 +152,30 @@ class FaultTests(MirrorCase):
             report = world.sync()
             self.assert_complete()
             self.assertEqual(report.retries, 0, answers)
+
+    def test_how_much_a_connection_carries(self) -> None:
+        """As many answers as are usual: nothing is asked in vain; of fewer, only on the first connection."""
+        self.patch(host_module, "FIRST_QUOTA", 100.0)
+        files = {f"pool/{number:04}": b"%d" % number for number in range(350)}
+        made = FileExchange.__init__
+        for answers, most in ((100, 350), (5000, 350), (50, 350 + 50)):
+            world = self.make(files=files)
+            host = world.hosts[0]
+            host.closes_after = answers
+            asked = 0
+
+            def look(self: FileExchange, *arguments: Any, **options: Any) -> None:
+                nonlocal asked
+                asked += 1
+                made(self, *arguments, **options)
+
+            self.patch(FileExchange, "__init__", look)
+            world.sync(connections=1)
+            self.patch(FileExchange, "__init__", made)
+            self.assert_complete()
+            self.assertLessEqual(asked, most, answers)
+            if answers == 5000:
+                self.assertEqual(host.connections, 1)
 
     def test_connections_that_break(self) -> None:
         """Resets in the middle of files."""

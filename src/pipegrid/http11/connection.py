@@ -81,6 +81,7 @@ class PipelinedConnection(Protocol):
         ready: connected, and the TLS handshake (if any) is over.
         open: takes requests. False once it is closing, closed or lost.
         held_up: a reader has paused it for so long that requests had better go elsewhere.
+        answered: how many answers it has given.
         answered_behind: answers after which others were still owed: pipelining that worked.
         round_trip_s: the shortest that was seen, from a light request alone on its way to the answer's
             head; None before.
@@ -113,7 +114,7 @@ class PipelinedConnection(Protocol):
         self.held_up = False
         self._moves_written = False  # as well as what was not
         self.answered_behind = 0
-        self._answered = 0
+        self.answered = 0
         self._corked = False  # while a read is worked off; what that causes is done at its end
         self._reading_paused = False
         self._said_close = False  # by the server, with its last answer
@@ -367,7 +368,7 @@ class PipelinedConnection(Protocol):
         self._said_close = head.says_close
         self.lane.answered(self._clock.seconds())
         exchange.connection = None
-        self._answered += 1
+        self.answered += 1
         if self.lane.written:
             self.answered_behind += 1
             if self.lane.written[0] is self._doomed:
@@ -448,8 +449,9 @@ class PipelinedConnection(Protocol):
             reason=reason,
             error=error,
             announced=announced,
+            said_close=self._said_close,
             was_ready=self.ready,
-            answered=self._answered,
+            answered=self.answered,
             in_flight=len(written),
             garbage=garbage,
             timed_out=timed_out,

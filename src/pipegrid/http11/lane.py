@@ -42,6 +42,8 @@ class Lane:
     Attributes:
         queued: accepted, nothing written yet; the order in which they will be.
         written: begun or wholly written and not answered; the order of answers.
+        accepted: how many requests it has had in all.
+        quota: how many the host is expected to answer on one connection; ``takes_more`` heeds it.
         serial: one at a time.
         budget_bytes: what may be owed before another request is written.
         window: measures what that should be; None: it stays.
@@ -53,10 +55,12 @@ class Lane:
         "_charged_written",
         "_request_bytes_queued",
         "_request_bytes_written",
+        "accepted",
         "assumed_response_bytes",
         "budget_bytes",
         "limits",
         "queued",
+        "quota",
         "serial",
         "window",
         "written",
@@ -70,6 +74,8 @@ class Lane:
         self.window: AutoWindow | None = None
         self.queued: deque[Exchange] = deque()
         self.written: deque[Exchange] = deque()
+        self.accepted = 0
+        self.quota = float("inf")
         self._charged_written = 0
         self._charged_queued = 0
         self._request_bytes_written = 0
@@ -91,15 +97,21 @@ class Lane:
         return self._charged_written + self._charged_queued
 
     @property
+    def is_spent(self) -> bool:
+        """Whether it has had as many requests as the host is expected to answer on one connection."""
+        return self.accepted >= self.quota
+
+    @property
     def takes_more(self) -> bool:
         """Whether a request without a body, put behind all the others, could be written at once."""
         count = len(self.written) + len(self.queued)
         if not count:
-            return True
+            return self.accepted < self.quota
         limits = self.limits
         return (
             not self.serial
             and count < limits.max_requests_in_flight
+            and self.accepted < self.quota
             and self._charged_written + self._charged_queued <= self.budget_bytes
             and self._request_bytes_written + self._request_bytes_queued
             < limits.max_request_bytes_in_flight
@@ -120,6 +132,7 @@ class Lane:
         expected = exchange.expected_response_bytes
         exchange.charged_bytes = self.assumed_response_bytes if expected is None else expected
         exchange.sent = False
+        self.accepted += 1
         self._charged_queued += exchange.charged_bytes
         self._request_bytes_queued += exchange.request_bytes
         self.queued.append(exchange)
@@ -192,6 +205,7 @@ class Lane:
             self.queued.remove(exchange)
         except ValueError:
             return False
+        self.accepted -= 1
         self._charged_queued -= exchange.charged_bytes
         self._request_bytes_queued -= exchange.request_bytes
         return True

@@ -23,7 +23,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.lane import Lane
 from pipegrid.http11.parser import ResponseParser
-from pipegrid.reactor.sockets import Buffer
+from pipegrid.reactor.sockets import Buffer, send_now, socket_of
 
 if TYPE_CHECKING:
     from pipegrid.http11.body import BodySender
@@ -70,6 +70,7 @@ class RequestWriter:
         self._body_failed = body_failed
         self._transport: Any = None
         self._write_pieces: Callable[[list[Buffer]], None] | None = None
+        self._socket: Any = None
         self.enabled = False
         self._full = False
         self._pumping = False
@@ -96,6 +97,7 @@ class RequestWriter:
         """The connection is made; it is written to once ``enabled``."""
         self._transport = transport
         self._write_pieces = getattr(transport, "write_pieces", None)
+        self._socket = socket_of(transport)
         transport.registerProducer(self, True)
 
     def detach(self) -> None:
@@ -162,6 +164,12 @@ class RequestWriter:
     def _write(self, pieces: list[Buffer]) -> None:
         if self._write_pieces is not None:
             self._write_pieces(pieces)
+        elif self._socket is not None:
+            # Now rather than when the reactor has asked the kernel whether it may: three calls less a write.
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            sent = send_now(self._socket, data)
+            if sent < len(data):
+                self._transport.write(bytes(memoryview(data)[sent:]))
         else:
             self._transport.writeSequence(
                 [piece if isinstance(piece, bytes) else bytes(piece) for piece in pieces]

@@ -269,8 +269,21 @@ class Source:
             return
         for connection in list(self._connections):
             self._feed(connection)
+        self._connect_more()
+
+    def _connect_more(self) -> None:
+        """
+        Make the connections that are lacking.
+
+        One that has been asked for as much as the server is known to answer on one is as good as gone:
+        another is on its way while that is still coming.
+        """
+        if self._closed or self.is_given_up or self._resting is not None:
+            return
         coming = len(self._connecting) + sum(not each.ready for each in self._connections)
         count = len(self._connections) + len(self._connecting)
+        if self._record.quota_is_told:
+            count -= sum(each.lane.is_spent for each in self._connections)
         while (
             self._plan.waits
             and count < self._wanted_connections
@@ -355,6 +368,7 @@ class Source:
         lane.serial = self._record.is_serial(now_s)
         if not lane.written:
             self.last_byte_s[connection] = now_s
+        lane.quota = self._record.quota
         while lane.takes_more:
             errand = self._plan.next(self.number)
             if errand is None:
@@ -498,12 +512,16 @@ class Source:
     def has_room(self, connection: PipelinedConnection) -> None:
         self.last_byte_s[connection] = self._clock.seconds()
         self._feed(connection)
+        if connection.lane.is_spent:
+            self._connect_more()
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         lane = connection.lane
         self._record.answered(exchange, self._clock.seconds(), bool(lane.written))
         if self._record.bears_more:
             lane.measure()
+        if lane.is_spent and exchange.response is not None and exchange.response.keep_alive:
+            self._record.outlasted(connection.answered)
 
     def held_up(self, connection: PipelinedConnection) -> None:
         """Its reader is our disk."""
