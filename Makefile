@@ -9,10 +9,11 @@ INSTALLED := $(VENV)/.installed
 TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
+MIRROR_VENV := .venv-mirror-peers
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
-.PHONY: demo test lint types trial attack chromium isal shells gpg mirror-peers interop peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
+.PHONY: demo test lint types trial attack chromium isal shells gpg nginx interop peers mirror-peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -28,7 +29,7 @@ types: $(INSTALLED)
 
 # No test may hang: trial's own timeout is 120 s a test, this one is for the whole, on a machine that is busy.
 # Some run beside Tahoe-LAFS's own processes, which have an environment of their own.
-trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg
+trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg nginx
 	$(BIN)/coverage erase
 	TAHOE=$(TAHOE) timeout 1500 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
 	$(BIN)/coverage combine -q
@@ -49,6 +50,13 @@ isal:
 		apt-get -qq install --no-install-recommends libisal2 >/dev/null; } || \
 		{ echo "The tests need ISA-L; install it with your system's packages." >&2; false; }
 
+# Mirrors are made of real web servers.
+nginx:
+	@test -n "$$(command -v nginx || ls /usr/sbin/nginx 2>/dev/null)" && command -v curl >/dev/null || \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install --no-install-recommends nginx-light curl >/dev/null; } || \
+		{ echo "The tests need nginx and curl; install them with your system's packages." >&2; false; }
+
 # Completion is tried in each of the shells that it is for, and the manual page is shown.
 shells:
 	@missing=; for each in bash zsh fish man mandoc; do command -v $$each >/dev/null || missing=1; done; \
@@ -63,13 +71,6 @@ gpg:
 		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 		apt-get -qq install --no-install-recommends gpg gpg-agent gpgv >/dev/null; } || \
 		{ echo "The tests need gpg and gpgv; install them with your system's packages." >&2; false; }
-
-# Beside other programs that mirror archives; a minute, and longer where they have to be installed.
-mirror-peers: $(INSTALLED) gpg
-	@command -v debmirror >/dev/null || \
-		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends debmirror >/dev/null; }
-	timeout 600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_peers tests.interop.debmirror
 
 # Under five minutes, on a machine that does nothing else. What the figures mean: docs/explanation-speedtest.md.
 # Results add up to a history there; `make speedtest RUN="--link dsl"` measures something else.
@@ -134,6 +135,20 @@ interop: $(INSTALLED) $(TAHOE_VENV)/.installed
 peers: $(INSTALLED) $(TAHOE_VENV)/.installed isal
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers
 
+# Mirroring tools, in turns on the same web servers; half an hour, on a machine that does nothing else.
+mirror-peers: $(INSTALLED) gpg nginx $(MIRROR_VENV)/.installed
+	@missing=; for each in wget2 aria2c apt-mirror debmirror; do command -v $$each >/dev/null || missing=1; done; \
+		test -z "$$missing" || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install --no-install-recommends wget2 aria2 apt-mirror debmirror >/dev/null; } || \
+		echo "Only the peers that are installed are compared." >&2
+	timeout 600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_peers tests.interop.debmirror
+	APT_MIRROR2=$(MIRROR_VENV)/bin/apt-mirror $(BIN)/python -m misc.speedtest.mirror
+
+$(MIRROR_VENV)/.installed:
+	$(PYTHON) -m venv $(MIRROR_VENV)
+	$(MIRROR_VENV)/bin/pip install --quiet --disable-pip-version-check apt-mirror==16
+	touch $(MIRROR_VENV)/.installed
+
 $(TAHOE_VENV)/.installed:
 	$(PYTHON) -m venv $(TAHOE_VENV)
 	$(TAHOE_VENV)/bin/pip install --quiet --disable-pip-version-check tahoe-lafs==1.20.0
@@ -153,4 +168,4 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(TAHOE_VENV) $(BUILDBOT_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
+	rm -rf $(VENV) $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
