@@ -232,6 +232,14 @@ class AutoWindow:
         self._room_since = now if self.in_flight_bytes < self.limit_bytes else float("inf")
         return token
 
+    def joined(self, token: Sent, size: int) -> None:
+        """One more leaves right behind the last message, and is acknowledged with it: they are one."""
+        token.size += size
+        self.in_flight_bytes += size
+        self._sizes.note(self._round, token.size)
+        if self.in_flight_bytes >= self.limit_bytes:
+            self._room_since = float("inf")
+
     def acknowledged(self, now: float, token: Sent) -> None:
         """Take the samples and size the window anew."""
         self.in_flight_bytes -= token.size

@@ -35,6 +35,13 @@ FIRST_WINDOW_BYTES = 1 << 20
 """What a measured window begins with: 80 Mbit/s at 100 ms, from the first round trip on."""
 
 
+GROUP_BYTES = 32 << 10
+"""
+Requests that are written together, and whose answers come to no more, are one message to the window: it
+was an eighth of what small answers cost.
+"""
+
+
 class Lane:
     """
     The requests of one connection.
@@ -53,6 +60,7 @@ class Lane:
     __slots__ = (
         "_charged_queued",
         "_charged_written",
+        "_group_bytes",
         "_request_bytes_queued",
         "_request_bytes_written",
         "accepted",
@@ -80,6 +88,7 @@ class Lane:
         self._charged_queued = 0
         self._request_bytes_written = 0
         self._request_bytes_queued = 0
+        self._group_bytes = 0  # received of the message that is being answered
 
     def __repr__(self) -> str:
         return (
@@ -172,8 +181,16 @@ class Lane:
 
     def asked(self, exchange: Exchange, now: float) -> None:
         """A request begins to be written: the window has to know."""
-        if self.window is not None:
-            exchange.token = self.window.sent(now, exchange.charged_bytes)
+        window = self.window
+        if window is None:
+            return
+        size = exchange.charged_bytes
+        token = self.written[-2].token if len(self.written) > 1 else None
+        if token is not None and token.time == now and token.size + size <= GROUP_BYTES:
+            window.joined(token, size)
+        else:
+            token = window.sent(now, size)
+        exchange.token = token
 
     def answered(self, now: float) -> Exchange:
         """The first of the written ones is done."""
@@ -182,12 +199,14 @@ class Lane:
         self._request_bytes_written -= exchange.request_bytes
         token, window = exchange.token, self.window
         if token is not None and window is not None:
-            # It was charged what it was guessed to be.
-            window.in_flight_bytes += exchange.received_bytes - token.size
-            token.size = exchange.received_bytes
-            window.acknowledged(now, token)
             exchange.token = None
-            self.budget_bytes = window.limit_bytes
+            self._group_bytes += exchange.received_bytes
+            if not self.written or self.written[0].token is not token:
+                # They were charged what they were guessed to be.
+                window.in_flight_bytes += self._group_bytes - token.size
+                token.size, self._group_bytes = self._group_bytes, 0
+                window.acknowledged(now, token)
+                self.budget_bytes = window.limit_bytes
         return exchange
 
     def received(self) -> None:

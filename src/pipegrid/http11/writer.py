@@ -118,6 +118,7 @@ class RequestWriter:
         if self._pumping:
             return
         self._pumping = True
+        now_s = self._clock.seconds()
         out: list[Buffer] = []
         size = 0
         ended: list[Exchange] = []  # long bodies; who is told of it may submit, or cancel, the next
@@ -138,7 +139,7 @@ class RequestWriter:
                     exchange = self._lane.start_next()
                     if exchange is None:
                         break
-                    self._begin(exchange)
+                    self._begin(exchange, now_s)
                     out.append(exchange.head)
                     if exchange.producer is not None:
                         self._write(out)
@@ -175,13 +176,13 @@ class RequestWriter:
                 [piece if isinstance(piece, bytes) else bytes(piece) for piece in pieces]
             )
 
-    def _begin(self, exchange: Exchange) -> None:
+    def _begin(self, exchange: Exchange, now_s: float) -> None:
         alone = len(self._lane.written) == 1
         light = alone and exchange.request_bytes <= LIGHT_REQUEST_BYTES
-        exchange.written_s = self._clock.seconds() if light else None
+        exchange.written_s = now_s if light else None
         if alone:
             self._progress()
-        self._lane.asked(exchange, self._clock.seconds())
+        self._lane.asked(exchange, now_s)
         self._parser.expect(exchange.is_head)
         if exchange.producer is None:
             if exchange.request_bytes > PIECE_BYTES:
