@@ -1,9 +1,8 @@
 """
 Package archives to mirror: made up, but of the shape and the sizes of real ones.
 
-    pool/main/p/package00017/package00017_1.0_amd64.deb    what is fetched
-    dists/sid/Release, dists/sid/main/binary-amd64/…       for tools that read Debian's indexes
-    files.txt                                              the same for ``pipegrid mirror list``
+    pool/main/f/f-source00005/f-package00017_1.17-1_amd64.deb    what is fetched
+    dists/sid/Release, dists/sid/main/binary-amd64/…             for tools that read Debian's indexes
 
 **Sizes** follow a log-normal distribution, as those of real archives nearly do: most files are small, most
 bytes are in large ones. They are its quantiles rather than draws, so that every seed gives the same sizes
@@ -27,6 +26,7 @@ import attrs
 SMALL_FILE_BYTES = 64 << 10
 SUITE = "sid"
 COMPONENT = "main"
+PACKAGES_OF_A_SOURCE = 3
 ARCHITECTURE = "amd64"
 
 
@@ -135,8 +135,11 @@ def make_archive(root: Path, shape: Shape, rng: random.Random) -> Archive:
     rng.shuffle(sizes)
     packages = []
     for number, size in enumerate(sizes):
-        name = f"{rng.choice('abcdefghijklmnopqrstuvwxyz')}-package{number:05}"
-        path = f"pool/{COMPONENT}/{name[0]}/{name}/{name}_1.{number % 90}-1_{ARCHITECTURE}.deb"
+        source = number // PACKAGES_OF_A_SOURCE
+        letter = "abcdefghijklmnopqrstuvwxyz"[source % 26]
+        name = f"{letter}-package{number:05}"
+        file = f"{name}_1.{number % 90}-1_{ARCHITECTURE}.deb"
+        path = f"pool/{COMPONENT}/{letter}/{letter}-source{source:05}/{file}"
         packages.append(_write(root, name, path, size, rng))
     archive = Archive(root, packages)
     archive.write_indexes()
