@@ -10,6 +10,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.http11.host import PROOF, HostRecord
+from pipegrid.http11.lane import Lane
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss
 from pipegrid.http11.parser import ResponseHead
@@ -62,6 +63,28 @@ class DischargeTests(SynchronousTestCase):
         self.assertEqual(self.fixture.sent(), b"")
         self.fixture.receive(b"0\r\n\r\n")
         self.assertIn(b"GET /b", self.fixture.sent())
+
+
+class GroupTests(SynchronousTestCase):
+    """What the window sees of requests that leave together."""
+
+    def test_one_message(self) -> None:
+        """They are acknowledged with the last answer, and count what all brought; a later one is another."""
+        lane = Lane(Limits())
+        lane.measure()
+        window = lane.window
+        assert window is not None
+        exchanges = [RawExchange(get(expected_response_bytes=1000), "host") for _ in range(4)]
+        for exchange, now in zip(exchanges, (1.0, 1.0, 1.0, 1.5), strict=True):
+            lane.add(exchange)
+            lane.start_next()
+            lane.asked(exchange, now)
+            exchange.received_bytes = 1200
+        self.assertEqual(len({id(exchange.token) for exchange in exchanges}), 2)
+        self.assertEqual(window.in_flight_bytes, 4000)
+        for left_bytes in (4000, 4000, 1000, 0):
+            lane.answered(2.0)
+            self.assertEqual(window.in_flight_bytes, left_bytes)
 
 
 class RecordTests(SynchronousTestCase):

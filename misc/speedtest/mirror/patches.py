@@ -24,7 +24,7 @@ RRED = Path("/usr/lib/apt/methods/rred")
 PATCHES = 8
 INDEX_BYTES = 430_000_000
 TINY_BYTES = 300_000
-EDITS = 350
+EDITS = 500
 """Of a patch: about 75 KB."""
 
 
