@@ -31,7 +31,7 @@ types: $(INSTALLED)
 # Some run beside Tahoe-LAFS's own processes, which have an environment of their own.
 trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg nginx
 	$(BIN)/coverage erase
-	TAHOE=$(TAHOE) timeout 1500 $(BIN)/coverage run -m twisted.trial --temp-directory=_trial_temp tests
+	MEASURE_COVERAGE=1 TAHOE=$(TAHOE) timeout 1500 $(BIN)/python -m twisted.trial -j 2 --temp-directory=_trial_temp tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

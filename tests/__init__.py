@@ -1,0 +1,3 @@
+from tests.measured import measure
+
+measure()

@@ -93,7 +93,7 @@ def measure(size: int, directory: str | None, rtt_s: float | None = None) -> Pea
         digest = _output([sys.executable, "-c", _MAKER, str(file), str(size)])
         if rtt_s is None:
             client = f"{scratch}/grid"
-            _output(command(client, "init"))
+            _output(command(client, "-q", "init"))
         else:
             client = str(stack.enter_context(Servers(rtt_s=rtt_s, scratch=Path(scratch))).client)
         status, _ = _peak(command(client, "-q", "status"))
