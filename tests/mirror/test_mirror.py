@@ -14,7 +14,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UsageError
 from pipegrid.http11 import host as host_module
 from pipegrid.mirror.mirror import Entry
-from pipegrid.mirror.plan import MAX_BREAKS
 from pipegrid.mirror.source import FileExchange
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from tests.mirror.world import MirrorWorld, ok
@@ -423,6 +422,3 @@ class RefusalTests(MirrorCase):
         report = world.sync()
         self.assertEqual(report.fetched_files, 2)
         self.assert_complete()
-
-
-assert MAX_BREAKS > 1
