@@ -59,20 +59,7 @@ def imports(path: Path) -> Iterator[str]:
 
 # Modules that import each other in a circle, if only for types. None may be added; these are to go.
 CIRCLES = {
-    frozenset(
-        {
-            "http11.body",
-            "http11.connection",
-            "http11.exchange",
-            "http11.lane",
-            "http11.loss",
-            "http11.raw",
-            "http11.writer",
-        }
-    ),
     frozenset({"server.gbs.connection", "server.gbs.site"}),
-    frozenset({"simulation.hosts", "simulation.network"}),
-    frozenset({"storage.mutable.change", "storage.mutable.slots"}),
 }
 
 

@@ -58,7 +58,9 @@ class Wire(StringTransport):
 class ConnectionFixture:
     """One connection with its clock and wire."""
 
-    def __init__(self, limits: Limits | None = None, owner: Owner | None = None) -> None:
+    def __init__(
+        self, limits: Limits | None = None, owner: Owner[PipelinedConnection] | None = None
+    ) -> None:
         self.clock = Clock()
         self.wire = Wire()
         clock: IReactorTime = self.clock

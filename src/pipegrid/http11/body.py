@@ -4,7 +4,7 @@ A request body that an ``IBodyProducer`` writes while it is sent, at the pace of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IConsumer
@@ -12,11 +12,22 @@ from twisted.python.failure import Failure
 from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer
 from zope.interface import implementer
 
+from pipegrid.errors import PipegridError
 from pipegrid.http11.errors import RequestBodyError
 from pipegrid.http11.exchange import Exchange
 
-if TYPE_CHECKING:
-    from pipegrid.http11.writer import RequestWriter
+
+class BodyWriter(Protocol):
+    """What puts the body on the wire, and has to know how it ended."""
+
+    def write_body(self, pieces: list[bytes]) -> None:
+        """Some more of the body."""
+
+    def body_sent(self, exchange: Exchange) -> None:
+        """The body is complete."""
+
+    def body_failed(self, exchange: Exchange, error: PipegridError) -> None:
+        """The body will never be complete."""
 
 
 @implementer(IConsumer)
@@ -27,7 +38,7 @@ class BodySender:
     Holds the producer to the length it named, or frames what it writes as chunks.
     """
 
-    def __init__(self, writer: RequestWriter, exchange: Exchange, server: str) -> None:
+    def __init__(self, writer: BodyWriter, exchange: Exchange, server: str) -> None:
         producer = exchange.producer
         assert producer is not None
         self._writer = writer

@@ -92,12 +92,12 @@ class PipelinedConnection(Protocol):
         clock: IReactorTime,
         limits: Limits | None = None,
         server: str = "the server",
-        owner: Owner | None = None,
+        owner: Owner[PipelinedConnection] | None = None,
     ) -> None:
         self._clock = clock
         self._limits = limits = limits or Limits()
         self._server = server
-        self._owner: Owner = owner or NoOwner()
+        self._owner: Owner[PipelinedConnection] = owner or NoOwner()
         self._parser = ResponseParser(limits.max_header_bytes, limits.max_headers)
         self.lane = Lane(limits)
         self._writer = RequestWriter(

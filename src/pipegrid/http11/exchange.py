@@ -9,7 +9,7 @@ and then nothing more. After ``abandon`` it calls none of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegrid.errors import PipegridError
 from pipegrid.flow.window import Sent
@@ -19,9 +19,21 @@ from pipegrid.reactor.sockets import Buffer
 if TYPE_CHECKING:
     from twisted.web.iweb import IBodyProducer
 
-    from pipegrid.http11.connection import PipelinedConnection
-
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"))
+
+
+class Carrier(Protocol):
+    """The connection that has an exchange, as far as the exchange calls it."""
+
+    @property
+    def transport(self) -> Any:
+        """The connection's, or None."""
+
+    def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
+        """Take the request back; with an error, the exchange fails with it."""
+
+    def pause_changed(self, exchange: Exchange) -> None:
+        """``exchange.paused`` changed."""
 
 
 class Exchange:
@@ -110,7 +122,7 @@ class Exchange:
         self.again_after_silence = again_after_silence
         self.closes = False
         self.expects_continue = False
-        self.connection: PipelinedConnection | None = None
+        self.connection: Carrier | None = None
         self.charged_bytes = 0
         self.sent = False
         self.response: ResponseHead | None = None

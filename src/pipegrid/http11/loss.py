@@ -8,7 +8,7 @@ What stood behind an answer with ``Connection: close`` was seen but must not be 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -21,8 +21,8 @@ from pipegrid.http11.errors import (
 )
 from pipegrid.http11.exchange import Exchange
 
-if TYPE_CHECKING:
-    from pipegrid.http11.connection import PipelinedConnection
+C_contra = TypeVar("C_contra", contravariant=True)
+"""The connection: whoever owns connections knows of which kind they are."""
 
 
 @attrs.frozen
@@ -61,37 +61,35 @@ class Loss:
     timed_out: bool = False
 
 
-class Owner(Protocol):
+class Owner(Protocol[C_contra]):
     """Who is told what becomes of a connection and its requests."""
 
-    def has_room(self, connection: PipelinedConnection) -> None:
+    def has_room(self, connection: C_contra) -> None:
         """Something was answered, or the connection became ready: more may be submitted."""
 
-    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
+    def answered(self, connection: C_contra, exchange: Exchange) -> None:
         """One answer is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
 
-    def held_up(self, connection: PipelinedConnection) -> None:
+    def held_up(self, connection: C_contra) -> None:
         """The reader of an answer holds up those behind it; ``move_followers`` would free them."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """A connection that is being closed will not send these: repeat or fail them, in order."""
 
-    def lost(
-        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
-    ) -> None:
+    def lost(self, connection: C_contra, loss: Loss, unanswered: list[Unanswered]) -> None:
         """The connection is of no more use; repeat its requests elsewhere, or fail them, in order."""
 
 
 class NoOwner:
     """The owner of a connection that is used directly: the caller decides what to repeat."""
 
-    def has_room(self, connection: PipelinedConnection) -> None:
+    def has_room(self, connection: Any) -> None:
         """The lane's own queue is all there is."""
 
-    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
+    def answered(self, connection: Any, exchange: Exchange) -> None:
         """Nobody learns from it."""
 
-    def held_up(self, connection: PipelinedConnection) -> None:
+    def held_up(self, connection: Any) -> None:
         """The order is the caller's, so they wait."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
@@ -99,9 +97,7 @@ class NoOwner:
         for each in unsent:
             each.exchange.failed(each.error)
 
-    def lost(
-        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
-    ) -> None:
+    def lost(self, connection: Any, loss: Loss, unanswered: list[Unanswered]) -> None:
         """The same; see also ``PipelinedConnection.when_lost``."""
         self.gave_back(unanswered)
 

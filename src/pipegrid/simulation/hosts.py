@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.address import IPv4Address
@@ -22,6 +22,7 @@ from twisted.internet.interfaces import (
     IProtocolFactory,
     IStreamClientEndpoint,
 )
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -29,10 +30,34 @@ from pipegrid.simulation.clock import HostClock
 from pipegrid.simulation.tcp import Socket
 from pipegrid.simulation.transport import SimulatedTransport
 
-if TYPE_CHECKING:
-    from pipegrid.simulation.network import SimulatedNetwork
-
 _FIRST_EPHEMERAL_PORT = 49152
+
+
+class Between(Protocol):
+    """
+    What lies between hosts, as far as they call it.
+
+    Attributes:
+        clock: everybody's.
+        connecting: the handshakes that are under way, in the order in which they began.
+        transports: those of all programs, in the order in which they were made.
+    """
+
+    clock: Clock
+    connecting: dict[Connecting, None]
+    transports: dict[SimulatedTransport, None]
+
+    def host(self, name: str) -> Host:
+        """Return a host, made when it is first named."""
+
+    def make_pair(self, client: Host, server: Host) -> tuple[Socket, Socket]:
+        """Return the two ends of a new connection."""
+
+    def later(self, delay_s: float, call: Callable[[], object]) -> Any:
+        """Call it when so much time has passed, whatever host is up."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it in the next turn."""
 
 
 class Host:
@@ -45,7 +70,7 @@ class Host:
         on_crash, on_restart: called in order; a restart is where to rebuild servers from their disks.
     """
 
-    def __init__(self, network: SimulatedNetwork, name: str, index: int) -> None:
+    def __init__(self, network: Between, name: str, index: int) -> None:
         self.network = network
         self.name = name
         self.address = f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}"
@@ -193,7 +218,7 @@ def _give_to_program(
 class SimulatedEndpoint:
     """The way from one host to a port of another."""
 
-    network: SimulatedNetwork = attrs.field(repr=False)
+    network: Between = attrs.field(repr=False)
     from_host: str
     to_host: str
     port: int

@@ -29,22 +29,44 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
+from pipegrid.disk.commit import Disk
 from pipegrid.errors import NoSpace, ServerRefused, UsageError
+from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
 from pipegrid.storage.mutable import files as slotfiles
 from pipegrid.storage.mutable.files import SlotFile
-from pipegrid.wire.messages import ShareChange, SlotSecrets
-
-if TYPE_CHECKING:
-    from pipegrid.storage.mutable.slots import Slots
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets
 
 COPY_LIMIT_BYTES = 4 << 20
 """Up to here a container is written anew, in some milliseconds; beyond, it is changed in place."""
 COPY_SUFFIX = ".slot"
+
+
+class SlotPlace(Protocol):
+    """
+    Where a slot lies.
+
+    Attributes:
+        incoming: the directory in which files are made that are to be renamed.
+        read_only: takes no new shares.
+        node_id: 20 bytes that new shares name as their server.
+    """
+
+    incoming: str
+    read_only: bool
+    node_id: bytes
+    disk: Disk
+
+    @property
+    def has_room(self) -> HasRoom:
+        """Asked whether so many more bytes may be stored."""
+
+    def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> containers.MutableLease:
+        """Return the lease to add to a share, or to renew there; None: one that is yet to be made."""
 
 
 class SlotChange:
@@ -52,13 +74,13 @@ class SlotChange:
 
     def __init__(
         self,
-        slots: Slots,
+        place: SlotPlace,
         storage_index: bytes,
         directory: str,
         shares: dict[int, SlotFile],
         secrets: SlotSecrets,
     ) -> None:
-        self._slots = slots
+        self._place = place
         self._name = base32.encode(storage_index)
         self._directory = directory
         self._shares = shares
@@ -107,14 +129,14 @@ class SlotChange:
                 header = share.header
             growth = containers.measure(header, change.writes, change.new_length)
             more += growth.extra_offset - header.extra_offset
-        if more and not self._slots.has_room(more):
+        if more and not self._place.has_room(more):
             raise NoSpace(
                 f"there is no room for {more} more bytes in the slot {self._name}; "
                 "use another server"
             )
 
     def _check_new(self, number: int) -> None:
-        if self._slots.read_only:
+        if self._place.read_only:
             raise NoSpace(
                 f"this server takes no new shares, so not share {number} of {self._name}; "
                 "use another server"
@@ -135,25 +157,25 @@ class SlotChange:
         return (bool(change.writes) or cuts) and share.file_bytes <= COPY_LIMIT_BYTES
 
     def _make_copy(self, number: int, change: ShareChange) -> None:
-        path = f"{self._slots.incoming}/{self._name}.{number:d}{COPY_SUFFIX}"
+        path = f"{self._place.incoming}/{self._name}.{number:d}{COPY_SUFFIX}"
         fd = _open_new(path)
         self._copies[number] = fd, path
         share = self._shares.get(number)
         if share is None:
-            content = containers.pack_empty(self._slots.node_id, self._secrets.write_enabler)
+            content = containers.pack_empty(self._place.node_id, self._secrets.write_enabler)
             header = containers.parse_header(content)
         else:
             content = slotfiles.read_all(share.fd, 0, share.file_bytes)
             header = share.header
         disk.write_all(fd, content, 0)
-        fresh = self._slots.fresh_lease(share, self._secrets.lease)
+        fresh = self._place.fresh_lease(share, self._secrets.lease)
         copy = SlotFile(fd, path, header, len(content))
-        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._slots.has_room)
+        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._place.has_room)
 
     def _change_in_place(self, number: int, change: ShareChange, durable: bool) -> None:
         share = self._shares[number]
-        fresh = self._slots.fresh_lease(share, self._secrets.lease)
-        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._slots.has_room)
+        fresh = self._place.fresh_lease(share, self._secrets.lease)
+        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._place.has_room)
         if durable:
             os.fsync(share.fd)
 
@@ -161,7 +183,7 @@ class SlotChange:
         """The slot's directory, and those above, which may be as new as it is."""
         outer = os.path.dirname(self._directory)
         top = () if self._shares else (outer, os.path.dirname(outer))
-        self._slots.disk.sync_directories((self._directory, *top))
+        self._place.disk.sync_directories((self._directory, *top))
 
 
 def _open_new(path: str) -> int:
