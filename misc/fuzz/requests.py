@@ -30,7 +30,7 @@ from pipegrid.disk.commit import Committable, Disk
 from pipegrid.disk.durability import Durability
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledUpload
@@ -237,7 +237,7 @@ class _Session:
         self.store = _store(root)
         durability = Durability(_Inline(), self.clock, "batch", _NoDisk())
         service = GbsService(self.store, durability, _SWISSNUM)
-        self.server = GbsServer(service, self.clock)
+        self.server = GbsSite(service, self.clock)
         self.transport = _Transport()
         connection = self.server.buildProtocol(None)
         assert connection is not None

@@ -42,7 +42,7 @@ from pipegrid.links.link import Line
 from pipegrid.server import identity as identities
 from pipegrid.server.front import FrontFactory
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer as GbsFactory
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
 from pipegrid.simulation.network import SimulatedNetwork
@@ -275,7 +275,7 @@ class StorageHost:
         self.store = LyingStore(self)
         durability = Durability(InlineWorkers(), clock, self._policy, FailingDisk(self))
         service = GbsService(self.store, durability, SWISSNUM)
-        self.factory = GbsFactory(service, clock)
+        self.factory = GbsSite(service, clock)
         front: Any = self.factory
         if self._tls:
             front = FrontFactory(self.factory, server_identity().contexts(), clock)

@@ -20,7 +20,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer as GbsFactory
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import run
 from pipegrid.simulation.network import SimulatedNetwork
@@ -59,7 +59,7 @@ class StorageHost:
         self.root = root
         self.free_bytes = 1 << 40
         self._policy = policy
-        self._make_factory = make_factory or GbsFactory
+        self._make_factory = make_factory or GbsSite
         self._start()
         self.host.on_restart.append(self._start)
 

@@ -18,7 +18,7 @@ from pipegrid.server import identity
 from pipegrid.server.front import FrontFactory
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer as GbsFactory
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.interface import StorageServer
@@ -88,7 +88,7 @@ class TlsWorld(GbsWorld):
         super().__init__(root, make_factory=self._make_factory, **options)
 
     def _make_factory(self, service: GbsService, clock: Any) -> Any:
-        return FrontFactory(GbsFactory(service, clock), self.identity.contexts(), clock)
+        return FrontFactory(GbsSite(service, clock), self.identity.contexts(), clock)
 
     def connect(self, number: int = 0, *_: Any, pin: bytes | None = None, **__: Any) -> GbsServer:
         """Return a new client of the server."""

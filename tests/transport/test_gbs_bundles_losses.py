@@ -29,7 +29,7 @@ from pipegrid.server.gbs.answers import Answer
 from pipegrid.server.gbs.bodies import Receiver
 from pipegrid.server.gbs.requests import Admitted, Request
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer as GbsFactory
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.driver import leaks
 from pipegrid.simulation.faults import FaultPlan
 from pipegrid.transport.gbs.client import GbsServer
@@ -92,7 +92,7 @@ class WorldTestCase(SynchronousTestCase):
     def _make_factory(self, service: GbsService, clock: Any) -> Factory:
         if Path(service.store.root).name in self.old:
             service = OldService(service.store, service._durability, SWISSNUM)
-        return GbsFactory(service, clock)
+        return GbsSite(service, clock)
 
     def connect(self, world: GbsWorld) -> GbsServer:
         """Return a client that has learned what the server takes; no connection for uploads yet."""

@@ -19,7 +19,7 @@ from pipegrid.http11.limits import Limits
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.requests import Request
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer as GbsFactory
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.client import GbsSettings
 from pipegrid.transport.gbs.requests import GbsRequests
@@ -35,7 +35,7 @@ def _data_of(consumer: Consumer, _: int) -> bytes:
     return consumer.data
 
 
-class DelicateFactory(GbsFactory):
+class DelicateFactory(GbsSite):
     """
     As a server built on Twisted: a GET that begins while the transport is full ends the connection.
 

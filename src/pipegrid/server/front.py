@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 
     from pipegrid.server.gbs.connection import GbsConnection
-    from pipegrid.server.gbs.site import GbsServer
+    from pipegrid.server.gbs.site import GbsSite
 
 FOOLSCAP_BEGINS = b"GET /id/"
 PATIENCE_S = 30.0
@@ -64,7 +64,7 @@ class FrontFactory(Factory):
 
     def __init__(
         self,
-        server: GbsServer,
+        server: GbsSite,
         contexts: IOpenSSLServerConnectionCreator,
         clock: Any,
         foolscap: FoolscapFactory | None = None,

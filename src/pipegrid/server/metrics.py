@@ -17,14 +17,14 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.storage.store import ShareStore
 
 
 class StorageCollector(Collector):
     """Reads the counters of one server."""
 
-    def __init__(self, server: GbsServer, service: GbsService, store: ShareStore) -> None:
+    def __init__(self, server: GbsSite, service: GbsService, store: ShareStore) -> None:
         self._server = server
         self._service = service
         self._store = store
@@ -49,7 +49,7 @@ class StorageCollector(Collector):
             yield _gauge("available_bytes", "Room for shares.", room)
 
 
-def metrics_site(server: GbsServer, service: GbsService, store: ShareStore) -> Any:
+def metrics_site(server: GbsSite, service: GbsService, store: ShareStore) -> Any:
     """Return what to listen with; ``/metrics`` is the page."""
     registry = CollectorRegistry()
     registry.register(StorageCollector(server, service, store))

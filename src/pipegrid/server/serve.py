@@ -39,7 +39,7 @@ from pipegrid.server.crowd import MAX_CONNECTIONS, Crowd
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.front import Front, FrontFactory
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.wire.furl import Furl
@@ -129,7 +129,7 @@ class StorageNode:
             read_only=settings.read_only,
         )
         self._durability = Durability(self._workers, reactor, settings.durability)
-        self._server: GbsServer | None = None
+        self._server: GbsSite | None = None
         self._foolscap: FoolscapPort | None = None
         self._front: FrontFactory | None = None
         self._ports: list[Any] = []
@@ -173,7 +173,7 @@ class StorageNode:
             self._store.slots.node_id = who.tub_id
             service = GbsService(self._store, self._durability, who.swissnum)
             connections = min(self.settings.max_connections, raise_file_limit())
-            self._server = GbsServer(service, self._reactor)
+            self._server = GbsSite(service, self._reactor)
             self._foolscap = FoolscapPort(service, who, self._server.note_hostile)
             crowd: Crowd[Front] = Crowd(connections, self.settings.max_per_address)
             self._front = FrontFactory(

@@ -15,7 +15,7 @@ from pipegrid.disk.commit import Policy
 from pipegrid.disk.durability import Durability, Workers
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer
+from pipegrid.server.gbs.site import GbsSite
 from pipegrid.wire import gbs, gbs_http
 from pipegrid.wire.messages import UploadSecrets
 from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
@@ -215,7 +215,7 @@ class ServerTestCase(StoreTestCase):
         """Make a new server for the store that is there."""
         self.durability = Durability(self.workers, self.clock, self.policy)
         self.service = GbsService(self.store, self.durability, SWISSNUM)
-        self.server = GbsServer(self.service, self.clock, **options)
+        self.server = GbsSite(self.service, self.clock, **options)
 
     def connect(self, room: int | None = None) -> tuple[GbsConnection, MemoryTransport]:
         """Return a new connection and its transport."""

@@ -8,7 +8,7 @@ import attrs
 import cbor2
 
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsServer
+from pipegrid.server.gbs.site import GbsSite
 from tests import vectors
 from tests.server.gbs.support import Reply, ServerTestCase, parse_replies
 
@@ -72,7 +72,7 @@ class RecordedTests(ServerTestCase):
         self.exchanges = recorded["exchanges"]
         swissnum = recorded["furl"].rpartition("/")[2]
         self.service = GbsService(self.store, self.durability, swissnum)
-        self.server = GbsServer(self.service, self.clock)
+        self.server = GbsSite(self.service, self.clock)
 
     def test_recorded_exchanges(self) -> None:
         """Status, decoded body, type and range are those of the recording, save for stated differences."""

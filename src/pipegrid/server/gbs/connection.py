@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from typing import Protocol as Interface
 
 import attrs
 import httptools
@@ -45,7 +46,6 @@ from pipegrid.storage.uploads.standing import Client, address_of
 
 if TYPE_CHECKING:
     from pipegrid.server.gbs.service import GbsService
-    from pipegrid.server.gbs.site import GbsServer
 
 FEED_BYTES = 16384
 STRANGER_FEED_BYTES = 1024
@@ -84,13 +84,32 @@ class _Broken:
     reason: str
 
 
+class Site(Interface):
+    """What a connection tells of itself."""
+
+    def seconds(self) -> float:
+        """Return the time."""
+
+    def connected(self, connection: GbsConnection) -> None:
+        """One more."""
+
+    def disconnected(self, connection: GbsConnection) -> None:
+        """One less."""
+
+    def has_ready(self, connection: GbsConnection) -> None:
+        """Have ``send_ready`` called once, soon."""
+
+    def note_hostile(self, peer: str, reason: str) -> None:
+        """Write to the log why a client was turned away."""
+
+
 @implementer(IPushProducer)
 class GbsConnection(Protocol):
     """See above. The reactor's thread only."""
 
-    def __init__(self, server: GbsServer, service: GbsService, now_s: float) -> None:
-        self._server = server
-        self._order = RequestOrder(service, partial(server.has_ready, self))
+    def __init__(self, site: Site, service: GbsService, now_s: float) -> None:
+        self._site = site
+        self._order = RequestOrder(service, partial(site.has_ready, self))
         # What comes in.
         self._parser = RequestParser(self)
         self._unparsed: deque[bytes] = deque()
@@ -122,11 +141,11 @@ class GbsConnection(Protocol):
         host = str(getattr(transport.getPeer(), "host", "unknown"))
         self._order.client = Client(address_of(host), next(_CONNECTIONS))
         transport.registerProducer(self, True)
-        self._server.connected(self)
+        self._site.connected(self)
 
     def dataReceived(self, data: bytes) -> None:
         """Take bytes in any split."""
-        self._heard_s = self._server.seconds()
+        self._heard_s = self._site.seconds()
         if self._closing_since_s is not None or self._parser.broken:
             return
         order = self._order
@@ -146,21 +165,21 @@ class GbsConnection(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Keep what was received; forget what was not answered."""
         if self._closing_since_s is None:
-            self._closing_since_s = self._server.seconds()
+            self._closing_since_s = self._site.seconds()
         self._order.lose()
         self._events.clear()
         self._unparsed.clear()
-        self._server.disconnected(self)
+        self._site.disconnected(self)
 
     def pauseProducing(self) -> None:
         """The transport is full."""
         self._order.can_write = False
-        self._moved_s = self._server.seconds()
+        self._moved_s = self._site.seconds()
 
     def resumeProducing(self) -> None:
         """The transport has room."""
         self._order.can_write = True
-        self._moved_s = self._server.seconds()
+        self._moved_s = self._site.seconds()
         self._work()
 
     def stopProducing(self) -> None:
@@ -197,7 +216,7 @@ class GbsConnection(Protocol):
         order = self._order
         if order.unanswered and order.can_write:
             return 0.0
-        now_s = self._server.seconds()
+        now_s = self._site.seconds()
         self._look_for_use(now_s)
         return now_s - max(self._useful_s, self._moved_s)
 
@@ -276,7 +295,7 @@ class GbsConnection(Protocol):
                 self._feed(self._next_piece())
             self._read_on(not self._events)
             if order.burden >= MAX_BURDEN and self._events:
-                self._server.has_ready(self)  # after the others' turn
+                self._site.has_ready(self)  # after the others' turn
         except Exception:
             self._fail()
         finally:
@@ -324,7 +343,7 @@ class GbsConnection(Protocol):
     def _refuse(self, broken: _Broken) -> None:
         if self._order.draining:
             return  # behind the last request of a connection anything may follow
-        self._server.note_hostile(self._peer(), broken.reason)
+        self._site.note_hostile(self._peer(), broken.reason)
         self._order.refuse(broken.answer)
 
     def _fail(self) -> None:
@@ -364,7 +383,7 @@ class GbsConnection(Protocol):
 
     def _give_up(self, reason: str, now: bool = False) -> None:
         if reason:
-            self._server.note_hostile(self._peer(), reason)
+            self._site.note_hostile(self._peer(), reason)
         if now:
             self._transport.abortConnection()
         else:
@@ -373,7 +392,7 @@ class GbsConnection(Protocol):
     def _close(self) -> None:
         if self._closing_since_s is not None:
             return
-        self._closing_since_s = self._server.seconds()
+        self._closing_since_s = self._site.seconds()
         self._events.clear()
         self._unparsed.clear()
         self._order.ended = True

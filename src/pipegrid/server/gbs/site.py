@@ -25,7 +25,7 @@ _LINES_PER_TICK = 20
 log = Logger()
 
 
-class GbsServer(Factory):
+class GbsSite(Factory):
     """
     Makes a GbsConnection for every client.
 
@@ -59,7 +59,7 @@ class GbsServer(Factory):
         self._stopping: list[Deferred[None]] | None = None
 
     def __repr__(self) -> str:
-        return f"<GbsServer with {len(self.connections)} connections>"
+        return f"<GbsSite with {len(self.connections)} connections>"
 
     def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
         """Return a connection, unless this is the end."""
