@@ -1,8 +1,8 @@
 """
 Sets of integers kept as sorted half-open ranges: which bytes were asked for, which have come.
 
-Every operation costs a binary search and the ranges it touches; a transfer in order keeps the
-sets at a handful of ranges.
+Every operation costs a binary search and the ranges it touches, and a shift of what lies behind; a
+transfer in order keeps the sets at a handful of ranges, and only moves one end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 import attrs
+
+Range = tuple[int, int]
+"""Half-open: the first integer, and the one after the last."""
 
 
 @attrs.frozen
@@ -33,17 +36,23 @@ class Span:
 
 
 class Spans:
-    """A set of integers as disjoint ranges [start, end), none of which touches the next."""
+    """
+    A set of integers as disjoint ranges [start, end), none of which touches the next.
 
-    __slots__ = ("_ends", "_starts")
+    Attributes:
+        total: how many integers there are.
+    """
 
-    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+    __slots__ = ("_ends", "_starts", "total")
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self.total = 0
         for start, end in ranges:
             self.add(start, end)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[Range]:
         return iter(list(zip(self._starts, self._ends, strict=True)))
 
     def __len__(self) -> int:
@@ -62,8 +71,10 @@ class Spans:
         if first < last:
             start = min(start, self._starts[first])
             end = max(end, self._ends[last - 1])
+            self.total -= sum(self._ends[first:last]) - sum(self._starts[first:last])
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
+        self.total += end - start
 
     def remove(self, start: int, end: int) -> None:
         """Take [start, end) out of the set."""
@@ -78,13 +89,10 @@ class Spans:
             kept.append((self._starts[first], start))
         if self._ends[last - 1] > end:
             kept.append((end, self._ends[last - 1]))
+        self.total -= sum(self._ends[first:last]) - sum(self._starts[first:last])
+        self.total += sum(b - a for a, b in kept)
         self._starts[first:last] = [a for a, _ in kept]
         self._ends[first:last] = [b for _, b in kept]
-
-    @property
-    def total(self) -> int:
-        """How many integers there are."""
-        return sum(self._ends) - sum(self._starts)
 
     def contains(self, start: int, end: int) -> bool:
         """Say whether all of [start, end) is in the set; an empty range always is."""
@@ -93,13 +101,13 @@ class Spans:
         i = bisect_right(self._starts, start) - 1
         return i >= 0 and self._ends[i] >= end
 
-    def overlap(self, start: int, end: int) -> list[tuple[int, int]]:
+    def overlap(self, start: int, end: int) -> list[Range]:
         """Return the parts of [start, end) that are in the set."""
         first = bisect_right(self._ends, start)
         last = bisect_left(self._starts, end)
         return [(max(start, self._starts[i]), min(end, self._ends[i])) for i in range(first, last)]
 
-    def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
+    def gaps(self, start: int, end: int) -> list[Range]:
         """Return the parts of [start, end) that are not in the set."""
         missing = []
         position = start
@@ -111,9 +119,9 @@ class Spans:
             missing.append((position, end))
         return missing
 
-    def merged(self, gap: int) -> list[tuple[int, int]]:
+    def merged(self, gap: int) -> list[Range]:
         """Return the ranges, those that are at most ``gap`` apart joined into one."""
-        joined: list[tuple[int, int]] = []
+        joined: list[Range] = []
         for start, end in self:
             if joined and start - joined[-1][1] <= gap:
                 joined[-1] = (joined[-1][0], end)

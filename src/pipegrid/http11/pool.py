@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.dialer import Dialer, why_not
 from pipegrid.http11.errors import (
     AgentClosed,
     RequestMaybeProcessed,
@@ -57,13 +57,13 @@ class HostPool:
         limits: Limits | None = None,
     ) -> None:
         self._clock = clock
-        self._connect = connect
         self._server = server
         self._limits = limits or Limits()
+        self._dialer = Dialer(clock, self._limits, server, connect)
         self.record = HostRecord(self._limits)
         self._waiting: deque[Exchange] = deque()
         self._connections: list[PipelinedConnection] = []  # ready or becoming so
-        self._connecting: set[Deferred[IProtocol]] = set()
+        self._connecting: set[Deferred[PipelinedConnection]] = set()
         self._may_grow = True  # not after a failed attempt, until something is answered
         self._assigning = False
         self._dropping = False
@@ -233,39 +233,21 @@ class HostPool:
     # Connections come.
 
     def _open_connection(self) -> None:
-        made: list[PipelinedConnection] = []
-
-        def build() -> PipelinedConnection:
-            made.append(PipelinedConnection(self._clock, self._limits, self._server, self))
-            return made[-1]
-
-        try:
-            attempt = self._connect().connect(Factory.forProtocol(build))
-        except Exception as error:
-            self._no_connection(error)
-            return
+        attempt = self._dialer.dial(self)
         self._connecting.add(attempt)
-        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
-        attempt.addBoth(self._connected, attempt, made)
+        attempt.addBoth(self._connected, attempt)
 
     def _connected(
-        self,
-        result: object,
-        attempt: Deferred[IProtocol],
-        made: list[PipelinedConnection],
+        self, result: PipelinedConnection | Failure, attempt: Deferred[PipelinedConnection]
     ) -> None:
         self._connecting.discard(attempt)
         if isinstance(result, Failure):
-            self._no_connection(result.value or ConnectionError("no reason known"))
-            return
-        connection = made[-1]
-        if self._closed:
-            connection.abort("the agent was closed")
-        elif connection.open:
-            self._connections.append(connection)
-            self._assign()
+            self._no_connection(why_not(result))
+        elif self._closed:
+            result.abort("the agent was closed")
         else:
-            self._no_connection(ConnectionError("it was closed at once"))
+            self._connections.append(result)
+            self._assign()
 
     def _no_connection(self, error: BaseException) -> None:
         """An attempt failed. If it was the only hope, everything that waits fails."""

@@ -28,15 +28,14 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import (
     IDelayedCall,
-    IProtocol,
     IReactorTime,
     IStreamClientEndpoint,
 )
-from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.dialer import Dialer, why_not
 from pipegrid.http11.errors import RequestNotSent, TooManyRequests, WrongServerKey
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.limits import Limits
@@ -110,14 +109,14 @@ class UploadConnection:
         max_losses: int = 4,
     ) -> None:
         self._clock = clock
-        self._connect = connect
+        self._dialer = Dialer(clock, limits, server, connect)
         self._server = server
         self._limits = limits
         self._patience_s = patience_s
         self._max_losses = max_losses
         self._uploads: dict[_Upload, None] = {}  # unanswered, in order
         self._connection: PipelinedConnection | None = None
-        self._connecting: Deferred[IProtocol] | None = None
+        self._connecting: Deferred[PipelinedConnection] | None = None
         self._retry: IDelayedCall | None = None
         self._losses = 0
         self._lost_at_s: float | None = None
@@ -190,35 +189,19 @@ class UploadConnection:
     # Connecting.
 
     def _open(self) -> None:
-        made: list[PipelinedConnection] = []
+        self._connecting = self._dialer.dial(self)
+        self._connecting.addBoth(self._connected)
 
-        def build() -> PipelinedConnection:
-            made.append(PipelinedConnection(self._clock, self._limits, self._server, self))
-            return made[-1]
-
-        try:
-            attempt = self._connect().connect(Factory.forProtocol(build))
-        except Exception as error:
-            self._no_connection(error)
-            return
-        self._connecting = attempt
-        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
-        attempt.addBoth(self._connected, made)
-
-    def _connected(self, result: object, made: list[PipelinedConnection]) -> None:
+    def _connected(self, result: PipelinedConnection | Failure) -> None:
         self._connecting = None
         if isinstance(result, Failure):
-            self._no_connection(result.value or ConnectionError("no reason known"))
-            return
-        connection = made[-1]
-        if self._closed:
-            connection.abort("it was disconnected here")
-        elif not connection.open:
-            self._no_connection(ConnectionError("it was closed at once"))
+            self._no_connection(why_not(result))
+        elif self._closed:
+            result.abort("it was disconnected here")
         else:
-            self._connection = connection
+            self._connection = result
             for upload in list(self._uploads):
-                self._send(upload, connection)
+                self._send(upload, result)
 
     def _no_connection(self, error: BaseException) -> None:
         if self._closed or not self._uploads:

@@ -25,6 +25,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.core.spans import Spans
 from pipegrid.errors import (
     ConflictingWrite,
     NoSuchShare,
@@ -32,7 +33,6 @@ from pipegrid.errors import (
     ServerRefused,
     WrongSecret,
 )
-from pipegrid.storage.ranges import Ranges
 from pipegrid.transport.interface import disconnected
 from pipegrid.wire.messages import (
     Allocation,
@@ -55,7 +55,7 @@ class MemoryUpload:
 
     secret: bytes = attrs.field(repr=False)
     data: bytearray = attrs.field(repr=False)
-    received: Ranges = attrs.field(factory=Ranges)
+    received: Spans = attrs.field(factory=Spans)
 
 
 @attrs.define
@@ -220,14 +220,14 @@ class MemoryServer:
                     f"{len(upload.data)} bytes were allocated; write within them"
                 )
             new = b"".join(data)
-            for begin, stop in upload.received.within(offset, end):
+            for begin, stop in upload.received.overlap(offset, end):
                 if upload.data[begin:stop] != new[begin - offset : stop - offset]:
                     raise ConflictingWrite(
                         f"other bytes were written to share {share_number} before; abort the upload"
                     )
             upload.data[offset:end] = new
             upload.received.add(offset, end)
-            required = tuple(upload.received.missing(0, len(upload.data)))
+            required = tuple(upload.received.gaps(0, len(upload.data)))
             complete = bool(upload.data) and not required
             if complete:
                 self.storage.shares[key] = bytes(upload.data)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from pipegrid.storage.ranges import Range
+from pipegrid.core.spans import Range
 
 SUFFIX = ".upload"
 MAX_NOTED_RANGES = 240

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSuchShare, ServerRefused
-from pipegrid.storage.ranges import Range, Ranges
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
@@ -95,7 +95,7 @@ class Upload(ShareWriter):
         self._clock = clock
         self._on_open = on_open
         self._on_gone = on_gone
-        self._received = Ranges(received)
+        self._received = Spans(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
         self._came_before = self._received.total
         self.gone = False
@@ -131,7 +131,7 @@ class Upload(ShareWriter):
     def required(self) -> tuple[Range, ...]:
         """Return what is still missing."""
         with self._lock:
-            return tuple(self._received.missing(0, self.share_bytes))
+            return tuple(self._received.gaps(0, self.share_bytes))
 
     def write(
         self, offset: int, pieces: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
@@ -170,11 +170,11 @@ class Upload(ShareWriter):
                 self.last_write = self._clock()
                 return
             fd = self._require_open()
-            there = list(self._received.within(offset, end))
+            there = self._received.overlap(offset, end)
             for begin, stop in there:
                 self._compare(fd, begin, slice_pieces(pieces, begin - offset, stop - offset))
             self._bound_ranges(offset, end)
-            for begin, stop in list(self._received.missing(offset, end)):
+            for begin, stop in self._received.gaps(offset, end):
                 views = list(slice_pieces(pieces, begin - offset, stop - offset))
                 self._fill(fd, begin, views, wanted)
             self.unsent_bytes += end - offset
@@ -396,7 +396,7 @@ class Upload(ShareWriter):
             self._fd, note = resumed
             self.opened = next(self._openings)
             self.resumed = True
-            self._received = Ranges(note.ranges)
+            self._received = Spans(note.ranges)
             self._noted = tuple(note.ranges)
         self._on_open(self)
         return self._fd

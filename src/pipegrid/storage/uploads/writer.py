@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.core.spans import Spans
 from pipegrid.disk import files as disk
 from pipegrid.errors import ConflictingWrite, ServerRefused
 from pipegrid.storage import containers
-from pipegrid.storage.ranges import Ranges
 
 MAX_RANGES = 4096
 _COMPARE_BYTES = 256 * 1024
@@ -40,7 +40,7 @@ class ShareWriter:
     share_bytes: int
     _final: str  # where the share will be; for messages
     _fd: int | None
-    _received: Ranges
+    _received: Spans
     _fresh_lease: bytes | None  # while the file is empty: what is to stand at its end
 
     @property
@@ -75,7 +75,7 @@ class ShareWriter:
         """Refuse one more separate range where there are too many."""
         if len(self._received) < MAX_RANGES or offset == end:
             return
-        if not any(True for _ in self._received.within(offset - 1, end + 1)):
+        if not self._received.overlap(offset - 1, end + 1):
             raise ServerRefused(
                 f"{self._name()} lies in {MAX_RANGES} separate pieces already; "
                 "write the bytes between them first"

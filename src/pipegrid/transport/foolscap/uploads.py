@@ -21,8 +21,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import NoSuchShare, ServerError, ServerRefused, WrongSecret
-from pipegrid.storage.ranges import Range, Ranges
 from pipegrid.transport.foolscap.link import FoolscapLink
 from pipegrid.wire.messages import WriteResult
 
@@ -43,11 +43,11 @@ class UnfinishedShare:
         self.writer = writer
         self.share_bytes = share_bytes
         self.upload_secret = upload_secret
-        self.sent = Ranges()
+        self.sent = Spans()
         self.overlaps = False
         self.closing = False
         self.damaged = False
-        self._written = Ranges()
+        self._written = Spans()
         self._in_flight: dict[object, Range] = {}
         self._settled: list[Deferred[None]] = []
 
@@ -58,7 +58,7 @@ class UnfinishedShare:
 
     def send(self, begin: int, end: int) -> object:
         """Take note of a write; returns what to say when it is answered."""
-        self.overlaps = self.overlaps or any(True for _ in self.sent.within(begin, end))
+        self.overlaps = self.overlaps or bool(self.sent.overlap(begin, end))
         self.sent.add(begin, end)
         token = object()
         self._in_flight[token] = (begin, end)
@@ -71,7 +71,7 @@ class UnfinishedShare:
             self._written.add(begin, end)
         else:
             self.damaged = self.damaged or self.closing
-            self.sent = Ranges((*self._written, *self._in_flight.values()))
+            self.sent = Spans((*self._written, *self._in_flight.values()))
         if not self._in_flight:
             settled, self._settled = self._settled, []
             for waiting in settled:
@@ -86,7 +86,7 @@ class UnfinishedShare:
 
     def required(self) -> tuple[Range, ...]:
         """Return what was not sent yet."""
-        return tuple(self.sent.missing(0, self.share_bytes))
+        return tuple(self.sent.gaps(0, self.share_bytes))
 
 
 class FoolscapUploads:

@@ -1,0 +1,66 @@
+"""Making one connection to a host: the one routine of all who own connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.loss import Owner
+
+
+class Dialer:
+    """
+    Makes connections to one host.
+
+    Args:
+        connect: returns the endpoint; asked anew for each connection, so that it may change.
+        server: what errors call it.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        limits: Limits,
+        server: str,
+        connect: Callable[[], IStreamClientEndpoint],
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._server = server
+        self._connect = connect
+
+    def dial(self, owner: Owner[PipelinedConnection]) -> Deferred[PipelinedConnection]:
+        """
+        Connect; fires with a connection that takes requests, over TLS perhaps before it is ready.
+
+        Whatever goes wrong, by exception or too slowly, comes through the Deferred; cancelling it gives up.
+        """
+        made: list[PipelinedConnection] = []
+
+        def build() -> PipelinedConnection:
+            made.append(PipelinedConnection(self._clock, self._limits, self._server, owner))
+            return made[-1]
+
+        def connected(_: IProtocol) -> PipelinedConnection:
+            # Not what the endpoint fires with: TLS and proxies wrap it.
+            if not made[-1].open:
+                raise ConnectionError("it was closed at once")
+            return made[-1]
+
+        try:
+            attempt = self._connect().connect(Factory.forProtocol(build))
+        except Exception as error:
+            return fail(error)
+        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
+        return attempt.addCallback(connected)
+
+
+def why_not(failure: Failure) -> BaseException:
+    """Return why there is no connection."""
+    return failure.value or ConnectionError("no reason known")
