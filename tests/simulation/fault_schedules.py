@@ -48,7 +48,7 @@ from pipegrid.server.gbs import service as http_service
 from pipegrid.simulation.driver import Hung
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.simulation.log import timeline
-from pipegrid.transfer.get import download, readers
+from pipegrid.transfer.get import readers, tactics
 from pipegrid.transfer.put import elsewhere
 from pipegrid.transfer.put import shareway as lanes
 from pipegrid.transfer.results import PutResult
@@ -73,7 +73,7 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (writer, "LARGEST_PIECE_BYTES", 1000),
     (readers, "STREAM_BYTES", 1500),
     (decoder, "_APART_BYTES", 1500),
-    (download, "_TASTE_BYTES", 300),
+    (tactics, "PROBE_BYTES", 300),
     (http_service, "INLINE_READ_BYTES", 1000),
     (http_bodies, "STREAM_PIECE_BYTES", 700),
     (http_bodies, "GATHER_BYTES", 500),

@@ -18,7 +18,7 @@ from pipegrid.core.caps import LitCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
-from pipegrid.transfer.get import download, readers
+from pipegrid.transfer.get import readers, tactics
 from pipegrid.transfer.get.sink import CONSUMER_BYTES
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -344,7 +344,7 @@ class SpeedTests(DownloadTestCase):
         So both helpers are in that, and each is one of the k shares for all of the rest: the slow one's
         work, which they had divided, is not all there is to do.
         """
-        self.patch(download, "_TASTE_SHARE", 1)
+        self.patch(tactics, "PROBE_SHARE", 1)
         rate = float(1 << 20)
         for slow in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
             self.make(4_000_000, World(bytes_per_s=rate))
@@ -487,7 +487,7 @@ class MemoryTests(DownloadTestCase):
         """Pieces so small that a small file is streamed like a large one, and may hardly be held."""
         self.patch(readers, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
-        self.patch(download, "_TASTE_BYTES", 300)
+        self.patch(tactics, "PROBE_BYTES", 300)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
         settings = DownloadSettings(memory_bytes=memory_bytes, silence_s=16.0, hedge_s=1.0)
         world = World(happy=1, params=params, download=settings, bytes_per_s=rate)

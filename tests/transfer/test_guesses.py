@@ -8,7 +8,7 @@ from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.transfer.get.guesses import MANY, Guesses
+from pipegrid.transfer.get.earlier import MANY, Guesses
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, World, content
 
@@ -109,4 +109,4 @@ class ManyFilesTests(SynchronousTestCase):
         failing = self.world.grid.get(self.files[0].cap, BytesIO())
         with self.assertRaises(NotEnoughSharesError):
             self.world.run(failing)
-        self.assertEqual(self.world.grid._guesses._running, 0)
+        self.assertEqual(self.world.grid._earlier.guesses._running, 0)

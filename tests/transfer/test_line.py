@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.line import ClientLine
+from pipegrid.transfer.get.earlier import ClientLine
 
 
 class ClientLineTests(SynchronousTestCase):

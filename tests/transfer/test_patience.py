@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.patience import Patience
+from pipegrid.transfer.get.tactics import Patience
 
 
 class PatienceTests(SynchronousTestCase):

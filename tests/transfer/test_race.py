@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.tactics import Race
+from pipegrid.transfer.get.race import Race
 
 
 @attrs.define

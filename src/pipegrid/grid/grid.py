@@ -36,8 +36,7 @@ from pipegrid.reactor.together import together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.get.guesses import Guesses
-from pipegrid.transfer.get.line import ClientLine
+from pipegrid.transfer.get.earlier import Earlier
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress, PutReports
@@ -114,8 +113,7 @@ class Grid:
         self._upload_settings = upload_settings or UploadSettings()
         self._upload_memory = Budget(UPLOAD_MEMORY_BYTES)
         self._putter: Putter | None = None
-        self._line = ClientLine()
-        self._guesses = Guesses()
+        self._earlier = Earlier()
         self._running: set[Deferred[Any]] = set()
         self._closed = False
 
@@ -428,8 +426,7 @@ class Grid:
                 length=length,
                 settings=self._download_settings,
                 progress=note,
-                line=self._line,
-                guesses=self._guesses,
+                earlier=self._earlier,
             )
 
         try:

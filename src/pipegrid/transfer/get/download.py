@@ -28,42 +28,15 @@ from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.get.guesses import Guesses
-from pipegrid.transfer.get.line import ClientLine
+from pipegrid.transfer.get.earlier import Earlier
 from pipegrid.transfer.get.openreaders import OpenReaders
-from pipegrid.transfer.get.patience import Patience
-from pipegrid.transfer.get.readers import ShareReader
 from pipegrid.transfer.get.resuming import Rechecked, ResumingDecoder
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.get.tactics import Race
+from pipegrid.transfer.get.tactics import Tactics
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
-
-_UNLIMITED = 1 << 62
-
-_RACE_BYTES = 1 << 20
-"""What those who join a race late are asked for beyond the next block: it keeps 80 Mbit/s busy at 100 ms."""
-
-_TASTE_BYTES = 1 << 16
-_TASTE_SHARE = 64
-"""
-What the racers beyond the first k are asked for together, if the range has several segments: so much, or this
-fraction of the range, at most a block. For it costs the line, and nearly always in vain.
-"""
-
-_NARROW_TASTE_BYTES = 1 << 13
-"""The least of that on a line of which is known that it is narrow."""
-
-_LUMPS = 8
-"""On such a line a favourite is waited for as long as this fraction of the range takes."""
-
-_HELPERS = 2
-"""
-Of a range of several segments, the taste is divided among so many servers for each extra share: two can
-catch up with what one cannot (``race``).
-"""
 
 _MAX_JOBS = 3
 """Segments being decoded at the same time: both cores busy while one segment is written out."""
@@ -81,8 +54,7 @@ class Download:
         progress: called with plaintext bytes delivered and wanted.
         avoid: copies that are known to be damaged, each as share number and server.
         holders: share number to the servers that have it, if all is known: then no server is asked.
-        line: what is known of the client's line, and learns of this download.
-        guesses: how right those of past downloads were, and learns of this one's.
+        earlier: what past downloads have taught, and this one teaches.
     """
 
     def __init__(
@@ -99,11 +71,8 @@ class Download:
         progress: Progress | None = None,
         avoid: Collection[tuple[int, Peer]] = (),
         holders: Mapping[int, Sequence[Peer]] | None = None,
-        line: ClientLine | None = None,
-        guesses: Guesses | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
-        self._line = ClientLine() if line is None else line
-        self._guesses = Guesses() if guesses is None else guesses
         self._clock = clock
         self._workers = workers
         self._cap = cap
@@ -125,37 +94,23 @@ class Download:
         self._jobs: set[Deferred[None]] = set()
         self._results: list[SegmentResult | Rechecked] = []
         self._bug: Failure | None = None
-        geometry = self._decoder.guessed_geometry
-        length -= found_bytes  # what is to be fetched, as far as can be told
-        several = length > geometry.segment_bytes
-        narrow = self._line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
-        least_bytes = _NARROW_TASTE_BYTES if narrow else _TASTE_BYTES
-        # A rerun is to fetch little more than what is missing, and may taste twice if a segment was damaged.
-        share_bytes = 0 if found_bytes else length // _TASTE_SHARE
-        taste_bytes = max(least_bytes, share_bytes) // _HELPERS
-        tastes = several or narrow
-        self._taste_bytes = taste_bytes if tastes else geometry.block_bytes
-        self._extra = _HELPERS * settings.extra_shares if tastes else settings.extra_shares
-        self._share_of_memory = settings.memory_bytes // (cap.required_shares + self._extra)
-        self._hedged = False
         self._used: dict[int, str] = {}
         self._used_by_job: dict[int, dict[int, str]] = {}
         self._started = clock.seconds()
-        lumps_s = self._line.time_s(length) / _LUMPS if narrow else 0.0
-        self._race = Race(self._started, lumps_s)
-        # No server lags because the line is narrow.
-        hedge_s = max(settings.hedge_s, 2 * self._line.time_s(geometry.segment_bytes))
-        self._patience = Patience(hedge_s, settings.silence_s, self._started)
+        self._tactics = Tactics(
+            settings,
+            earlier or Earlier(),
+            self._decoder.guessed_geometry,
+            length,
+            found_bytes,
+            self._started,
+        )
         self._readers = OpenReaders(
             clock=clock,
             peers=peers,
             cap=cap,
             decoder=self._decoder,
-            ahead_bytes=self._share_of_memory,
-            race=self._race,
-            patience=self._patience,
-            line=self._line,
-            guesses=self._guesses,
+            tactics=self._tactics,
             avoid=avoid,
             holders=holders,
             changed=self._changed.fire,
@@ -172,10 +127,10 @@ class Download:
             CapMismatch: the cap is not that of the file which is stored there.
             SegmentTooLarge: the settings do not allow the file's segments.
         """
-        needs_lists = self._guesses.needs_lists
-        self._guesses.began()
+        tactics = self._tactics
+        needs_lists = tactics.began()
         try:
-            self._readers.first_burst(self._extra, needs_lists)
+            self._readers.first_burst(tactics.extra_shares, needs_lists)
             self._ask()
             while True:
                 self._deliver()
@@ -187,7 +142,7 @@ class Download:
                 self._readers.look_at_answers()
                 self._readers.look_at_readers()
                 self._readers.name_corruption()
-                self._readers.recruit(self._extra if self._race.open else 0)
+                self._readers.recruit(tactics.wanted_extra)
                 self._ask()
                 self._start_jobs()
                 if not self._decoder.done:
@@ -199,12 +154,11 @@ class Download:
                 self._sink.finish()
             raise
         finally:
-            self._guesses.ended()
+            tactics.ended()
             self._readers.let_go()
             for job in list(self._jobs):
                 job.cancel()
-        if not self._readers.misplaced:
-            self._guesses.found(True)
+        tactics.succeeded()
         self._sink.finish()
         size = self._decoder.delivered_bytes
         self._progress.report(size)
@@ -221,37 +175,15 @@ class Download:
     # Asking.
 
     def _ask(self) -> None:
-        # Those who will win are asked for all at once, and held back by pausing them: no round trip, and
-        # no new connection, stands between one span and the next. Of the others a taste will do, until
-        # they prove to be faster.
         if not self._sink.ready:
             return
-        readers = [reader for reader in self._readers.open.values() if reader.state == "open"]
-        favourites, others = readers, list[ShareReader]()
-        if self._race.open:
-            needed = self._cap.required_shares
-            favourites, others = readers[:needed], readers[needed:]
-            geometry = self._decoder.geometry
-            if geometry is not None and not self._hedged:
-                most_segments = self._share_of_memory // geometry.block_bytes
-                left = self._decoder.segments_left
-                now = self._clock.seconds()
-                self._race.look(now, favourites, others, left, most_segments)
-        for reader in favourites:
-            self._ask_all(reader)
-        for reader in others:
-            if self._hedged:
-                ahead = min(_RACE_BYTES, self._share_of_memory)
-                reader.ask(self._decoder.wanted(reader.share_number, ahead))
-            elif self._race.helps(reader.share_number):
-                self._ask_all(reader)
-            else:
-                reader.ask(self._decoder.wanted(reader.share_number, 0, self._taste_bytes))
-
-    def _ask_all(self, reader: ShareReader) -> None:
-        number = reader.share_number
-        part = self._race.parts.get(number)
-        reader.ask(self._decoder.wanted(number, _UNLIMITED, part=part))
+        decoder, readers = self._decoder, self._readers.open
+        runners = [reader for reader in readers.values() if reader.state == "open"]
+        now = self._clock.seconds()
+        for ask in self._tactics.asks(now, runners, decoder.geometry, decoder.segments_left):
+            number = ask.share_number
+            spans = decoder.wanted(number, ask.ahead_bytes, ask.most_bytes, ask.part)
+            readers[number].ask(spans)
 
     # Decoding and delivering.
 
@@ -263,7 +195,7 @@ class Download:
                 if not self._start_check():
                     return
                 continue
-            if self._race.open:
+            if self._tactics.race.open:
                 self._end_race(job)
             self._used_by_job[job.segment] = {
                 block.share_number: homes[block.share_number].name for block in job.blocks
@@ -285,7 +217,7 @@ class Download:
 
     def _end_race(self, job: SegmentJob) -> None:
         """The first segment is there: go on with the shares that were fast enough to be in it."""
-        numbers = self._race.end(block.share_number for block in job.blocks)
+        numbers = self._tactics.race.end(block.share_number for block in job.blocks)
         for reader in list(self._readers.open.values()):
             if reader.share_number not in numbers:
                 self._readers.close(reader)
@@ -307,12 +239,12 @@ class Download:
         for result in results:
             pieces = self._finish(result)
             if pieces:
-                self._patience.segment_finished(self._clock.seconds())
+                self._tactics.segment_finished(self._clock.seconds())
                 self._sink.write(pieces)
                 if self._resuming is None or not self._resuming.is_checking:
                     done = self._decoder.delivered_bytes - self._sink.pending_bytes
                     self._progress.report(done)
-        for number in self._race.done(self._decoder.segments_left[0]):
+        for number in self._tactics.race.done(self._decoder.segments_left[0]):
             self._readers.close(self._readers.open[number])
         for reader in self._readers.open.values():
             reader.balance()
@@ -337,41 +269,17 @@ class Download:
     def _wait_s(self) -> float | None:
         if not self._sink.ready or self._jobs:
             return None
-        now = self._clock.seconds()
-        wait_s = self._patience.wait_s(now)
-        return wait_s if self._race.due is None else min(wait_s, max(0.0, self._race.due - now))
+        return self._tactics.wait_s(self._clock.seconds())
 
     def _lose_patience(self) -> None:
         """Let one more share join if some keep the others waiting; give up those that are silent."""
-        now = self._clock.seconds()
+        now, tactics = self._clock.seconds(), self._tactics
         if not self._sink.ready or self._jobs:
-            self._patience.own_fault(now)
+            tactics.own_fault(now)
             return
-        if self._patience.is_hedge_due(now):
-            if self._some_lag():
-                self._extra = self._extra + 1 if self._race.open else 1
-                self._race.reopen()
-                self._hedged = True
-                self._patience.hedged()
-            for reader in self._readers.open.values():
-                reader.start_period()
-        if self._patience.is_silence_over(now):
-            self._readers.give_up_silent(self._settings.silence_s)
-
-    def _some_lag(self) -> bool:
-        """
-        Return whether the segment waits for some servers while others have done their part.
-
-        On a slow line all shares creep at the same pace: then one more would only slow the rest.
-        """
         readers = list(self._readers.open.values())
-        if self._race.open and not self._hedged:
-            # Who was asked for a taste only has long given it.
-            needed = self._cap.required_shares
-            helpers = [each for each in readers[needed:] if self._race.helps(each.share_number)]
-            readers = readers[:needed] + helpers
-        busy = [reader for reader in readers if reader.waiting and not reader.paused]
-        if len(busy) < len(readers):
-            return True
-        paces = [reader.period_bytes for reader in busy]
-        return not paces or 2 * min(paces) <= max(paces)
+        if tactics.looks_for_laggards(now, readers):
+            for reader in readers:
+                reader.start_period()
+        if tactics.is_silence_over(now):
+            self._readers.give_up_silent(self._settings.silence_s)

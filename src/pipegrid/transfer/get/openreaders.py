@@ -20,12 +20,9 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.fit import CapFit
 from pipegrid.errors import CorruptionError, ServerError
-from pipegrid.transfer.get.guesses import Guesses
-from pipegrid.transfer.get.line import MIN_SAMPLE_BYTES, ClientLine
-from pipegrid.transfer.get.patience import Patience
 from pipegrid.transfer.get.readers import ShareReader
 from pipegrid.transfer.get.search import ShareSearch
-from pipegrid.transfer.get.tactics import Race
+from pipegrid.transfer.get.tactics import Tactics
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.shortage import too_few_shares
 
@@ -36,11 +33,7 @@ class OpenReaders:
 
     Args:
         peers: servers that may be used, in any order.
-        ahead_bytes: how much the decoder may hold of each share before its server is paused.
-        race: hears which shares take part no more.
-        patience: hears whenever something comes.
-        line: learns how long answers take, and how fast bytes come.
-        guesses: learns at once if a share is not where the first burst looked for it.
+        tactics: is told what happens, and says how much the decoder may hold of each share.
         avoid: copies that are known to be damaged, each as share number and server.
         holders: share number to the servers that have it, if all is known: then none is asked.
         changed: called after every event that may let the download go on.
@@ -48,7 +41,6 @@ class OpenReaders:
     Attributes:
         open: share number to its reader; not those that have ended.
         homes: share number to the server that it was last read from.
-        misplaced: some share of the first burst was not where it should be.
     """
 
     def __init__(
@@ -58,27 +50,18 @@ class OpenReaders:
         peers: Sequence[Peer],
         cap: ChkCap | ChkVerifierCap,
         decoder: Decoder,
-        ahead_bytes: int,
-        race: Race,
-        patience: Patience,
-        line: ClientLine,
-        guesses: Guesses,
+        tactics: Tactics,
         avoid: Collection[tuple[int, Peer]],
         holders: Mapping[int, Sequence[Peer]] | None,
         changed: Callable[[], None],
     ) -> None:
         self.open: dict[int, ShareReader] = {}
         self.homes: dict[int, Peer] = {}
-        self.misplaced = False
         self._clock = clock
         self._cap = cap
         self._storage_index = cap.storage_index
         self._decoder = decoder
-        self._ahead_bytes = ahead_bytes
-        self._race = race
-        self._patience = patience
-        self._line = line
-        self._guesses = guesses
+        self._tactics = tactics
         self._changed = changed
         self._ring = ring(self._storage_index, peers)
         self._search: ShareSearch[Peer] = ShareSearch(self._ring if holders is None else [])
@@ -98,10 +81,6 @@ class OpenReaders:
         self._damaged_in_use = False
         self._reported_corrupt = 0
         self._reasons: dict[str, str] = {}
-        self._seen_bytes = 0
-        self._first_seen: tuple[int, float] | None = None
-        segment_bytes = decoder.guessed_geometry.segment_bytes
-        self._sample_bytes = max(MIN_SAMPLE_BYTES, segment_bytes // 2)
 
     # Questions.
 
@@ -137,8 +116,8 @@ class OpenReaders:
         peer: Peer,
         asked_s: float,
     ) -> None:
-        if not isinstance(answer, Failure):
-            self._line.note_answer(self._clock.seconds() - asked_s)
+        now = self._clock.seconds()
+        self._tactics.answered(now, None if isinstance(answer, Failure) else now - asked_s)
         # Only noted here: the loop may be in the middle of a step.
         self._questions.discard(question)
         self._answers.append((peer, answer))
@@ -148,7 +127,6 @@ class OpenReaders:
         """Let the search know what servers have said."""
         answers, self._answers = self._answers, []
         for peer, answer in answers:
-            self._patience.something_came(self._clock.seconds())
             if not isinstance(answer, Failure):
                 total_shares = self._cap.total_shares
                 self._search.answered(peer, [n for n in answer if n < total_shares])
@@ -171,7 +149,7 @@ class OpenReaders:
             peer,
             number,
             self._storage_index,
-            self._ahead_bytes,
+            self._tactics.ahead_bytes,
             self._changed,
         )
 
@@ -180,48 +158,27 @@ class OpenReaders:
         del self.open[reader.share_number]
         reader.close()
         self._decoder.drop_share(reader.share_number)
-        self._race.closed(reader.share_number)
+        self._tactics.race.closed(reader.share_number)
 
     def look_at_readers(self) -> None:
         """Take out the readers that have ended."""
-        seen = sum(reader.received_bytes for reader in self.open.values())
-        if seen != self._seen_bytes:
-            now = self._clock.seconds()
-            if seen > self._seen_bytes:
-                self._note_rate(seen, now)
-            self._seen_bytes = seen
-            self._patience.something_came(now)
+        seen_bytes = sum(reader.received_bytes for reader in self.open.values())
+        self._tactics.seen(self._clock.seconds(), seen_bytes)
         for reader in list(self.open.values()):
             if reader.state == "open":
                 continue
-            # Whoever is asked in its place has all the time that it had.
-            self._patience.something_came(self._clock.seconds())
+            self._tactics.left(self._clock.seconds())
             if reader.bug is not None:
                 reader.bug.raiseException()
             if reader.state == "missing":
                 self._search.exclude(reader.share_number, reader.peer)
-                self._note_misplaced(reader.share_number)
+                if reader.share_number in self._guessed:
+                    self._tactics.misplaced()
             else:
                 self._search.failed(reader.peer)
             if reader.error is not None and reader.state != "missing":
                 self._reasons[reader.peer.name] = str(reader.error)
             self.close(reader)
-
-    def _note_misplaced(self, number: int) -> None:
-        """Let others know at once if the first burst was wrong."""
-        if number in self._guessed and not self.misplaced:
-            self.misplaced = True
-            self._guesses.found(False)
-
-    def _note_rate(self, seen_bytes: int, now: float) -> None:
-        """Let the line learn what has come since the first bytes, once that says something."""
-        if self._first_seen is None:
-            self._first_seen = (seen_bytes, now)
-            return
-        first_bytes, first_s = self._first_seen
-        if seen_bytes - first_bytes >= self._sample_bytes:
-            self._line.note_bytes(seen_bytes - first_bytes, now - first_s)
-            self._first_seen = (seen_bytes, now)
 
     # Damage, and who takes the place of those that are gone.
 
