@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
 PACKAGE = Path(__file__).parent.parent / "src" / "pipegrid"
+MAP = PACKAGE.parent.parent / "docs" / "explanation-architecture.md"
 
 _FOUNDATION = {"errors", "version", "core", "flow", "reactor"}
 _SHARED = _FOUNDATION | {"disk", "wire"}
@@ -118,6 +120,17 @@ class LayersTests(SynchronousTestCase):
         """A circle of three is one; what only leads into it is not of it."""
         graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set[str](), "e": {"a"}}
         self.assertEqual(circles(graph), {frozenset("abc")})
+
+    def test_the_map_is_of_this_house(self) -> None:
+        """Every module that the map names is there, and every package is on it."""
+        text = MAP.read_text("utf-8")
+        named = re.findall(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.py)`", text)
+        homes = (PACKAGE, PACKAGE.parent.parent)
+        missing = [name for name in named if not any((home / name).is_file() for home in homes)]
+        self.assertEqual(missing, [])
+        self.assertGreater(len(named), 40)
+        packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+        self.assertEqual({name for name in packages if f"{name}/" not in text}, set())
 
     def test_the_core_is_pure(self) -> None:
         """The core touches no reactor, clock, file or thread."""
