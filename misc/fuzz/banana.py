@@ -19,8 +19,9 @@ from zope.interface import implementer
 
 from misc.attack.foolscap import call, opened, string, token, value
 from misc.fuzz.choices import Choices
+from pipegrid.wire.allowance import FIRST_COST, MAX_TOKENS, TOKEN_COST, Bounds
 from pipegrid.wire.banana import ABORT, CLOSE, FLOAT, LONGINT, OPEN, PING, STRING, VOCAB
-from pipegrid.wire.broker import FIRST_COST, MAX_TOKENS, TOKEN_COST, BoundedBroker, Bounds
+from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.foolscap import RIStorageServer
 
 CALL_COST = 64 * 1024

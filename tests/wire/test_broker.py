@@ -13,9 +13,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import broker as bounded
+from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.banana import ERROR, LONGINT, OPEN, PING, STRING, VOCAB
-from pipegrid.wire.broker import BoundedBroker, BoundedNegotiation, Bounds, TooMuch
+from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.foolscap import MAX_SHARES, answer_cost
+from pipegrid.wire.negotiation import BoundedNegotiation
 
 DECISION = negotiate.Negotiation().loopbackDecision()
 PIECE = b"x" * 65536

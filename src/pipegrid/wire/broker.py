@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 from foolscap import eventual
 from foolscap.broker import Broker, PBOpenRegistry, PBRootUnslicer
 from foolscap.call import CallSlicer, FailureSlicer
@@ -40,6 +39,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from pipegrid.wire import banana
+from pipegrid.wire.allowance import ANSWER_COST, TOKEN_COST, Allowance, Bounds, TooMuch
 from pipegrid.wire.banana import (
     ABORT,
     CLOSE,
@@ -57,25 +57,7 @@ from pipegrid.wire.banana import (
     BananaTooLong,
     Tokens,
 )
-from pipegrid.wire.negotiation import StrictNegotiation
-
-TOKEN_COST = 128
-"""Bytes of memory that a token becomes, besides its body; a tuple of a number and a string are four."""
-
-FIRST_COST = 4096
-"""Of a message before it is known what it is. Calls of the tub itself, as for a name, become some 2000."""
-
-CALL_COST = 64 * 1024
-"""Of a call of an object of ours, where nothing else is said."""
-
-ANSWER_COST = 32 * 1024
-"""Of an answer where its call says nothing else. A failure has up to 5 KB of text, in some 60 tokens."""
-
-MAX_TOKENS = 50_000
-"""
-Of a message, half a second's work: 4096 tests and writes to 256 shares are 32,000, 4096 announcements
-25,000.
-"""
+from pipegrid.wire.negotiation import GRACE_S
 
 MAX_DEPTH = 10
 """A call, its arguments, a dictionary, a triple, a list, a quadruple: six."""
@@ -90,10 +72,7 @@ MAX_CALLS = 128
 """Calls from the other end that are under way or wait; Tahoe-LAFS sends a hundred writes at once."""
 
 TURN_CALLS = 8
-GRACE_S = 5.0
-NEGOTIATION_S = 30
-NEGOTIATION_BYTES = 4096
-"""Foolscap's own bound on what is negotiated."""
+
 
 _TYPES = {code: bytes((code,)) for code in range(0x81, 0x90)}
 _ALWAYS_LEGAL = frozenset((PING, PONG, ABORT, CLOSE, ERROR))
@@ -101,29 +80,6 @@ _WITH_BODY = frozenset((STRING, LONGINT, LONGNEG))
 _VALUES = ("none", "boolean", "unicode", "list", "tuple", "dict", "set", "immutable-set")
 _OPEN_TYPES = (*_VALUES, "reference", "arguments", "my-reference")
 _KNOWN: dict[tuple[str, ...], Any] = {**UnslicerRegistry, **PBOpenRegistry}
-
-
-class TooMuch(BananaError):
-    """The other end broke a bound, or the protocol. Why is in the text."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-@attrs.frozen
-class Bounds:
-    """
-    What differs between connections.
-
-    Attributes:
-        call_cost: allowance of a call that the other end makes of an object of ours.
-        answer_cost: the same for an answer, given the method that was called and its arguments.
-        turn_tokens: looked at before others have their turn.
-    """
-
-    call_cost: int = CALL_COST
-    answer_cost: Callable[[str, tuple[Any, ...]], int] = lambda method, arguments: ANSWER_COST
-    turn_tokens: int = 512
 
 
 class BoundedRoot(PBRootUnslicer):
@@ -157,13 +113,11 @@ class BoundedBroker(Broker):
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.bounds = bounds or Bounds()
-        self.held_cost = 0  # of the message that is being received
+        self._allowance = Allowance()
         self._tokens = Tokens()
         self._body: tuple[int, int, bool] | None = (
             None  # type and size of what is gathered; whether in vain
         )
-        self._cost_left = 0
-        self._tokens_left = 0
         self._reading = True
         self._yielded = False
         self._turn_calls = 0
@@ -242,24 +196,18 @@ class BoundedBroker(Broker):
         """There is more to look at: see to it that ``go_on`` is called when the others had their turn."""
         eventual.eventually(self.go_on)
 
-    def charge(self, cost: int) -> None:
-        """A message becomes larger by so much; raises TooMuch if it must not."""
-        self._cost_left -= cost
-        self.held_cost += cost
-        if self._cost_left < 0:
-            raise TooMuch(
-                f"a message became larger than its kind may be, at {self.held_cost} bytes"
-            )
+    @property
+    def held_cost(self) -> int:
+        """What the message that is being received is so far."""
+        return self._allowance.held_cost
 
-    def allow(self, cost: int) -> None:
-        """It has turned out what a message is, and that it may have so much in all."""
-        self._cost_left = max(self._cost_left, cost - self.held_cost)
+    def charge(self, cost: int) -> None:
+        """That message becomes larger by so much; raises TooMuch if it must not."""
+        self._allowance.charge(cost)
 
     def message_begins(self) -> None:
         """What comes now belongs to another message."""
-        self.held_cost = 0
-        self._cost_left = FIRST_COST
-        self._tokens_left = MAX_TOKENS
+        self._allowance.begin()
 
     def _read(self, reading: bool) -> None:
         if reading is not self._reading:
@@ -317,9 +265,7 @@ class BoundedBroker(Broker):
         elif was_in_open and kind in (CLOSE, ABORT):
             raise TooMuch("it ended something before its name")
         if kind != ERROR:  # which is outside of messages, and has a bound of its own
-            self._tokens_left -= 1
-            if self._tokens_left < 0:
-                raise TooMuch(f"a message had more than {MAX_TOKENS} tokens")
+            self._allowance.count_token()
             self.charge(TOKEN_COST)
         if not rejected and kind not in _ALWAYS_LEGAL:
             rejected = not self._is_welcome(typebyte, number, was_in_open)
@@ -419,14 +365,14 @@ class BoundedBroker(Broker):
         request = self.waitingForAnswers.get(reqID)
         if request is None:
             raise TooMuch("it answered what nobody had asked")
-        self.allow(getattr(request, "answer_cost", ANSWER_COST))
+        self._allowance.allow(getattr(request, "answer_cost", ANSWER_COST))
         return request
 
     def getMyReferenceByCLID(self, clid: int) -> Any:
         """Return the object of ours that a call is for; KeyError if there is none."""
         found = super().getMyReferenceByCLID(clid)
         if clid:
-            self.allow(self.bounds.call_cost)
+            self._allowance.allow(self.bounds.call_cost)
         return found
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:
@@ -545,51 +491,3 @@ _HANDLERS: dict[int, Callable[[Any, int, bool], None]] = {
     LONGNEG: BoundedBroker._integer,
     FLOAT: BoundedBroker._integer,
 }
-
-
-class BoundedNegotiation(StrictNegotiation):
-    """
-    What comes before: ``NEGOTIATION_BYTES`` at most, in ``NEGOTIATION_S``; none of it goes to Foolscap's
-    log.
-    """
-
-    SERVER_TIMEOUT = NEGOTIATION_S
-    _aborting: IDelayedCall | None = None
-
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        """Foolscap keeps its last messages, with all that strangers sent."""
-
-    def dataReceived(self, chunk: bytes) -> None:
-        """Take what arrived, unless it has failed already."""
-        if not self._has_failed():
-            super().dataReceived(chunk)
-            if self._has_failed():
-                self._end()
-
-    def negotiationTimedOut(self) -> None:
-        """It took too long."""
-        super().negotiationTimedOut()
-        self._end()
-
-    def connectionLost(self, reason: Failure) -> None:
-        """It failed, or somebody hung up."""
-        if self._aborting is not None:
-            self._aborting.cancel()
-            self._aborting = None
-        super().connectionLost(reason)
-
-    def _has_failed(self) -> bool:
-        return self.failureReason is not None
-
-    def _end(self) -> None:
-        # What it failed for is being sent; who does not take it, or goes on, is cut off.
-        self.buffer = b""
-        transport: Any = self.transport
-        if self._aborting is None and transport.connected:
-            transport.pauseProducing()
-            self._aborting = eventual.reactor.callLater(GRACE_S, self._abort)
-
-    def _abort(self) -> None:
-        self._aborting = None
-        transport: Any = self.transport
-        transport.abortConnection()

@@ -25,7 +25,7 @@ from foolscap.referenceable import Referenceable
 from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
-from pipegrid.wire.broker import ANSWER_COST, TOKEN_COST
+from pipegrid.wire.allowance import ANSWER_COST, TOKEN_COST
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.messages import UNKNOWN_PROTOCOL, ServerVersion
 
@@ -153,7 +153,7 @@ class RIStorageServer(RemoteInterface):
 
 def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:
     """
-    Return how much memory a server's answer may take, for ``wire.broker.Bounds``.
+    Return how much memory a server's answer may take, for ``wire.allowance.Bounds``.
 
     Args:
         arguments: of the call, in order.

@@ -22,8 +22,8 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.wire import remote as _interfaces  # noqa: F401  Foolscap finds them by name
+from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.announcements import MAX_SERVERS
-from pipegrid.wire.broker import Bounds, TooMuch
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S
 

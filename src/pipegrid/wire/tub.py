@@ -14,8 +14,10 @@ from typing import Any
 
 from foolscap.api import Tub
 
-from pipegrid.wire.broker import BoundedBroker, BoundedNegotiation, Bounds
+from pipegrid.wire.allowance import Bounds
+from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.certificates import self_signed_pem
+from pipegrid.wire.negotiation import BoundedNegotiation
 
 KEEPALIVE_S = 60
 """After so much silence the other side is asked whether it is still there."""

@@ -33,15 +33,10 @@ from zope.interface import implementer
 
 from pipegrid.server.foolscap.governor import Governor, Spending
 from pipegrid.server.foolscap.memory import HeldMemory
-from pipegrid.wire.broker import (
-    MAX_TOKENS,
-    TOKEN_COST,
-    BoundedBroker,
-    BoundedNegotiation,
-    Bounds,
-    TooMuch,
-)
+from pipegrid.wire.allowance import MAX_TOKENS, TOKEN_COST, Bounds, TooMuch
+from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.foolscap import MAX_SHARE_DATA_BYTES
+from pipegrid.wire.negotiation import BoundedNegotiation
 
 STRANGER_BYTES = 8 * 1024
 STRANGER_S = 30.0

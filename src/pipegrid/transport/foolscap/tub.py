@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from pipegrid.errors import UsageError
 from pipegrid.reactor.sockets import move_much
 from pipegrid.reactor.tls import batch_from_now_on
-from pipegrid.wire.broker import Bounds
+from pipegrid.wire.allowance import Bounds
 from pipegrid.wire.foolscap import answer_cost
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S, make_tub
