@@ -17,7 +17,7 @@ from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.banana import ERROR, LONGINT, OPEN, PING, STRING, VOCAB
 from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.foolscap import MAX_SHARES, answer_cost
-from pipegrid.wire.negotiation import BoundedNegotiation
+from pipegrid.wire.negotiation import GRACE_S, BoundedNegotiation
 
 DECISION = negotiate.Negotiation().loopbackDecision()
 PIECE = b"x" * 65536
@@ -99,7 +99,7 @@ class BrokerTestCase(SynchronousTestCase):
         self.assertIn(why.encode("ascii"), self.transport.written)
         self.assertIn("loseConnection", self.transport.events)
         self.assertEqual(self.broker._tokens.waiting_bytes, 0)
-        self.clock.advance(bounded.GRACE_S)
+        self.clock.advance(GRACE_S)
         self.assertIn("abortConnection", self.transport.events)
 
 
@@ -276,7 +276,7 @@ class NegotiationTests(SynchronousTestCase):
         negotiation.dataReceived(b"x" * 5000)
         self.assertEqual(negotiation.buffer, b"")
         self.assertEqual(transport.events, ["loseConnection", "pauseProducing"])
-        clock.advance(bounded.GRACE_S)
+        clock.advance(GRACE_S)
         self.assertEqual(transport.events[-1], "abortConnection")
 
     def test_its_time(self) -> None:
