@@ -26,12 +26,14 @@ class ShareBytes:
 
     Attributes:
         end: no byte at or after this offset exists, as far as the server says; None if unknown.
+        keeps: nothing is released; for whoever needs a part twice, and little of the share.
     """
 
-    __slots__ = ("_asked", "_have", "_pieces", "_starts", "_under_way", "end")
+    __slots__ = ("_asked", "_have", "_pieces", "_starts", "_under_way", "end", "keeps")
 
     def __init__(self) -> None:
         self.end: int | None = None
+        self.keeps = False
         self._asked = Spans()
         self._under_way = Spans()
         self._have = Spans()
@@ -104,6 +106,10 @@ class ShareBytes:
         """Say whether all of [start, end) has come and was not released."""
         return self._have.contains(start, end)
 
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of [start, end) that have not come, or were released."""
+        return self._have.gaps(start, end)
+
     def pieces(self, start: int, end: int) -> list[memoryview]:
         """Return [start, end), all of which must be here, as the pieces it came in."""
         views = []
@@ -127,6 +133,8 @@ class ShareBytes:
 
         Another part may claim the same bytes, if a header lies; it can ask for them again.
         """
+        if self.keeps:
+            return
         self._asked.remove(start, end)
         self._under_way.remove(start, end)
         for a, b in self._have.overlap(start, end):

@@ -97,6 +97,10 @@ class VerifiedTree:
             self._mark_proven(left + 1)
         return self._hash(hashtree.leaf_node(self.num_leaves, leaf))
 
+    def proven(self, number: int) -> bytes | None:
+        """Return a node if it is proven, as those on the path of a proven leaf are, and their siblings."""
+        return self._hash(number) if self._state(number) == _PROVEN else None
+
     def forget_before(self, leaf: int) -> None:
         """Drop the nodes that only leaves before this one need."""
         for index in list(self._pages):

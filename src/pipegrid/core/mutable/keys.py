@@ -1,0 +1,278 @@
+"""
+The keys of a mutable file: an RSA key pair, and what is derived from it.
+
+The write key is a hash of the private key; the read key is a hash of the write key, and the storage index
+one of the read key (``MutableCap`` derives these). The fingerprint is a hash of the public key, so the cap
+proves the public key, and that proves every version by its signature.
+
+Nothing from a server is believed before a hash proves it: the public key has the one shape that RSA-2048
+gives it, and matches the fingerprint; the private key, decrypted, gives the write key. ``cryptography``'s
+RSA is imported when it is first used: most commands do without it.
+
+Source: the format reference for mutable files, section 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.hashes import KEY_BYTES, Tag
+from pipegrid.core.mutable.geometry import Format
+from pipegrid.errors import CorruptionError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+
+KEY_BITS = 2048
+SIGNATURE_BYTES = KEY_BITS // 8
+_SIGNATURE_SALT_BYTES = 32
+_EXPONENT = 65537
+
+PUBLIC_KEY_BYTES = (292, 294)
+"""The two lengths that the DER form of an RSA-2048 public key can have here; writers before 2019 used the
+exponent 17, which takes two bytes less."""
+
+MAX_PRIVATE_KEY_BYTES = 1280
+"""PKCS#8 takes 1214 to 1220 bytes for RSA-2048; what claims to be longer is not read."""
+
+MIN_PRIVATE_KEY_BYTES = 1024
+
+# SubjectPublicKeyInfo of RSA-2048: all but the modulus is fixed, so size and exponent are checked as bytes.
+_RSA = bytes.fromhex("300d06092a864886f70d0101010500")
+_PUBLIC_SHAPES = {
+    294: (
+        bytes.fromhex("30820122") + _RSA + bytes.fromhex("0382010f003082010a0282010100"),
+        bytes.fromhex("0203010001"),
+    ),
+    292: (
+        bytes.fromhex("30820120") + _RSA + bytes.fromhex("0382010d00308201080282010100"),
+        bytes.fromhex("020111"),
+    ),
+}
+
+_WRITEKEY = Tag(b"allmydata_mutable_privkey_to_writekey_v1")
+_FINGERPRINT = Tag(b"allmydata_mutable_pubkey_to_fingerprint_v1")
+_DATAKEY = Tag(b"allmydata_mutable_readkey_to_datakey_v1")
+
+
+def data_key(salt: bytes, readkey: bytes) -> bytes:
+    """Return the 16-byte key of the segment (SDMF: of the version) with this salt."""
+    return _DATAKEY.hash_pair(salt, readkey)[:KEY_BYTES]
+
+
+def fingerprint(public_der: bytes) -> bytes:
+    """Return the 32-byte hash of a public key that stands in every cap of its file."""
+    return _FINGERPRINT.hash(public_der)
+
+
+@attrs.frozen(eq=False)
+class VerifyingKey:
+    """
+    The public key of one file, as proven by a cap.
+
+    Attributes:
+        der: SubjectPublicKeyInfo, 292 or 294 bytes.
+    """
+
+    der: bytes = attrs.field(repr=False)
+    _key: RSAPublicKey = attrs.field(repr=False)
+
+    def is_signature(self, signature: bytes, signed: bytes) -> bool:
+        """Say whether the owner of the private key signed these bytes."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import padding
+
+        pss = padding.PSS(padding.MGF1(hashes.SHA256()), _SIGNATURE_SALT_BYTES)
+        try:
+            self._key.verify(signature, signed, pss, hashes.SHA256())
+        except InvalidSignature:
+            return False
+        return True
+
+
+@attrs.frozen(eq=False)
+class SigningKey:
+    """
+    The private key of one file, and all that follows from it.
+
+    Attributes:
+        der: PKCS#8 PrivateKeyInfo, as its author made it.
+        public_der: SubjectPublicKeyInfo.
+        writekey: 16 bytes, what a write cap holds.
+        readkey: 16 bytes.
+        storage_index: 16 bytes.
+        fingerprint: 32 bytes.
+        encrypted: the private key as every share holds it, as long as ``der``.
+    """
+
+    der: bytes = attrs.field(repr=False)
+    _key: RSAPrivateKey = attrs.field(repr=False)
+    public_der: bytes = attrs.field(init=False, repr=False)
+    writekey: bytes = attrs.field(init=False, repr=False)
+    readkey: bytes = attrs.field(init=False, repr=False)
+    storage_index: bytes = attrs.field(init=False)
+    fingerprint: bytes = attrs.field(init=False)
+    encrypted: bytes = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        public_der = self._key.public_key().public_bytes(
+            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        )
+        derive = object.__setattr__  # attrs: the way to finish a frozen instance
+        derive(self, "public_der", public_der)
+        derive(self, "writekey", _writekey(self.der))
+        derive(self, "fingerprint", fingerprint(public_der))
+        derive(self, "encrypted", _cipher(self.writekey, self.der))
+        cap = self.cap(Format.SDMF)
+        derive(self, "readkey", cap.readonly().secret)
+        derive(self, "storage_index", cap.storage_index)
+
+    def cap(self, format: Format) -> MutableCap:
+        """Return the write cap of the file with this key."""
+        return MutableCap(format.cap_kind, "write", self.writekey, self.fingerprint)
+
+    def sign(self, signed: bytes) -> bytes:
+        """Return a signature, 256 bytes, different each time; takes about a millisecond."""
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import padding
+
+        pss = padding.PSS(padding.MGF1(hashes.SHA256()), _SIGNATURE_SALT_BYTES)
+        return self._key.sign(signed, pss, hashes.SHA256())
+
+    def verifying(self) -> VerifyingKey:
+        """Return the public half."""
+        return VerifyingKey(self.public_der, self._key.public_key())
+
+
+def generate() -> SigningKey:
+    """Return the key pair of a new file; takes a tenth of a second or more, without the GIL: use a worker."""
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = rsa.generate_private_key(_EXPONENT, KEY_BITS)
+    der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    return SigningKey(der, key)
+
+
+def load_signing_key(der: bytes) -> SigningKey:
+    """
+    Return the key pair of an existing file.
+
+    Args:
+        der: PKCS#8 PrivateKeyInfo, unencrypted.
+
+    Raises:
+        UsageError: it is not that of an RSA key of 2048 bits.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_der_private_key
+
+    wrong = UsageError(
+        f"this is not a private key of RSA with {KEY_BITS} bits in PKCS#8 form; give another"
+    )
+    if not MIN_PRIVATE_KEY_BYTES <= len(der) <= MAX_PRIVATE_KEY_BYTES:
+        raise wrong
+    try:
+        key = load_der_private_key(der, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise wrong from None
+    if not isinstance(key, RSAPrivateKey) or key.key_size != KEY_BITS:
+        raise wrong
+    loaded = SigningKey(der, key)
+    if not _has_known_shape(loaded.public_der):
+        raise wrong
+    return loaded
+
+
+def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) -> VerifyingKey:
+    """
+    Return the public key that a share holds, proven by the cap's fingerprint.
+
+    Raises:
+        CorruptionError: it is another one, or none that is used; names the share, no offset.
+    """
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    if len(public_der) not in PUBLIC_KEY_BYTES or fingerprint(public_der) != cap.fingerprint:
+        raise CorruptionError(
+            f"the public key in share {share_number} is not the one that the cap names; "
+            "another server may have a good share",
+            share_number,
+        )
+    wrong = CorruptionError(
+        f"the public key that the cap names, in share {share_number}, is not one of RSA with "
+        f"{KEY_BITS} bits; do not trust whoever gave you the cap",
+        share_number,
+    )
+    if not _has_known_shape(public_der):
+        raise wrong
+    try:
+        key = load_der_public_key(public_der)
+    except ValueError:  # an even modulus
+        raise wrong from None
+    assert isinstance(key, RSAPublicKey)
+    return VerifyingKey(public_der, key)
+
+
+def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> SigningKey:
+    """
+    Return the key pair from the encrypted private key that a share holds.
+
+    Args:
+        cap: a write cap.
+
+    Raises:
+        CorruptionError: the write key does not follow from it, or the fingerprint; names the share.
+    """
+    assert cap.access == "write", "only a write cap opens the private key"
+    der = _cipher(cap.secret, encrypted)
+    if len(der) > MAX_PRIVATE_KEY_BYTES or _writekey(der) != cap.secret:
+        raise CorruptionError(
+            f"the encrypted private key in share {share_number} is damaged; "
+            "another server may have a good share",
+            share_number,
+        )
+    try:
+        key = load_signing_key(der)
+    except UsageError:
+        key = None
+    if key is None or key.fingerprint != cap.fingerprint:
+        raise CorruptionError(
+            f"the private key in share {share_number} is not the one of the cap's public key; "
+            "do not trust whoever gave you the cap",
+            share_number,
+        )
+    return key
+
+
+def _writekey(der: bytes) -> bytes:
+    return _WRITEKEY.hash(der)[:KEY_BYTES]
+
+
+def _cipher(key: bytes, data: bytes) -> bytes:
+    """Encrypt or decrypt, which is the same."""
+    output = bytearray(len(data))
+    StreamCipher(key).apply(data, output)
+    return bytes(output)
+
+
+def _has_known_shape(public_der: bytes) -> bool:
+    """Say whether this is the DER of a 2048-bit modulus and one of the two exponents."""
+    shape = _PUBLIC_SHAPES.get(len(public_der))
+    if shape is None:
+        return False
+    start, end = shape
+    return (
+        public_der.startswith(start)
+        and public_der.endswith(end)
+        and public_der[len(start)] >= 0x80  # the modulus has all its bits
+    )

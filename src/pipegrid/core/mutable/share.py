@@ -1,0 +1,178 @@
+"""
+One share of a mutable file, as far as its bytes have come: in any order, any split, from one server.
+
+It tells which ranges its parts are in, so that a reader can say "I need these" and the transport gets them.
+Nothing is believed here but that the header holds together; ``ShareBook`` proves the version and ``reading``
+the rest. What is kept is what came, so whoever bounds the reads bounds the memory.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from pipegrid.core.hashes import HASH_BYTES, Buffer
+from pipegrid.core.mutable.sections import Header, Range, header_bytes, parse_header
+from pipegrid.core.sharebytes import ShareBytes
+from pipegrid.core.spans import Spans
+from pipegrid.errors import CorruptionError
+
+FIRST_READ_BYTES = 4000
+"""What a first read asks of a share: all of a small SDMF share, and all of MDMF's but blocks and tree."""
+
+
+class Part(enum.Enum):
+    """The parts of a share that can be asked for by name; the values go on from "the end of its"."""
+
+    HEADER = "header"
+    PUBLIC_KEY = "public key"
+    SIGNATURE = "signature"
+    CHAIN = "share hash chain"
+    TREE_ROOT = "tree of block hashes"
+    PRIVATE_KEY = "private key"
+
+
+READERS_PARTS = (Part.PUBLIC_KEY, Part.SIGNATURE, Part.CHAIN, Part.TREE_ROOT)
+"""All that a reader can need of a share besides the tree's other nodes and the blocks."""
+
+
+class MutableShare:
+    """
+    One share.
+
+    Attributes:
+        number: the share number.
+        header: once it has come.
+        store: the bytes; kept until released.
+    """
+
+    __slots__ = ("header", "number", "store")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.header: Header | None = None
+        self.store = ShareBytes()
+
+    @classmethod
+    def of(cls, number: int, data: Buffer) -> MutableShare:
+        """
+        Return a share of which everything has come.
+
+        Raises:
+            CorruptionError: it has no good header.
+        """
+        share = cls(number)
+        share.answered(0, len(data) + 1, data)
+        return share
+
+    def answered(self, offset: int, length: int, data: Buffer) -> None:
+        """
+        A read of ``length`` bytes has been answered; fewer of them mean that the share ends there.
+
+        The buffer is kept by reference and must not change any more.
+
+        Raises:
+            CorruptionError: the header is wrong, or cut off.
+        """
+        self.put(offset, data)
+        if len(data) < length:
+            self.set_end(offset + len(data))
+
+    def put(self, offset: int, data: Buffer) -> None:
+        """
+        Bytes have come; those that came before are not looked at again.
+
+        Raises:
+            CorruptionError: the header is wrong.
+        """
+        end = offset + len(data)
+        self.store.ask(offset, end)
+        self.store.put(offset, data)
+        self._read_header()
+
+    def set_end(self, offset: int) -> None:
+        """
+        The share has no bytes from offset on.
+
+        Raises:
+            CorruptionError: the header is cut off.
+        """
+        self.store.set_end(offset)
+        if self.header is None:
+            self.missing(Part.HEADER)
+
+    def range_of(self, part: Part) -> Range:
+        """Return where a part is; all but the header's range need the header."""
+        if part is Part.HEADER:
+            have = self.store.read(0, 1) if self.store.has(0, 1) else b""
+            return 0, header_bytes(have)
+        assert self.header is not None, "where its parts are is not known yet"
+        sections = self.header.sections
+        if part is Part.TREE_ROOT:
+            return sections.tree[0], sections.tree[0] + HASH_BYTES
+        at: Range = getattr(sections, part.name.lower())
+        return at
+
+    def has(self, part: Part) -> bool:
+        """Say whether all of a part is here."""
+        if part is not Part.HEADER and self.header is None:
+            return False
+        return self.store.has(*self.range_of(part))
+
+    def read(self, part: Part) -> bytes:
+        """Return a part, which must be here, as a copy."""
+        return self.store.read(*self.range_of(part))
+
+    def missing(self, *parts: Part) -> list[Range]:
+        """
+        Return the ranges [start, end) that are lacking for all these parts; none if they are here.
+
+        While the header is not here, that alone is asked for.
+
+        Raises:
+            CorruptionError: the share ends before the end of one of them.
+        """
+        if self.header is None:
+            parts = (Part.HEADER,)
+        wanted = Spans()
+        for part in parts:
+            for start, end in self.missing_range(self.range_of(part), part.value):
+                wanted.add(start, end)
+        return list(wanted)
+
+    def missing_range(self, wanted: Range, what: str) -> list[Range]:
+        """
+        Return what of a range is not here.
+
+        Args:
+            what: names the part for the error.
+
+        Raises:
+            CorruptionError: the share ends before.
+        """
+        start, end = wanted
+        gaps = self.store.missing(start, end)
+        share_end = self.store.end
+        if gaps and share_end is not None and share_end < end:
+            raise damaged(
+                self.number, f"it ends at byte {share_end}, before the end of its {what}", start
+            )
+        return gaps
+
+    def _read_header(self) -> None:
+        if self.header is not None or not self.store.has(0, 1):
+            return
+        length = header_bytes(self.store.read(0, 1))
+        data = self.store.read(0, length) if self.store.has(0, length) else self.store.read(0, 1)
+        try:
+            self.header = parse_header(data)
+        except ValueError as error:
+            raise damaged(self.number, f"it is {error}", 0) from None
+
+
+def damaged(share_number: int, what: str, offset: int | None) -> CorruptionError:
+    """Return the error that says what is wrong with a share."""
+    return CorruptionError(
+        f"share {share_number} is damaged: {what}; another server may have a good one",
+        share_number,
+        offset,
+    )

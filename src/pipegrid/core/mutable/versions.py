@@ -1,0 +1,240 @@
+"""
+Versions of a mutable file: what tells them apart, their order, and which of them to take.
+
+A version is what its author signed: everything else in its shares is proven by the root hash in it, or is
+of no consequence. Servers may hold shares of several; whoever reads takes the highest one of which k shares
+are there, and whoever writes goes above the highest number seen anywhere, recoverable or not.
+
+Source: the format reference for mutable files, sections 3 to 6; that of trees, 7.4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterable
+from functools import total_ordering
+
+import attrs
+
+from pipegrid.core.hashes import HASH_BYTES, Buffer
+from pipegrid.core.mutable.geometry import MAX_MUTABLE_BYTES, SALT_BYTES, Format, MutableGeometry
+from pipegrid.errors import UsageError
+
+MAX_SEQUENCE_NUMBER = (1 << 64) - 1
+FIRST_SEQUENCE_NUMBER = 1
+
+MAX_MDMF_SEGMENT_BYTES = 16 << 20
+"""A segment has to be held whole; writers use 128 KiB."""
+
+_SDMF = struct.Struct(">BQ32s16sBBQQ")
+_MDMF = struct.Struct(">BQ32sBBQQ")
+_CHECKSTRING_BYTES = {Format.SDMF: 57, Format.MDMF: 41}
+SIGNED_BYTES = {Format.SDMF: _SDMF.size, Format.MDMF: _MDMF.size}
+"""How many bytes at the start of a share the signature covers: 75 and 59."""
+
+MAX_CHECKSTRING_BYTES = max(_CHECKSTRING_BYTES.values())
+
+
+@total_ordering
+@attrs.frozen(eq=True, order=False)
+class Version:
+    """
+    One version, as signed; ordered by sequence number, then root hash.
+
+    Attributes:
+        salt: 16 bytes for SDMF, none for MDMF, which has one in front of each block.
+        segment_bytes: S.
+        size: bytes of plaintext.
+        geometry: all sizes that follow.
+
+    Raises:
+        UsageError: there can be no such version.
+    """
+
+    format: Format
+    sequence_number: int
+    root_hash: bytes
+    salt: bytes = attrs.field(repr=False)
+    required_shares: int
+    total_shares: int
+    segment_bytes: int
+    size: int
+    geometry: MutableGeometry = attrs.field(init=False, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        assert len(self.root_hash) == HASH_BYTES
+        assert len(self.salt) == (SALT_BYTES if self.format is Format.SDMF else 0)
+        if not 0 <= self.sequence_number <= MAX_SEQUENCE_NUMBER:
+            raise UsageError(f"no version has the sequence number {self.sequence_number}")
+        geometry = MutableGeometry(
+            self.format, self.size, self.required_shares, self.total_shares, self.segment_bytes
+        )
+        object.__setattr__(self, "geometry", geometry)
+
+    @property
+    def signed_prefix(self) -> bytes:
+        """The bytes that every share of the version begins with, and that its author signed."""
+        counts = (self.required_shares, self.total_shares, self.segment_bytes, self.size)
+        number = self.format.value
+        if self.format is Format.SDMF:
+            return _SDMF.pack(number, self.sequence_number, self.root_hash, self.salt, *counts)
+        return _MDMF.pack(number, self.sequence_number, self.root_hash, *counts)
+
+    @property
+    def checkstring(self) -> bytes:
+        """The first bytes of every share, which a writer tests before it writes: 57 or 41 of them."""
+        return self.signed_prefix[: _CHECKSTRING_BYTES[self.format]]
+
+    @property
+    def name(self) -> str:
+        """What a person is shown: the sequence number and the beginning of the root hash."""
+        return f"{self.sequence_number} ({self.root_hash.hex()[:8]})"
+
+    def __lt__(self, other: Version) -> bool:
+        if not isinstance(other, Version):
+            return NotImplemented
+        return self._rank() < other._rank()
+
+    def _rank(self) -> tuple[int, bytes, bytes]:
+        # The root hash of SDMF does not cover the salt, so the prefix decides between equals.
+        return self.sequence_number, self.root_hash, self.signed_prefix
+
+
+def parse_version(data: Buffer) -> Version | None:
+    """
+    Return the version that a share begins with, or None if there are too few bytes to tell.
+
+    Nothing is proven yet: whether its author signed it is told by ``ShareBook.check``.
+
+    Raises:
+        ValueError: this is no share, or one of a version that cannot be; the text goes on from "it is".
+    """
+    if not len(data):
+        return None
+    try:
+        format = Format(data[0])
+    except ValueError:
+        raise ValueError(f"of a mutable format that is not known here ({data[0]})") from None
+    if len(data) < SIGNED_BYTES[format]:
+        return None
+    if format is Format.SDMF:
+        _, number, root, salt, k, n, segment_bytes, size = _SDMF.unpack_from(data)
+        too_large = False
+    else:
+        _, number, root, k, n, segment_bytes, size = _MDMF.unpack_from(data)
+        salt = b""
+        too_large = segment_bytes > MAX_MDMF_SEGMENT_BYTES
+    if too_large or size > MAX_MUTABLE_BYTES:
+        raise ValueError(
+            f"of a version that cannot be used: {size} bytes in segments of {segment_bytes}"
+        )
+    try:
+        return Version(format, number, root, salt, k, n, segment_bytes, size)
+    except UsageError:
+        raise ValueError(
+            f"of a version that cannot be: {size} bytes in segments of {segment_bytes}, {k} of {n} shares"
+        ) from None
+
+
+def checkstring_order(data: Buffer) -> tuple[int, bytes] | None:
+    """
+    Return the sequence number and root hash that a share's first 41 bytes tell, or None if it has fewer.
+
+    What a refused writer needs to know of what is there instead; the format's byte is not looked at, so that
+    the versions of formats to come are not overwritten by lower numbers.
+    """
+    if len(data) < _CHECKSTRING_BYTES[Format.MDMF]:
+        return None
+    number, root = struct.unpack_from(">Q32s", data, 1)
+    return number, root
+
+
+@attrs.frozen
+class Holding:
+    """The fact that a server holds a share of a version; the version's signature was checked."""
+
+    server: Hashable
+    share_number: int
+    version: Version
+
+
+@attrs.frozen
+class Choice:
+    """
+    What the holdings amount to.
+
+    Attributes:
+        best: the highest version of which k distinct shares are there; None if there is none.
+        recoverable: all such versions, the highest first.
+        unrecoverable: all others, the highest first.
+        rivals: other recoverable versions with the best one's sequence number: two writers did not know of
+            each other, and both succeeded.
+        newer_unrecoverable: those above the best: writes that were not completed, or whose servers are away.
+        highest_sequence_number: of all versions, 0 if there are none.
+        shares: version to share number to the servers that hold it, each in the order of the holdings.
+    """
+
+    best: Version | None
+    recoverable: tuple[Version, ...]
+    unrecoverable: tuple[Version, ...]
+    shares: dict[Version, dict[int, tuple[Hashable, ...]]] = attrs.field(repr=False)
+
+    @property
+    def rivals(self) -> tuple[Version, ...]:
+        best = self.best
+        if best is None:
+            return ()
+        return tuple(v for v in self.recoverable[1:] if v.sequence_number == best.sequence_number)
+
+    @property
+    def newer_unrecoverable(self) -> tuple[Version, ...]:
+        return tuple(v for v in self.unrecoverable if self.best is None or v > self.best)
+
+    @property
+    def highest_sequence_number(self) -> int:
+        return max((v.sequence_number for v in self.shares), default=0)
+
+    def missing_shares(self, version: Version) -> set[int]:
+        """Return the share numbers of a version that nobody holds."""
+        return set(range(version.total_shares)) - self.shares.get(version, {}).keys()
+
+    def healthy(self) -> bool:
+        """Say whether there is exactly one version, recoverable, and all its shares are there."""
+        best = self.best
+        return best is not None and len(self.shares) == 1 and not self.missing_shares(best)
+
+
+def choose(holdings: Iterable[Holding]) -> Choice:
+    """Sort out the versions that were found; the order of the holdings does not matter for which is best."""
+    found: dict[Version, dict[int, dict[Hashable, None]]] = {}
+    for holding in holdings:
+        by_number = found.setdefault(holding.version, {})
+        by_number.setdefault(holding.share_number, {})[holding.server] = None
+    shares = {
+        version: {number: tuple(servers) for number, servers in sorted(by_number.items())}
+        for version, by_number in found.items()
+    }
+    ordered = sorted(shares, reverse=True)
+    recoverable = tuple(v for v in ordered if _is_recoverable(v, shares[v]))
+    unrecoverable = tuple(v for v in ordered if v not in recoverable)
+    return Choice(recoverable[0] if recoverable else None, recoverable, unrecoverable, shares)
+
+
+def next_sequence_number(highest_seen: int) -> int:
+    """
+    Return the number of the version to write, above the highest one seen on any server or remembered.
+
+    Raises:
+        UsageError: there is none left, which only happens if somebody with the write cap wants it to.
+    """
+    if highest_seen >= MAX_SEQUENCE_NUMBER:
+        raise UsageError(
+            "this mutable file has the highest sequence number that there is, so nothing can be written "
+            "over it; store its contents as a new one"
+        )
+    return highest_seen + 1
+
+
+def _is_recoverable(version: Version, by_number: dict[int, tuple[Hashable, ...]]) -> bool:
+    usable = sum(number < version.total_shares for number in by_number)
+    return usable >= version.required_shares
