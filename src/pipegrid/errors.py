@@ -52,6 +52,32 @@ class DirectoryError(PipegridError):
     """A file that should be a directory does not hold one; perhaps the cap is that of a file."""
 
 
+class NoSuchChild(UsageError):
+    """
+    A directory has no child of this name; list it to see what is there.
+
+    Attributes:
+        name: as it was given.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class ChildExists(UsageError):
+    """
+    A directory has a child of this name already; take another name, or allow to replace it.
+
+    Attributes:
+        name: as it was given.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class SourceError(PipegridError):
     """The local file to be stored could not be read, or changed while it was read."""
 

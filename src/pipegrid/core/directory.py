@@ -13,7 +13,6 @@ Source: the format reference, sections 8.4 and 8.5.
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -30,6 +29,7 @@ from pipegrid.core.caps import (
     parse_cap,
 )
 from pipegrid.core.hashes import netstring
+from pipegrid.core.names import composed
 from pipegrid.errors import CapError, DirectoryError, UsageError
 
 _IMMUTABLE = "imm."
@@ -94,7 +94,7 @@ def pack_immutable(children: Iterable[Child]) -> bytes:
     """
     entries: dict[str, bytes] = {}
     for child in children:
-        name = unicodedata.normalize("NFC", child.name)
+        name = composed(child.name)
         if name in entries:
             raise UsageError(
                 f"cannot pack the directory: two children are named {name!r}; rename one"
@@ -133,7 +133,7 @@ def unpack_readwrite(data: bytes) -> list[ReadWriteEntry]:
         DirectoryError: data is not a directory.
     """
     entries = {
-        name: ReadWriteEntry(name, _readonly_cap(cap_text), rw_data, metadata)
+        name: ReadWriteEntry(name, readonly_cap(cap_text), rw_data, metadata)
         for name, cap_text, rw_data, metadata in _entries(data)
     }
     return [entries[name] for name in sorted(entries)]
@@ -176,8 +176,13 @@ def _immutable_cap(text: str) -> Cap | None:
     return cap if isinstance(file, (ChkCap, LitCap)) else None
 
 
-def _readonly_cap(text: str) -> Cap | None:
-    """Return the read cap of a child of a read-write directory, where ``ro.`` goes without saying."""
+def readonly_cap(text: str) -> Cap | None:
+    """
+    Return the cap that a read-write directory stores to read a child, where ``ro.`` goes without saying.
+
+    None if there is none. What is unknown, malformed, or grants more than reading is an ``UnknownCap`` with a
+    prefix.
+    """
     text = text.rstrip(" ")
     if not text:
         return None
@@ -190,25 +195,74 @@ def _readonly_cap(text: str) -> Cap | None:
         return UnknownCap(text)
 
 
-def _entries(data: bytes) -> Iterator[tuple[str, str, bytes, dict[str, Any]]]:
-    """Yield name, text of the read cap, write cap data and metadata of each entry as stored."""
+@attrs.frozen
+class StoredEntry:
+    """
+    One entry of any directory, taken apart.
+
+    Attributes:
+        name: composed (NFC).
+        cap_text: what is stored as the read cap.
+        rw_data: the encrypted write cap; b"" in immutable directories.
+        metadata: should be a JSON object.
+        stored: all of it as it stands in the directory, but for its own length.
+        position: the byte of the directory where it begins.
+    """
+
+    name: str
+    cap_text: str
+    rw_data: bytes = attrs.field(repr=False)
+    metadata: bytes
+    stored: bytes = attrs.field(repr=False)
+    position: int
+
+
+def stored_entries(data: bytes) -> Iterator[StoredEntry]:
+    """
+    Yield the entries in the order in which they are stored.
+
+    Raises:
+        DirectoryError: data is not a directory.
+    """
     position = 0
     while position < len(data):
-        entry, end = _take_netstring(data, position, position)
-        fields = []
-        inner = 0
-        for _ in range(4):
-            field, inner = _take_netstring(entry, inner, position)
-            fields.append(field)
-        if inner != len(entry):
-            _damaged(position, "there is something behind its last field")
-        yield (
-            unicodedata.normalize("NFC", _text(fields[0], position)),
-            _text(fields[1], position),
-            fields[2],
-            _metadata(fields[3], position),
+        stored, end = _take_netstring(data, position, position)
+        name, cap_text, rw_data, metadata = entry_fields(stored, position)
+        yield StoredEntry(
+            composed(_text(name, position)),
+            _text(cap_text, position),
+            rw_data,
+            metadata,
+            stored,
+            position,
         )
         position = end
+
+
+def entry_fields(stored: bytes, position: int = 0) -> tuple[bytes, bytes, bytes, bytes]:
+    """
+    Return name, read cap, write cap data and metadata of one entry, as stored.
+
+    Args:
+        position: where in the directory the entry is, for the error.
+
+    Raises:
+        DirectoryError: there are not these four fields, or there is more.
+    """
+    name, at = _take_netstring(stored, 0, position)
+    cap_text, at = _take_netstring(stored, at, position)
+    rw_data, at = _take_netstring(stored, at, position)
+    metadata, at = _take_netstring(stored, at, position)
+    if at != len(stored):
+        _damaged(position, "there is something behind its last field")
+    return name, cap_text, rw_data, metadata
+
+
+def _entries(data: bytes) -> Iterator[tuple[str, str, bytes, dict[str, Any]]]:
+    """Yield name, text of the read cap, write cap data and metadata of each entry."""
+    for entry in stored_entries(data):
+        metadata = _metadata(entry.metadata, entry.position)
+        yield entry.name, entry.cap_text, entry.rw_data, metadata
 
 
 def _take_netstring(data: bytes, start: int, entry_position: int) -> tuple[bytes, int]:

@@ -18,6 +18,7 @@ from pipegrid.core.mutable.keys import (
 )
 from pipegrid.core.mutable.share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import Version
+from pipegrid.core.spans import Range
 
 
 class ShareBook:
@@ -50,7 +51,7 @@ class ShareBook:
         """Take a version as signed: this process wrote it, or has checked it before."""
         self._signed.add(version)
 
-    def missing(self, share: MutableShare) -> list[tuple[int, int]]:
+    def missing(self, share: MutableShare) -> list[Range]:
         """
         Return the ranges that ``check`` still needs of a share; for a known version none but the header's.
 

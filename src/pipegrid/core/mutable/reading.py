@@ -29,7 +29,7 @@ from pipegrid.core.mutable.share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.segmentjob import Block, SegmentResult
 from pipegrid.core.shareparts import BadPart, ShareTree, prove_leaf
-from pipegrid.core.spans import Spans
+from pipegrid.core.spans import Range, Spans
 from pipegrid.core.verifiedtree import VerifiedTree, group_end, nodes_to_read
 from pipegrid.errors import CorruptionError
 
@@ -89,7 +89,7 @@ class VersionReader:
         """A share can be asked no more, and what has come of it is not used."""
         self._shares.pop(share_number, None)
 
-    def missing(self, share_number: int, first: int, end: int) -> list[tuple[int, int]]:
+    def missing(self, share_number: int, first: int, end: int) -> list[Range]:
         """
         Return what is lacking of a share to take segments [first, end); none if it has proven bad.
 
@@ -232,7 +232,7 @@ class VersionReader:
             self._condemn(share_number, error)
             return False
 
-    def _prove(self, used: _InUse) -> list[tuple[int, int]]:
+    def _prove(self, used: _InUse) -> list[Range]:
         """Prove the share's leaf if it can be; return what is lacking for that."""
         if used.tree is not None:
             return []
@@ -246,7 +246,7 @@ class VersionReader:
         used.tree = ShareTree(share.store, _SECTION, at, VerifiedTree(leaves, leaf))
         return []
 
-    def _tree_gaps(self, used: _InUse, first: int, end: int) -> list[tuple[int, int]]:
+    def _tree_gaps(self, used: _InUse, first: int, end: int) -> list[Range]:
         if first >= end:
             return []
         segments = self.version.geometry.num_segments
@@ -264,7 +264,7 @@ class VersionReader:
             gaps += used.share.missing_range(wanted, Part.TREE_ROOT.value)
         return gaps
 
-    def _stored(self, share: MutableShare, first: int, end: int) -> tuple[int, int]:
+    def _stored(self, share: MutableShare, first: int, end: int) -> Range:
         assert share.header is not None
         a, b = self.version.geometry.stored_range(first, end)
         at = share.header.sections.data[0]

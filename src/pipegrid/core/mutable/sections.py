@@ -24,6 +24,7 @@ from pipegrid.core.mutable.keys import (
     SIGNATURE_BYTES,
 )
 from pipegrid.core.mutable.versions import Version, parse_version
+from pipegrid.core.spans import Range
 
 _SDMF = struct.Struct(">LLLLQQ")
 _MDMF = struct.Struct(">QQQQQQQQ")
@@ -32,8 +33,6 @@ MAX_HEADER_BYTES = 123
 
 MDMF_DATA_OFFSET = 2167
 """Where writers of MDMF put the blocks: room for the largest keys and signature, and for the chain of 255."""
-
-Range = tuple[int, int]
 
 
 @attrs.frozen

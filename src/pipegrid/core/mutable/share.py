@@ -11,9 +11,9 @@ from __future__ import annotations
 import enum
 
 from pipegrid.core.hashes import HASH_BYTES, Buffer
-from pipegrid.core.mutable.sections import Header, Range, header_bytes, parse_header
+from pipegrid.core.mutable.sections import Header, header_bytes, parse_header
 from pipegrid.core.sharebytes import ShareBytes
-from pipegrid.core.spans import Spans
+from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError
 
 FIRST_READ_BYTES = 4000

@@ -34,7 +34,7 @@ from pipegrid.core.mutable.segments import CodedSegment, MutableSegmentJob, code
 from pipegrid.core.mutable.share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.segmentjob import SegmentResult, cut
-from pipegrid.core.spans import Spans
+from pipegrid.core.spans import Range, Spans
 from pipegrid.core.verifiedtree import BadNode, VerifiedTree, is_small
 from pipegrid.errors import CorruptionError, UsageError
 
@@ -116,7 +116,7 @@ class RangeUpdate:
         self._reader.add_share(share)
         self._shares[share.number] = _Share(share, self.version)
 
-    def missing(self, share_number: int, with_blocks: bool = True) -> list[tuple[int, int]]:
+    def missing(self, share_number: int, with_blocks: bool = True) -> list[Range]:
         """
         Return the ranges to ask of a share, [start, end), ascending; none if all is here or it is bad.
 
@@ -299,7 +299,7 @@ class _Share:
         self._num_segments = version.geometry.num_segments
         self.tree: VerifiedTree | None = None
 
-    def missing(self, border_leaves: tuple[int, ...] | None) -> list[tuple[int, int]]:
+    def missing(self, border_leaves: tuple[int, ...] | None) -> list[Range]:
         """Return the ranges of chain and tree that are not here; raises CorruptionError if they end early."""
         gaps = self._share.missing(Part.CHAIN, Part.TREE_ROOT)
         for first, end in self._nodes(border_leaves):
@@ -330,11 +330,11 @@ class _Share:
         assert len(self.leaves) == len(leaves), "nodes are missing"
         self.tree = tree
 
-    def _at(self, first: int, end: int) -> tuple[int, int]:
+    def _at(self, first: int, end: int) -> Range:
         at = self.sections.tree[0]
         return at + first * HASH_BYTES, at + end * HASH_BYTES
 
-    def _nodes(self, border_leaves: tuple[int, ...] | None) -> list[tuple[int, int]]:
+    def _nodes(self, border_leaves: tuple[int, ...] | None) -> list[Range]:
         """Return the ranges [first, end) of nodes to read, without the root."""
         total = hashtree.num_nodes(self._num_segments)
         if total == 1:
