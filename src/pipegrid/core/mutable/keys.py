@@ -161,12 +161,14 @@ def generate() -> SigningKey:
     return SigningKey(der, key)
 
 
-def load_signing_key(der: bytes) -> SigningKey:
+def load_signing_key(der: bytes, proven: bool = False) -> SigningKey:
     """
     Return the key pair of an existing file.
 
     Args:
         der: PKCS#8 PrivateKeyInfo, unencrypted.
+        proven: it is the one that a write cap names. Then its two factors are not tested for being primes,
+            which takes 50 ms, but all the rest is; a signature that is none would be noticed at once.
 
     Raises:
         UsageError: it is not that of an RSA key of 2048 bits.
@@ -181,10 +183,10 @@ def load_signing_key(der: bytes) -> SigningKey:
     if not MIN_PRIVATE_KEY_BYTES <= len(der) <= MAX_PRIVATE_KEY_BYTES:
         raise wrong
     try:
-        key = load_der_private_key(der, None)
+        key = load_der_private_key(der, None, unsafe_skip_rsa_key_validation=proven)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise wrong from None
-    if not isinstance(key, RSAPrivateKey) or key.key_size != KEY_BITS:
+    if not isinstance(key, RSAPrivateKey) or key.key_size != KEY_BITS or not _is_coherent(key):
         raise wrong
     loaded = SigningKey(der, key)
     if not _has_known_shape(loaded.public_der):
@@ -242,10 +244,10 @@ def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> Si
             share_number,
         )
     try:
-        key = load_signing_key(der)
+        key = load_signing_key(der, proven=True)
     except UsageError:
         key = None
-    if key is None or key.fingerprint != cap.fingerprint:
+    if key is None or key.fingerprint != cap.fingerprint or not _can_sign(key):
         raise CorruptionError(
             f"the private key in share {share_number} is not the one of the cap's public key; "
             "do not trust whoever gave you the cap",
@@ -263,6 +265,28 @@ def _cipher(key: bytes, data: bytes) -> bytes:
     output = bytearray(len(data))
     StreamCipher(key).apply(data, output)
     return bytes(output)
+
+
+def _is_coherent(key: RSAPrivateKey) -> bool:
+    """Say whether the numbers of a private key belong together; whether p and q are primes is not asked."""
+    numbers = key.private_numbers()
+    p, q, d, public = numbers.p, numbers.q, numbers.d, numbers.public_numbers
+    return (
+        min(p, q) > 2
+        and p * q == public.n
+        and p % 2 == q % 2 == 1
+        and 1 < d < public.n
+        and (d * public.e - 1) % (p - 1) == 0
+        and (d * public.e - 1) % (q - 1) == 0
+        and numbers.dmp1 == d % (p - 1)
+        and numbers.dmq1 == d % (q - 1)
+        and 0 < numbers.iqmp < p
+        and numbers.iqmp * q % p == 1
+    )
+
+
+def _can_sign(key: SigningKey) -> bool:
+    return key.verifying().is_signature(key.sign(b"test"), b"test")
 
 
 def _has_known_shape(public_der: bytes) -> bool:
