@@ -1,0 +1,1 @@
+"""Mutable files and the directories in them, as pure code."""
