@@ -13,6 +13,9 @@ from misc import fuzz
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.decoder import Decoder
+from pipegrid.core.mutable import edits, reading
+from pipegrid.core.mutable.entries import Entry, pack_entries
+from pipegrid.core.mutable.keys import VerifyingKey
 from pipegrid.core.segmentjob import Block
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.http11.parser import ResponseParser
@@ -60,11 +63,15 @@ class CorpusTests(SynchronousTestCase):
 
     def test_broken_readers_are_noticed(self) -> None:
         """With a check left out, some input makes its target fail: the promises are not idle."""
-        broken: list[tuple[str, type, str, object]] = [
+        broken: list[tuple[str, object, str, object]] = [
             ("shares", Block, "is_good", lambda self: True),
             ("shares", Decoder, "_check_end", lambda *_: None),
             ("shares", ShareVerifier, "_check_chain", lambda *_: None),
             ("shares", ShareVerifier, "_check_crypttext_tree", lambda *_: None),
+            ("mutable", Block, "is_good", lambda self: True),
+            ("mutable", VerifyingKey, "is_signature", lambda *_: True),
+            ("mutable", reading, "prove_leaf", lambda chain, *_: chain[-32:]),
+            ("directories", edits, "pack_entries", drop_the_odd),
             ("responses", ResponseParser, "_feed_by_lines", lambda self, data: self.error),
             ("requests", GbsConnection, "_read_on", lambda *_: None),
         ]
@@ -76,6 +83,11 @@ class CorpusTests(SynchronousTestCase):
             failures = sum(not keeps_promises(target, data) for data in inputs)
             patched.restore()
             self.assertGreater(failures, 0, f"nobody misses {name}")
+
+
+def drop_the_odd(entries: dict[str, Entry]) -> bytes:
+    """Pack a directory as other programs do: without what they do not understand."""
+    return pack_entries({n: entry for n, entry in entries.items() if entry.metadata is not None})
 
 
 def keeps_promises(target: str, data: bytes) -> bool:

@@ -20,9 +20,11 @@ MAX_CORPUS_FILES = 30
 TARGETS = {
     "banana": "misc.fuzz.banana",
     "caps": "misc.fuzz.caps",
+    "directories": "misc.fuzz.directories",
     "indexes": "misc.fuzz.indexes",
     "lists": "misc.fuzz.lists",
     "messages": "misc.fuzz.messages",
+    "mutable": "misc.fuzz.mutable",
     "patches": "misc.fuzz.patches",
     "records": "misc.fuzz.records",
     "requests": "misc.fuzz.requests",

@@ -47,10 +47,10 @@ LIT = parse_cap("URI:LIT:ifsgc")
 
 def child(spelled: dict[str, Any]) -> tuple[Cap, Cap | None]:
     """Return the caps that a recorded child was given with."""
-    write, read = spelled.get("rw_uri"), spelled.get("ro_uri")
-    cap = parse_cap(write or read)
+    write = spelled.get("rw_uri")
+    cap = parse_cap(write or spelled["ro_uri"])
     known = write is None or not isinstance(cap, UnknownCap)
-    return cap, None if known else parse_cap(read)
+    return cap, None if known else parse_cap(spelled["ro_uri"])
 
 
 def stored(
@@ -133,7 +133,7 @@ class RecordedDirectoryTests(SynchronousTestCase):
         for case in vectors.load("trees")["mutable_directories"]:
             before, after = (bytes.fromhex(v["packed_hex"]) for v in case["versions"])
             now = unpack_entries(after)["é"].metadata["tahoe"]["linkmotime"]  # type: ignore[index]
-            changes = [
+            changes: list[Edit] = [
                 Link("e\u0301", parse_cap(SSK), metadata={"no-write": True, "x": 1, "tahoe": 5}),
                 Unlink("lit"),
             ]

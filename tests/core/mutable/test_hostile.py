@@ -242,9 +242,9 @@ class HostileShareTests(SynchronousTestCase):
         self.assertEqual((reader.lacking, reader.shares_in_use), (2, [4]))
         self.assertEqual(reader.missing(0, 0, 1), [])
         for number in (0, 1):
-            share = MutableShare.of(number, shares[number])
-            self.assertEqual(checked.check(share), honest.version)
-            reader.add_share(share)
+            good = MutableShare.of(number, shares[number])
+            self.assertEqual(checked.check(good), honest.version)
+            reader.add_share(good)
         self.assertEqual(reader.whole(), CONTENT)
         self.assertEqual(len(reader.corrupt), 2)
 
