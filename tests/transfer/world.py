@@ -35,6 +35,7 @@ from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
+from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import (
     Allocation,
@@ -77,7 +78,7 @@ class Told(list[tuple[int, int]]):
         self.append((done, total))
 
 
-class Line:
+class Line(StoresApart):
     """
     A storage server behind a line.
 
@@ -89,6 +90,7 @@ class Line:
         answers_silent: operations that are carried out and never answered.
         late: operation to the seconds by which its answers come later than others.
         lies: share numbers that it claims to have.
+        whole_bytes: how long a share may be to be stored whole with its allocation.
         breaks: operation to an error that is not a server's, as of a bug in a transport.
         forget: how many more writes find their unfinished upload forgotten.
         required: what it says that it still needs, whatever that is; None: the truth.
@@ -99,6 +101,8 @@ class Line:
         calls: operations that arrived, in order, with the time.
         sent_bytes, delivered_bytes: of writes that arrived, and of reads and streams.
     """
+
+    whole_bytes = 0
 
     def __init__(self, clock: Clock, number: int, rtt_s: float, bytes_per_s: float | None) -> None:
         self.clock = clock

@@ -28,6 +28,7 @@ from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
     ServerIdentity,
+    Stored,
     UploadSecrets,
     WriteResult,
 )
@@ -156,6 +157,26 @@ class StorageServerContract(Mixin):
         return found
 
     # Who it is.
+
+    def test_shares_are_stored_whole(self) -> None:
+        """One call allocates and writes; what is there already is said, and is no failure."""
+        first = {1: b"one" * 20, 3: b"two" * 20}
+        stored = self.resolve(self.server.store_whole(SI, first, 60, SECRETS))
+        self.assertEqual(stored, Stored(Allocation(frozenset(), frozenset({1, 3})), {}))
+        self.assertEqual((self.get(1), self.get(3)), (first[1], first[3]))
+        both = {3: b"two" * 20, 4: b"new" * 20}
+        stored = self.resolve(self.server.store_whole(SI, both, 60, SECRETS))
+        self.assertEqual(stored, Stored(Allocation(frozenset({1, 3}), frozenset({4})), {}))
+        self.assertEqual(self.resolve(self.server.list_shares(SI)), {1, 3, 4})
+
+    def test_whole_shares_of_another_upload(self) -> None:
+        """A share that somebody else is uploading is refused, and the others are stored."""
+        self.resolve(self.server.allocate(SI, {1}, 60, OTHERS_SECRETS))
+        shares = {1: b"one" * 20, 2: b"two" * 20}
+        stored = self.resolve(self.server.store_whole(SI, shares, 60, SECRETS))
+        self.assertEqual(stored.allocation, Allocation(frozenset(), frozenset({2})))
+        self.assertEqual(set(stored.failed), {1})
+        self.assertEqual(self.resolve(self.server.list_shares(SI)), {2})
 
     def test_identity_is_known_without_asking(self) -> None:
         """The identity is there at once, with a permutation seed and 20 bytes for secrets."""

@@ -46,7 +46,7 @@ from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )
 from pipegrid.wire.gbs_http import Resource
-from pipegrid.wire.messages import Allocation, UploadSecrets, WriteResult
+from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
 from pipegrid.wire.nurl import Nurl
 from tests.transport.contract import IDENTITY, OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import PORT, SWISSNUM
@@ -197,10 +197,14 @@ class Calls:
             again = " again" if maybe_done else ""
             return self._note(Call(f"write {storage_index[0]}/{share_number}{again}"))
 
+        def store(upload: BundledUpload, maybe_done: bool) -> Deferred[Stored]:
+            again = " again" if maybe_done else ""
+            return self._note(Call(f"store {upload.storage_index[0]}{again}"))
+
         def was_completed(storage_index: bytes, share_number: int) -> Deferred[WriteResult]:
             return self._note(Call(f"was_completed {storage_index[0]}/{share_number}"))
 
-        return OrdinaryRequests(allocate, write, was_completed)
+        return OrdinaryRequests(allocate, write, store, was_completed)
 
     def _note(self, call: Call) -> Deferred[Any]:
         self.made.append(call)

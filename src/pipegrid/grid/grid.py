@@ -68,6 +68,9 @@ What all uploads together may hold while they code, beyond the windows: large fi
 the other, small ones side by side. With the windows it keeps a client under 64 MiB.
 """
 
+_COUNTED_BYTES = 64 << 10
+"""Of larger files in a put of many, what is acknowledged makes room for others before all of it is."""
+
 NOTES_NAME = "unfinished"
 """Below the directory in which a client keeps what it remembers."""
 
@@ -297,6 +300,7 @@ class Grid:
         except UsageError as error:
             return fail(error)
         outcomes: dict[int, PutResult | Failure] = {}
+        sizes = [size_of(source) for source in sources]
 
         def start(number: int, pace: Progress) -> Deferred[PutResult]:
             def report(done: int, total: int) -> None:
@@ -304,8 +308,11 @@ class Grid:
                 if progress is not None:
                     progress(number, done, total)
 
+            # What is left of a small file is not worth counting: it counts as a whole until it ends.
+            size = sizes[number]
+            counted = progress is not None or size is None or size > _COUNTED_BYTES
             reports = PutReports(
-                report,
+                report if counted else None,
                 None if found is None else partial(found, number),
                 None if hashing is None else partial(hashing, number),
             )
@@ -318,7 +325,7 @@ class Grid:
                 ended(number, outcome)
 
         async def work() -> list[PutResult | Failure]:
-            await ManyPuts([size_of(source) for source in sources], start, note).run()
+            await ManyPuts(sizes, start, note).run()
             return [outcomes[number] for number in range(len(sources))]
 
         return self._start(work())

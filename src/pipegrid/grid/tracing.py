@@ -16,6 +16,7 @@ from twisted.internet.interfaces import IConsumer
 from pipegrid.core.hashes import Buffer
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import (
     Allocation,
@@ -30,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class TracedServer:
+class TracedServer(StoresApart):
     """A storage server whose requests leave spans in a row of its own."""
 
     def __init__(self, server: StorageServer, tracer: Tracing) -> None:

@@ -35,7 +35,7 @@ writes those bytes ``again``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -49,6 +49,7 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    Stored,
     UploadSecrets,
     WriteResult,
 )
@@ -107,6 +108,27 @@ class StorageServer(Protocol):
             ConflictingWrite: other bytes are there already; the upload stays open.
             ServerRefused: the range does not lie within the allocated share.
             NoSpace: the disk is full.
+        """
+
+    @property
+    def whole_bytes(self) -> int:
+        """How long a share may be to go with ``store_whole``; 0 if there is nothing gained by it now."""
+
+    def store_whole(
+        self,
+        storage_index: bytes,
+        shares: Mapping[int, bytes],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Stored]:
+        """
+        Ask for room for shares and write each of them whole: ``allocate`` and ``write`` in one call.
+
+        It fails as the allocation would. What becomes of a share, and any failure of its write, is in the
+        result; what the server has already does not fail.
+
+        Args:
+            shares: by number, at least one, each of ``share_bytes`` bytes.
         """
 
     def abort(

@@ -31,6 +31,7 @@ from pipegrid.errors import ServerError
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.upload import Upload
+from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import Operation, Ordering
 from pipegrid.wire.messages import (
@@ -48,7 +49,7 @@ INLINE_BYTES = 64 * 1024
 STREAM_CHUNK_BYTES = 256 * 1024
 
 
-class LocalServer:
+class LocalServer(StoresApart):
     """
     Implements ``transport.interface.StorageServer`` in process.
 

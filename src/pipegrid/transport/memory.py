@@ -33,6 +33,7 @@ from pipegrid.errors import (
     ServerRefused,
     WrongSecret,
 )
+from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import disconnected
 from pipegrid.wire.messages import (
     Allocation,
@@ -115,7 +116,7 @@ class MemoryStorage:
         return self.shares[key]
 
 
-class MemoryServer:
+class MemoryServer(StoresApart):
     """
     Implements ``transport.interface.StorageServer`` with dictionaries.
 
@@ -132,6 +133,7 @@ class MemoryServer:
         delay_s: float = 0.0,
     ) -> None:
         self.storage = MemoryStorage() if storage is None else storage
+        self.takes_whole_bytes = 0
         self.delay_s = delay_s
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._identity = identity
@@ -235,6 +237,11 @@ class MemoryServer:
             return WriteResult(complete, required)
 
         return self._answer("write", write, storage_index, share_number, offset, end - offset)
+
+    @property
+    def whole_bytes(self) -> int:
+        """As much as a test wants."""
+        return self.takes_whole_bytes
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes

@@ -6,7 +6,11 @@ Both ends share them: a server's share store answers with them, and every transp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
+
+from pipegrid.errors import ServerError
 
 UNKNOWN_PROTOCOL = (
     "no version of the storage protocol that is known here, though perhaps to a newer PipeGrid"
@@ -91,6 +95,20 @@ class WriteResult:
 
     complete: bool
     required: tuple[tuple[int, int], ...] = ()
+
+
+@attrs.frozen
+class Stored:
+    """
+    The answer to ``store_whole``.
+
+    Attributes:
+        allocation: as if it had been asked for alone.
+        failed: shares that were sent and are not there now, each with why.
+    """
+
+    allocation: Allocation
+    failed: Mapping[int, ServerError] = attrs.field(factory=dict)
 
 
 @attrs.frozen

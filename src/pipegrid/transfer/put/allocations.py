@@ -79,6 +79,22 @@ class Allocations:
         question = peer.server.allocate(
             self._storage_index, share_numbers, self._share_bytes, secrets
         )
+        self._know(question, peer, share_numbers, sent_before)
+
+    def adopt(
+        self, peer: Peer, share_numbers: frozenset[int], question: Deferred[Allocation]
+    ) -> None:
+        """Know a question that somebody else has asked."""
+        self._asked[peer] = self._asked.get(peer, frozenset()) | share_numbers
+        self._know(question, peer, share_numbers, frozenset())
+
+    def _know(
+        self,
+        question: Deferred[Allocation],
+        peer: Peer,
+        share_numbers: frozenset[int],
+        sent_before: frozenset[int],
+    ) -> None:
         self._unanswered.add(question)
         question.addBoth(self._answered, question, peer, share_numbers, sent_before)
 

@@ -16,6 +16,7 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from pipegrid.core import hashes, wholeshares
 from pipegrid.core.caps import LitCap, is_literal_size
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry, Params
@@ -23,7 +24,7 @@ from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.budget import Budget
 from pipegrid.flow.turns import Turns
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import DEPTH
 from pipegrid.transfer.put.elsewhere import Elsewhere
@@ -37,6 +38,7 @@ from pipegrid.transfer.put.source import (
     open_source,
 )
 from pipegrid.transfer.put.upload import Upload
+from pipegrid.transfer.put.whole import Begun, Overdue, WholePut, takes_whole
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
 
@@ -90,6 +92,7 @@ class Putter:
         self._say = say
         self._tidied = notes is None
         self._elsewhere = elsewhere or Elsewhere()
+        self._overdue = Overdue(clock, settings.grace_s)
         self._turns = Turns(clock, _FILES_PER_TURN)
         self._descriptors = Budget(_OPEN_FILES)
         self._opened: dict[Source, int] = {}
@@ -204,6 +207,10 @@ class Putter:
                     "when nobody writes to it"
                 )
 
+        outcome = await self._put_whole(source, geometry, key, happy, reports)
+        if isinstance(outcome, PutResult):
+            return outcome
+        begun = outcome
         for wait_s in (*_CONTENTION_WAITS_S, None):
             upload = Upload(
                 clock=self._clock,
@@ -219,7 +226,9 @@ class Putter:
                 elsewhere=self._elsewhere,
                 progress=reports.progress,
                 found=reports.found,
+                begun=begun,
             )
+            begun = None
             try:
                 return await upload.run()
             except UnhappyError:
@@ -230,6 +239,34 @@ class Putter:
                 raise
             await deferLater(self._clock, wait_s)
         raise AssertionError("the last round returns or raises")
+
+    async def _put_whole(
+        self,
+        source: Source,
+        geometry: Geometry,
+        key: bytes,
+        happy: int,
+        reports: PutReports,
+    ) -> PutResult | Begun | None:
+        """Store a small file in one move, where servers take it so; None: nothing was sent."""
+        if not wholeshares.fits(geometry) or self._elsewhere.asks:
+            return None
+        index = hashes.storage_index(key)
+        order = ring(index, self._peers)
+        n = geometry.total_shares
+        if not happy <= len(order) or not takes_whole(order, n, wholeshares.share_bytes(geometry)):
+            return None
+        put = WholePut(
+            self._clock,
+            order,
+            self._client_secrets,
+            index,
+            geometry,
+            happy,
+            self._elsewhere,
+            reports,
+        )
+        return await put.run(key, source.read_at(0, geometry.size), self._overdue)
 
     def _say_what_is_lost(self, geometry: Geometry) -> None:
         """A put was cut off; over Foolscap unfinished shares go with the connection."""

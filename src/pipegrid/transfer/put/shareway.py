@@ -239,6 +239,16 @@ class Lane:
         self._last = None
         self.finish()
 
+    def adopt(self, write: Deferred[WriteResult], sent_s: float) -> None:
+        """All of the share was sent by somebody else, at that time, and here is what comes of it."""
+        self.has_trailer = self.all_sent = True
+        self.missed = _NO_SEGMENTS
+        batch = _Batch(0, length=self._share_bytes, has_trailer=True)
+        self._await(write, sent_s)
+        write.addCallbacks(
+            self._written, self._write_failed, callbackArgs=(batch,), errbackArgs=(batch,)
+        )
+
     def send(self, write: ShareWrite, segment: int | None = None) -> None:
         """
         Send the bytes, now or with the next batch. They must not change until acknowledged.
@@ -246,7 +256,7 @@ class Lane:
         Args:
             segment: whose block it is; None: what stands behind all blocks.
         """
-        if self.state != "open":
+        if self.state != "open" or self.all_sent:
             return
         if write.offset < self._already.upto and self._pass_over(write, segment):
             return
@@ -330,11 +340,13 @@ class Lane:
         )
         return answer
 
-    def _await(self, call: Deferred[T]) -> None:
+    def _await(self, call: Deferred[T], sent_s: float | None = None) -> None:
         """Know the call until it ends, and wake the upload then."""
+        if sent_s is None:
+            sent_s = self._clock.seconds()
         if not self._calls:
-            self.last_sign = self._clock.seconds()  # before, the server owed nothing
-        self._calls[call] = self._clock.seconds()
+            self.last_sign = sent_s  # before, the server owed nothing
+        self._calls[call] = sent_s
         call.addBoth(self._answered, call)
 
     def _answered(self, result: T, call: Deferred[T]) -> T:

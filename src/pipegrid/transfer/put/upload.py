@@ -39,9 +39,10 @@ from pipegrid.transfer.put.reasons import said_once
 from pipegrid.transfer.put.refusals import ASK_S, Refusals
 from pipegrid.transfer.put.shareway import Lane
 from pipegrid.transfer.put.source import Source
+from pipegrid.transfer.put.whole import Begun, take_apart
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
-from pipegrid.wire.messages import Allocation
+from pipegrid.wire.messages import Allocation, UploadSecrets
 
 SLOW = 2.0
 """A server is slow if its answers take so many times as long as those of most others."""
@@ -68,6 +69,7 @@ class Upload:
         elsewhere: what puts of this client have found; told of this one's end.
         progress: called with acknowledged and total bytes of shares.
         found: called with bytes of shares that servers had before, and with all that there are.
+        begun: what ``WholePut`` has begun, and did not end.
 
     What somebody else stores at the same time (``contended``) a later try finds.
     """
@@ -88,6 +90,7 @@ class Upload:
         elsewhere: Elsewhere,
         progress: Progress | None = None,
         found: Progress | None = None,
+        begun: Begun | None = None,
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -116,7 +119,8 @@ class Upload:
         self._refusals = Refusals(
             clock, self._storage_index, self._encoder.share_bytes, self._changed.fire
         )
-        self._started = clock.seconds()
+        self._begun = begun
+        self._started = clock.seconds() if begun is None else begun.started
         self._asking = Asking(
             elsewhere,
             self._plan,
@@ -163,7 +167,10 @@ class Upload:
             self._asking.ask()
             if self._asking.first:
                 await self._hear_first()
-            self._open_lanes(self._plan.opening())
+            if self._begun is None:
+                self._open_lanes(self._plan.opening())
+            else:
+                self._take_over(self._begun)
             await self._send_segments(line)
             await self._settle()
         except (CancelledError, GeneratorExit):
@@ -211,6 +218,23 @@ class Upload:
         while (left_s := self._asking.left_s(self._clock.seconds())) > 0:
             await self._changed.wait(max(_TICK_S, left_s))
             self._look_at_answers()
+
+    def _take_over(self, begun: Begun) -> None:
+        """Go on with what was sent already, as if it had been sent here."""
+        for peer, there in begun.found.items():
+            self._found_at(peer, there)
+        for number, peer in begun.stored.items():
+            self._plan.found(peer, [number])
+            self._placed[number] = peer
+        for peer, (numbers, call) in begun.calls.items():
+            allocation, writes = take_apart(call, numbers)
+            secrets = self._allocations.secrets_for(peer)
+            for number, write in writes.items():
+                lane = self._lane(peer, number, secrets)
+                self._lanes.add(lane)
+                lane.adopt(write, begun.started)
+            self._allocations.adopt(peer, frozenset(numbers), allocation)
+        self._take_stock()
 
     # The three parts of an upload.
 
@@ -265,7 +289,7 @@ class Upload:
 
     async def _settle(self) -> None:
         """Wait until every share is acknowledged, or enough of them and the grace is over."""
-        happy_since: float | None = None
+        happy_since = None if self._begun is None else self._begun.happy_since
         while True:
             self._take_stock()
             if self._held and self._asking.left_s(self._clock.seconds()) <= 0:
@@ -356,21 +380,23 @@ class Upload:
         for peer, numbers in by_peer.items():
             secrets = self._allocations.secrets_for(peer)
             for number in sorted(numbers):
-                lane = Lane(
-                    peer,
-                    number,
-                    self._storage_index,
-                    secrets,
-                    self._encoder.share_bytes,
-                    self._next_segment,
-                    self._changed.fire,
-                    self._share_stored,
-                    self._clock,
-                    lets_go=True,
-                    turn=(number + 1) / self._geometry.total_shares,
-                )
-                self._lanes.add(lane)
+                self._lanes.add(self._lane(peer, number, secrets))
             self._allocations.ask(peer, frozenset(numbers), secrets)
+
+    def _lane(self, peer: Peer, number: int, secrets: UploadSecrets) -> Lane:
+        return Lane(
+            peer,
+            number,
+            self._storage_index,
+            secrets,
+            self._encoder.share_bytes,
+            self._next_segment,
+            self._changed.fire,
+            self._share_stored,
+            self._clock,
+            lets_go=True,
+            turn=(number + 1) / self._geometry.total_shares,
+        )
 
     def _look_at_answers(self) -> bool:
         """Take in what servers have said to allocations; returns whether any has."""

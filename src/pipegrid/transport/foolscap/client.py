@@ -29,6 +29,7 @@ from twisted.internet.interfaces import IConsumer, IReactorTime
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare, UsageError
 from pipegrid.reactor.together import all_ended
+from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers, nonsense
 from pipegrid.transport.foolscap.readers import FoolscapReaders
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
@@ -97,7 +98,7 @@ class _Sent(Operation):
         return not other.started
 
 
-class FoolscapServer:
+class FoolscapServer(StoresApart):
     """
     Implements ``transport.interface.StorageServer`` over Foolscap.
 

@@ -15,7 +15,7 @@ offers it again, and the refused uploads go as ordinary requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Generic, TypeVar
 
@@ -32,7 +32,7 @@ from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, UploadSecrets, WriteResult
+from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
 
 T = TypeVar("T")
 
@@ -123,16 +123,43 @@ class _Held:
             write.fail(error)
 
 
+class _Whole:
+    """
+    One call that allocates shares and writes all of them whole.
+
+    Attributes:
+        upload: what it asks for.
+        stored: its answer.
+        bundle: what it was sent in, if it was.
+    """
+
+    __slots__ = ("bundle", "stored", "upload")
+
+    is_complete = True
+
+    def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
+        self.upload = upload
+        self.stored: _Part[Stored] = _Part(cancelled)
+        self.bundle: _Bundle | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.stored.wanted
+
+    def fail(self, error: Exception | Failure) -> None:
+        self.stored.fail(error)
+
+
 class _Bundle:
     """What was sent together."""
 
     __slots__ = ("held", "request")
 
-    def __init__(self, held: Sequence[_Held]) -> None:
+    def __init__(self, held: Sequence[_Held | _Whole]) -> None:
         self.held = held
         self.request: Deferred[Answered] | None = None
 
-    def take_apart(self) -> Sequence[_Held]:
+    def take_apart(self) -> Sequence[_Held | _Whole]:
         """Return what was sent; it forgets that, since each would keep the other, and share data."""
         held, self.held, self.request = self.held, (), None
         return held
@@ -145,12 +172,14 @@ class OrdinaryRequests:
 
     Attributes:
         allocate, write: as in the contract; a write that may have been carried out before says so.
+        store: makes both for whole shares, one behind the other.
         was_completed: finds out whether a share is there now, of which a repeated write said that it knows no
             upload.
     """
 
     allocate: Callable[[bytes, AbstractSet[int], int, UploadSecrets], Deferred[Allocation]]
     write: Callable[[bytes, int, int, Sequence[Buffer], bytes, bool], Deferred[WriteResult]]
+    store: Callable[[BundledUpload, bool], Deferred[Stored]]
     was_completed: Callable[[bytes, int], Deferred[WriteResult]]
 
 
@@ -182,7 +211,7 @@ class GbsBundles:
         self._answers = answers
         self._send = send
         self._ordinary = ordinary
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, _Held | _Whole] = {}
         self._complete_bytes = 0
         self._turn: IDelayedCall | None = None
 
@@ -199,6 +228,29 @@ class GbsBundles:
             for name, value in answer.header_list:
                 if name == gbs_bundles.HEADER and value.isdigit() and len(value) < 10:
                     self.max_bytes = int(value)
+
+    def store(
+        self,
+        storage_index: bytes,
+        shares: Mapping[int, bytes],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Stored] | None:
+        """Hold whole shares back, if they are for a bundle, as an allocation and its writes would be."""
+        count = len(shares)
+        if (
+            not 0 < share_bytes <= MAX_SHARE_BYTES
+            or not 0 < count <= gbs_bundles.MAX_SHARES
+            or gbs_bundles.whole_upload_bytes(count, share_bytes) > self._limit_bytes
+            or storage_index in self._held
+        ):
+            return None
+        upload = BundledUpload(storage_index, secrets, share_bytes, shares.keys(), dict(shares))
+        held = self._held[storage_index] = _Whole(upload, lambda: self._cancelled(held))
+        if self._turn is None:
+            self._turn = self._clock.callLater(0, self._turn_is_over)
+        self._is_complete(upload)
+        return held.stored.result
 
     def allocate(
         self,
@@ -227,7 +279,7 @@ class GbsBundles:
     ) -> Deferred[WriteResult] | None:
         """Let a write from a share's beginning on join the allocation that is held, if it is all of it."""
         held = self._held.get(storage_index)
-        if held is None:
+        if held is None or isinstance(held, _Whole):
             return None
         upload = held.upload
         if (
@@ -242,10 +294,13 @@ class GbsBundles:
             lambda: self._cancelled(held, share_number)
         )
         if held.is_complete:
-            self._complete_bytes += gbs_bundles.upload_bytes(upload)
-            if self._complete_bytes >= SEND_BYTES:
-                self._send_held([one for one in self._held.values() if one.is_complete])
+            self._is_complete(upload)
         return write.result
+
+    def _is_complete(self, upload: BundledUpload) -> None:
+        self._complete_bytes += gbs_bundles.upload_bytes(upload)
+        if self._complete_bytes >= SEND_BYTES:
+            self._send_held([one for one in self._held.values() if one.is_complete])
 
     def flush(self) -> None:
         """Send all that is held."""
@@ -256,12 +311,12 @@ class GbsBundles:
         self._turn = None
         self.flush()
 
-    def _send_held(self, chosen: Sequence[_Held]) -> None:
+    def _send_held(self, chosen: Sequence[_Held | _Whole]) -> None:
         for one in chosen:
             del self._held[one.upload.storage_index]
         self._complete_bytes = 0
         self._end_turn_if_empty()
-        bundled: list[_Held] = []
+        bundled: list[_Held | _Whole] = []
         size = shares = numbers = 0
         for one in chosen:
             if not (one.upload.shares and self.max_bytes):
@@ -282,7 +337,7 @@ class GbsBundles:
         if bundled:
             self._send_bundle(bundled)
 
-    def _send_bundle(self, held: Sequence[_Held]) -> None:
+    def _send_bundle(self, held: Sequence[_Held | _Whole]) -> None:
         uploads = [one.upload for one in held]
         bundle = _Bundle(held)
         for one in held:
@@ -309,7 +364,57 @@ class GbsBundles:
                 one.fail(error)
             return
         for one, result in zip(held, results, strict=True):
-            self._settle(one, result, repeated)
+            if isinstance(one, _Whole):
+                self._settle_whole(one, result, repeated)
+            else:
+                self._settle(one, result, repeated)
+
+    def _settle_whole(self, whole: _Whole, result: BundledAnswer, repeated: bool) -> None:
+        allocation = result.allocation
+        if isinstance(allocation, int):
+            whole.fail(self._answers.refused_allocation(allocation))
+            return
+        refused = {
+            number: status
+            for number, status in result.statuses.items()
+            if status != 201 and number not in allocation.already_have
+        }
+        if not refused:
+            whole.stored.fire(Stored(allocation))
+        elif repeated and 404 in refused.values() and whole.is_wanted:
+            whole.stored.follow(
+                Deferred.fromCoroutine(self._find_out(whole.upload, allocation, refused))
+            )
+        else:
+            whole.stored.fire(Stored(allocation, self._refusals(whole.upload, refused)))
+
+    def _refusals(
+        self, upload: BundledUpload, refused: Mapping[int, int]
+    ) -> dict[int, ServerError]:
+        return {
+            number: self._answers.refused_write(status, number, upload.share_bytes)
+            for number, status in refused.items()
+        }
+
+    async def _find_out(
+        self, upload: BundledUpload, allocation: Allocation, refused: Mapping[int, int]
+    ) -> Stored:
+        """Ask what became of shares of which a repeated bundle's answer says that there is no upload."""
+        failed = self._refusals(upload, refused)
+        for number in [number for number, status in refused.items() if status == 404]:
+            error = await self._find_out_one(upload.storage_index, number)
+            if error is None:
+                del failed[number]
+            else:
+                failed[number] = error
+        return Stored(allocation, failed)
+
+    async def _find_out_one(self, storage_index: bytes, number: int) -> ServerError | None:
+        try:
+            await self._ordinary.was_completed(storage_index, number)
+        except ServerError as error:
+            return error
+        return None
 
     def _settle(self, held: _Held, result: BundledAnswer, repeated: bool) -> None:
         allocation = result.allocation
@@ -333,7 +438,7 @@ class GbsBundles:
         for one in bundle.take_apart():
             one.fail(failure)
 
-    def _send_apart(self, held: _Held, repeated: bool = False) -> None:
+    def _send_apart(self, held: _Held | _Whole, repeated: bool = False) -> None:
         """
         Make ordinary requests for what somebody still waits for.
 
@@ -343,6 +448,9 @@ class GbsBundles:
         if not held.is_wanted:
             return
         upload = held.upload
+        if isinstance(held, _Whole):
+            held.stored.follow(self._ordinary.store(upload, repeated))
+            return
         index, secrets = upload.storage_index, upload.secrets
         # Also if nobody waits for that any more: writes need it.
         held.allocation.follow(
@@ -353,11 +461,11 @@ class GbsBundles:
                 data = [upload.shares[number]]
                 write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
 
-    def _cancelled(self, held: _Held, share_number: int | None = None) -> None:
+    def _cancelled(self, held: _Held | _Whole, share_number: int | None = None) -> None:
         """Take back what nobody waits for any more: a share that is held, all of an upload, or a bundle."""
         bundle = held.bundle
         if bundle is None:
-            if share_number is not None:
+            if share_number is not None and isinstance(held, _Held):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
             if not held.is_wanted:

@@ -25,7 +25,7 @@ bytes were let go of: they fail with ``WriteLost``, and it is the caller who rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
@@ -44,17 +44,20 @@ from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered, UploadConnection
 from pipegrid.reactor.connecting import endpoint_for
+from pipegrid.transport.apart import store_apart
 from pipegrid.transport.gbs.answers import GbsAnswers
-from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
+from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES, GbsBundles, OrdinaryRequests
 from pipegrid.transport.gbs.order import GbsOrder
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.interface import disconnected
+from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    Stored,
     UploadSecrets,
     WriteResult,
 )
@@ -152,7 +155,7 @@ class GbsServer:
             self._requests,
             self._answers,
             lambda request: self._uploads.request(request),
-            OrdinaryRequests(self._allocate, self._write, self._was_completed),
+            OrdinaryRequests(self._allocate, self._write, self._store_apart, self._was_completed),
             bundle_bytes,
         )
         self._uploads = UploadConnection(
@@ -265,6 +268,46 @@ class GbsServer:
             return self._answers.write_result(answer, share_number, upto)
 
         return self._send(request).addCallback(written)
+
+    @property
+    def whole_bytes(self) -> int:
+        """As long as goes in a bundle, if the server takes any."""
+        return MAX_SHARE_BYTES if self._bundles.max_bytes else 0
+
+    def store_whole(
+        self,
+        storage_index: bytes,
+        shares: Mapping[int, bytes],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Stored]:
+        """Store whole shares; see the contract."""
+
+        def start() -> Deferred[Stored]:
+            bundled = self._bundles.store(storage_index, shares, share_bytes, secrets)
+            if bundled is not None:
+                return bundled
+            upload = BundledUpload(
+                storage_index, secrets, share_bytes, frozenset(shares), dict(shares)
+            )
+            return self._store_apart(upload)
+
+        return self._track(lambda: self._order.change(storage_index, None, start))
+
+    def _store_apart(self, upload: BundledUpload, maybe_done: bool = False) -> Deferred[Stored]:
+        def write(
+            index: bytes, number: int, offset: int, data: Sequence[Buffer], secret: bytes
+        ) -> Deferred[WriteResult]:
+            return self._write(index, number, offset, data, secret, maybe_done)
+
+        return store_apart(
+            self._allocate,
+            write,
+            upload.storage_index,
+            upload.shares,
+            upload.share_bytes,
+            upload.secrets,
+        )
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes

@@ -1,0 +1,89 @@
+"""
+``store_whole`` by way of ``allocate`` and ``write``, for servers that know nothing better.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.python.failure import Failure
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import ServerError
+from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
+
+Allocate = Callable[[bytes, AbstractSet[int], int, UploadSecrets], Deferred[Allocation]]
+Write = Callable[[bytes, int, int, Sequence[Buffer], bytes], Deferred[WriteResult]]
+
+
+class StoresApart(ABC):
+    """Half of a storage server: what it does not do together."""
+
+    @property
+    def whole_bytes(self) -> int:
+        """Nothing is gained by it here."""
+        return 0
+
+    @abstractmethod
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Allocation]:
+        """Ask for room; see the contract."""
+
+    @abstractmethod
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Sequence[Buffer],
+        upload_secret: bytes,
+    ) -> Deferred[WriteResult]:
+        """Write to an unfinished share; see the contract."""
+
+    def store_whole(
+        self,
+        storage_index: bytes,
+        shares: Mapping[int, bytes],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Stored]:
+        """Store whole shares; see the contract."""
+        return store_apart(self.allocate, self.write, storage_index, shares, share_bytes, secrets)
+
+
+def store_apart(
+    allocate: Allocate,
+    write: Write,
+    storage_index: bytes,
+    shares: Mapping[int, bytes],
+    share_bytes: int,
+    secrets: UploadSecrets,
+) -> Deferred[Stored]:
+    """Make the calls at once, one behind the other; fires when all have ended. See the contract."""
+    calls: list[Deferred[Any]] = [allocate(storage_index, shares.keys(), share_bytes, secrets)]
+    for number, data in shares.items():
+        calls.append(write(storage_index, number, 0, [data], secrets.upload))
+    ended: Deferred[Any] = DeferredList(calls, consumeErrors=True)
+    return ended.addCallback(_put_together, tuple(shares))
+
+
+def _put_together(outcomes: Sequence[tuple[bool, Any]], numbers: Sequence[int]) -> Stored:
+    (_, allocation), *written = outcomes
+    if isinstance(allocation, Failure):
+        allocation.raiseException()
+    failed: dict[int, ServerError] = {}
+    for number, (_, outcome) in zip(numbers, written, strict=True):
+        if isinstance(outcome, Failure) and number not in allocation.already_have:
+            if not isinstance(outcome.value, ServerError):
+                outcome.raiseException()
+            failed[number] = outcome.value
+    return Stored(allocation, failed)

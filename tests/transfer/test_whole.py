@@ -1,0 +1,147 @@
+"""
+Small files that are sent in one move, and what becomes of those that do not end in it.
+
+What happens to files that are sent in any other way has to happen to these as well: so those tests are run
+again.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.transfer.put.upload import Upload
+from pipegrid.transfer.put.whole import Overdue, WholePut
+from pipegrid.transfer.settings import UploadSettings
+from tests.transfer import test_random, test_upload
+from tests.transfer.world import RTT, Line, World
+
+WHOLE_BYTES = 16 * 1024
+
+
+class WholePlacementTests(test_upload.PlacementTests):
+    """Refusals, lost and full servers, twins."""
+
+    def setUp(self) -> None:
+        self.patch(Line, "whole_bytes", WHOLE_BYTES)
+
+    def test_nothing_is_left_to_the_collector(self) -> None:
+        """When a put has ended, its memory is free at once: what refers to each other is taken apart."""
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        self.make()
+        self.put()
+        self.assertEqual([each for each in gc.get_objects() if type(each) is WholePut], [])
+
+
+class WholeExistingSharesTests(test_upload.ExistingSharesTests):
+    """What is there already."""
+
+    def setUp(self) -> None:
+        self.patch(Line, "whole_bytes", WHOLE_BYTES)
+
+
+class WholePatienceTests(test_upload.PatienceTests):
+    """Slow and silent servers."""
+
+    def setUp(self) -> None:
+        self.patch(Line, "whole_bytes", WHOLE_BYTES)
+
+    def test_a_server_is_not_silent_while_it_owes_nothing(self) -> None:
+        """Between the coding of a small file and its way out there is nothing to wait for."""
+        self.make(test_upload.SMALL, World(upload=UploadSettings(silence_s=RTT)))
+        self.put()
+        self.assertEqual(self.took, RTT)
+
+
+class WholeProgressTests(test_upload.ProgressTests):
+    """What callers are told."""
+
+    def setUp(self) -> None:
+        self.patch(Line, "whole_bytes", WHOLE_BYTES)
+
+
+class WholeRandomTests(test_random.RandomTests):
+    """Whatever happens."""
+
+    def setUp(self) -> None:
+        self.patch(Line, "whole_bytes", WHOLE_BYTES)
+        super().setUp()
+
+
+class OneMoveTests(test_upload.UploadTestCase):
+    """Most files need no more."""
+
+    def setUp(self) -> None:
+        self.patch(Line, "whole_bytes", WHOLE_BYTES)
+        self.uploads = 0
+        make = Upload.__init__
+
+        def counted(upload: Upload, **arguments: object) -> None:
+            self.uploads += 1
+            make(upload, **arguments)  # type: ignore[arg-type]
+
+        self.patch(Upload, "__init__", counted)
+
+    def test_a_small_file_needs_no_upload(self) -> None:
+        """One round trip, ten shares, and nothing that knows of segments."""
+        self.make()
+        self.put()
+        self.assertEqual((self.uploads, self.took), (0, RTT))
+        self.assertEqual(self.result.happiness, 10)
+        self.assertEqual(
+            self.result.shares_placed, {n: line.name for n, line in enumerate(self.ring)}
+        )
+
+    def test_a_file_that_is_there_needs_none(self) -> None:
+        """It is found, and its leases are renewed."""
+        self.make()
+        self.put()
+        self.put()
+        self.assertEqual((self.uploads, self.took), (0, RTT))
+        self.assertEqual(self.result.shares_placed, {})
+        self.assertEqual(set(self.result.shares_found), set(range(10)))
+        self.assertEqual(self.result.happiness, 10)
+
+    def test_one_refusal_goes_over_to_an_upload(self) -> None:
+        """It costs one round trip more, as with other files."""
+        self.make()
+        self.ring[4].down = True
+        self.put()
+        self.assertEqual((self.uploads, self.took), (1, 2 * RTT))
+        self.assertEqual(len(self.result.shares_placed), 10)
+
+
+class Slow:
+    """A put that only notes that it is overdue."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def overdue(self) -> None:
+        """Note it."""
+        self.told += 1
+
+
+class OverdueTests(SynchronousTestCase):
+    """One timer for all."""
+
+    def test_each_at_its_time(self) -> None:
+        """However many, no more than one timer; none is left."""
+        clock = Clock()
+        overdue = Overdue(clock, 2.0)
+        early, late, done = Slow(), Slow(), Slow()
+        overdue.add(early, 0.0)  # type: ignore[arg-type]
+        overdue.add(done, 0.0)  # type: ignore[arg-type]
+        clock.advance(1.0)
+        overdue.add(late, 1.0)  # type: ignore[arg-type]
+        overdue.discard(done)  # type: ignore[arg-type]
+        self.assertEqual(len(clock.getDelayedCalls()), 1)
+        clock.advance(1.0)
+        self.assertEqual((early.told, late.told), (1, 0))
+        clock.advance(1.0)
+        self.assertEqual((early.told, late.told, done.told), (1, 1, 0))
+        self.assertEqual(clock.getDelayedCalls(), [])
