@@ -118,7 +118,8 @@ class OneMoveTests(test_upload.UploadTestCase):
 class Slow:
     """A put that only notes that it is overdue."""
 
-    def __init__(self) -> None:
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
         self.told = 0
 
     def overdue(self) -> None:
@@ -133,15 +134,19 @@ class OverdueTests(SynchronousTestCase):
         """However many, no more than one timer; none is left."""
         clock = Clock()
         overdue = Overdue(clock, 2.0)
-        early, late, done = Slow(), Slow(), Slow()
-        overdue.add(early, 0.0)  # type: ignore[arg-type]
-        overdue.add(done, 0.0)  # type: ignore[arg-type]
-        clock.advance(1.0)
-        overdue.add(late, 1.0)  # type: ignore[arg-type]
-        overdue.discard(done)  # type: ignore[arg-type]
+        early, late, done, nearer = Slow(3.0), Slow(4.0), Slow(1.0), Slow(60.0)
+        for each in (early, late, done, nearer):
+            overdue.add(each)
+        overdue.discard(done)
         self.assertEqual(len(clock.getDelayedCalls()), 1)
         clock.advance(1.0)
-        self.assertEqual((early.told, late.told), (1, 0))
+        nearer.due_s = 3.5
         clock.advance(1.0)
+        self.assertEqual((early.told, late.told, nearer.told), (0, 0, 0))
+        clock.advance(1.0)
+        self.assertEqual((early.told, late.told, nearer.told), (1, 0, 0))
+        clock.advance(0.5)
+        self.assertEqual((early.told, late.told, nearer.told), (1, 0, 1))
+        clock.advance(0.5)
         self.assertEqual((early.told, late.told, done.told), (1, 1, 0))
         self.assertEqual(clock.getDelayedCalls(), [])

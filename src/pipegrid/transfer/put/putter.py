@@ -263,6 +263,7 @@ class Putter:
             index,
             geometry,
             happy,
+            self._settings,
             self._elsewhere,
             reports,
         )

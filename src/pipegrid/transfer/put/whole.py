@@ -6,13 +6,13 @@ not needed for it, and would take most of its time. Where reality differs (a ser
 others wait) all that is known and all that is still on its way goes over to an ``Upload`` (``Begun``), which
 continues as if it had begun alone.
 
-``Overdue`` is one timer for all files, since each has the same patience.
+``Overdue`` is one timer for all files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -28,6 +28,7 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import ProgressReport, PutReports
 from pipegrid.transfer.put.elsewhere import Elsewhere
 from pipegrid.transfer.results import PutResult
+from pipegrid.transfer.settings import UploadSettings
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -36,6 +37,8 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteResult,
 )
+
+_ROUNDING_S = 1e-6
 
 
 @attrs.frozen(eq=False)
@@ -58,27 +61,43 @@ class Begun:
     calls: Mapping[Peer, tuple[Sequence[int], Deferred[Stored]]]
 
 
+class Timed(Protocol):
+    """
+    What somebody has to look after at some time.
+
+    Attributes:
+        due_s: when, by the clock; it may come nearer, but never within the time after which it is looked at.
+    """
+
+    @property
+    def due_s(self) -> float:
+        """See above."""
+
+    def overdue(self) -> None:
+        """That time has come."""
+
+
 class Overdue:
     """
-    Tells puts that have taken so long.
+    Tells puts that take too long.
 
     Args:
-        after_s: the same for each.
+        look_s: so often it is looked at them, at least.
     """
 
-    def __init__(self, clock: IReactorTime, after_s: float) -> None:
+    def __init__(self, clock: IReactorTime, look_s: float) -> None:
         self._clock = clock
-        self._after_s = after_s
-        self._puts: dict[WholePut, float] = {}  # when each began, the oldest first
+        self._look_s = look_s
+        self._puts: dict[Timed, None] = {}
         self._timer: IDelayedCall | None = None
 
-    def add(self, put: WholePut, began: float) -> None:
+    def add(self, put: Timed) -> None:
         """Tell this one when it is its time."""
-        self._puts[put] = began
+        self._puts[put] = None
         if self._timer is None:
-            self._timer = self._clock.callLater(self._after_s, self._look)
+            self._look()
 
-    def discard(self, put: WholePut) -> None:
+    def discard(self, put: Timed) -> None:
         """It has ended."""
         self._puts.pop(put, None)
         if not self._puts and self._timer is not None:
@@ -88,14 +107,13 @@ class Overdue:
     def _look(self) -> None:
         self._timer = None
         now = self._clock.seconds()
-        for put, began in list(self._puts.items()):
-            left_s = began + self._after_s - now
-            if left_s > 0:
-                if self._timer is None:
-                    self._timer = self._clock.callLater(left_s, self._look)
-                break
+        late = [put for put in self._puts if put.due_s - now <= _ROUNDING_S]
+        for put in late:
             self._puts.pop(put, None)
             put.overdue()
+        if self._puts and self._timer is None:
+            left_s = min(put.due_s for put in self._puts) - now
+            self._timer = self._clock.callLater(min(left_s, self._look_s), self._look)
 
 
 class WholePut:
@@ -104,6 +122,10 @@ class WholePut:
 
     Args:
         order: the servers on the file's ring, no fewer than ``happy``.
+        settings: how long stragglers, and silent servers, are waited for.
+
+    Attributes:
+        due_s: when an ``Upload`` is to decide what is waited for.
         geometry: one that ``wholeshares`` encodes.
     """
 
@@ -115,6 +137,7 @@ class WholePut:
         storage_index: bytes,
         geometry: Geometry,
         happy: int,
+        settings: UploadSettings,
         elsewhere: Elsewhere,
         reports: PutReports,
     ) -> None:
@@ -127,7 +150,9 @@ class WholePut:
         self._there = 0
         self._elsewhere = elsewhere
         self._reports = reports
+        self._settings = settings
         self._started = clock.seconds()
+        self.due_s = self._started + settings.silence_s
         self._happy_since: float | None = None
         self._numbers: dict[Peer, Sequence[int]] = {}
         self._unanswered: dict[Peer, Deferred[Any]] = {}
@@ -143,7 +168,7 @@ class WholePut:
         shares, cap = wholeshares.encode(self._geometry, key, plaintext)
         share_bytes = len(shares[0])
         progress = ProgressReport(self._reports.progress, self._geometry.total_shares * share_bytes)
-        overdue.add(self, self._started)
+        overdue.add(self)
         try:
             self._send(shares, share_bytes)
             as_hoped = await self._done
@@ -202,7 +227,8 @@ class WholePut:
             and answered >= self._happy
             and self._there >= self._geometry.required_shares
         ):
-            self._happy_since = self._clock.seconds()
+            self._happy_since = now = self._clock.seconds()
+            self.due_s = min(self.due_s, now + self._settings.grace(now - self._started))
 
     def _hand_over_soon(self) -> None:
         """Others may answer in the same turn."""
