@@ -17,6 +17,8 @@ def encode(data: bytes) -> str:
 
     Both sides of every request name a storage index; ``base64.b32encode`` takes ten times as long for one.
     """
+    if len(data) == 16:
+        return _encode_index(int.from_bytes(data, "big") << 2)
     count = (8 * len(data) + 4) // 5
     value = int.from_bytes(data, "big") << (5 * count - 8 * len(data))
     # Two characters at a time, the last first: the number gets shorter with each.
@@ -28,6 +30,26 @@ def encode(data: bytes) -> str:
         pairs.append(_DIGITS[value])
     pairs.reverse()
     return "".join(pairs)
+
+
+def _encode_index(value: int) -> str:
+    """Return 26 characters, as storage indexes and keys have: without a loop it takes half the time."""
+    p, high, low = _PAIRS, value >> 60, value & (1 << 60) - 1
+    return (
+        p[high >> 60]
+        + p[high >> 50 & 1023]
+        + p[high >> 40 & 1023]
+        + p[high >> 30 & 1023]
+        + p[high >> 20 & 1023]
+        + p[high >> 10 & 1023]
+        + p[high & 1023]
+        + p[low >> 50]
+        + p[low >> 40 & 1023]
+        + p[low >> 30 & 1023]
+        + p[low >> 20 & 1023]
+        + p[low >> 10 & 1023]
+        + p[low & 1023]
+    )
 
 
 def decode(text: str) -> bytes:

@@ -209,13 +209,14 @@ class ShareStore:
                 with suppress(OSError, ValueError, NoSpace):
                     self._renew(storage_index, number, containers.OWNER_ALLOCATE, secrets.lease)
             wanted = [] if self.read_only else sorted(share_numbers - have)
-            if wanted:
-                self._unfinished.prepare(storage_index, wanted, share_bytes, client)
+            plenty = bool(wanted) and self._unfinished.prepare(
+                storage_index, wanted, share_bytes, client
+            )
             allocated = frozenset(
                 number
                 for number in wanted
                 if self._unfinished.allocate(
-                    storage_index, number, share_bytes, secrets, there is None, client
+                    storage_index, number, share_bytes, secrets, there is None, client, plenty
                 )
             )
         return Allocation(have, allocated)

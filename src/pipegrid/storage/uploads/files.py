@@ -119,8 +119,8 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
     Raises:
         FileExistsError: none was expected, and now the share itself is there.
     """
-    inner = os.path.dirname(final)
-    outer = os.path.dirname(inner)
+    inner = final.rpartition("/")[0]  # as ``Paths`` makes them
+    outer = inner.rpartition("/")[0]
     if not new_index and _moved(incoming, final):
         return (inner,)
     for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
@@ -135,7 +135,7 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
             break
     else:
         raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
-    return inner, outer, os.path.dirname(outer)
+    return inner, outer, outer.rpartition("/")[0]
 
 
 def _make_both(outer: str, inner: str) -> None:

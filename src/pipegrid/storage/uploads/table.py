@@ -152,6 +152,7 @@ class UnfinishedUploads:
         secrets: UploadSecrets,
         new_index: bool,
         client: Client = NOBODY,
+        plenty: bool = False,
     ) -> bool:
         """
         Begin an upload, or go on with it; returns whether that may be. See the module's text.
@@ -159,6 +160,7 @@ class UnfinishedUploads:
         Args:
             new_index: there was no directory for shares of this index.
             client: for whom.
+            plenty: ``prepare`` has just found that nothing is missing.
         """
         key = (storage_index, number)
         secret_hash = uploads.hash_secret(secrets.upload)
@@ -171,7 +173,7 @@ class UnfinishedUploads:
                 upload.take_up(client)
                 return True
             upload.discard()
-        if self._missing(1, share_bytes) is not None:
+        if not plenty and self._missing(1, share_bytes) is not None:
             return False
         path = self._paths.unfinished(storage_index, number)
         fd, lease = None, None
@@ -229,12 +231,17 @@ class UnfinishedUploads:
 
     def prepare(
         self, storage_index: bytes, numbers: Sequence[int], share_bytes: int, client: Client
-    ) -> None:
-        """Make room for those that are new, or for as many as can be had; under ``allocate_lock``."""
+    ) -> bool:
+        """
+        Make room for those that are new, or for as many as can be had; under ``allocate_lock``.
+
+        Returns whether nothing was missing for all of them.
+        """
         count = sum((storage_index, number) not in self._uploads for number in numbers)
         missing = self._missing(count, share_bytes)
         if missing is not None and share_bytes <= containers.MAX_SHARE_BYTES:
             self.make_room(client, missing)
+        return missing is None
 
     def _missing(self, count: int, share_bytes: int) -> Asked | None:
         """Return what so many more would need that there is not, or None if nothing is missing."""

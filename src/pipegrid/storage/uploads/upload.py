@@ -23,6 +23,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
@@ -34,6 +35,7 @@ from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.writer import ShareWriter, slice_pieces
 
 
+@lru_cache(maxsize=4)  # asked for each share of an upload, when it is begun and when it is written
 def hash_secret(upload_secret: bytes) -> bytes:
     """Return the 32 bytes by which an upload secret is remembered."""
     return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()

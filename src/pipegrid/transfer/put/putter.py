@@ -48,7 +48,7 @@ How long to wait, time after time, where happiness fails because somebody else i
 same shares: when they are done, these are found in place.
 """
 
-_FILES_PER_TURN = 4
+_FILES_PER_TURN = 12
 """Small files are coded on the reactor; so many take some 5 ms."""
 
 _OVERHEAD_BYTES = 64 << 10

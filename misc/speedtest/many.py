@@ -1,0 +1,111 @@
+"""
+How many small files a second does ``put_many`` store on ten real servers?
+
+    python -m misc.speedtest.many [--files 2000] [--bytes 1000] [--rtt-ms 20] [--rounds 3] [--beside DIR] [--json]
+
+Ten ``pipegrid serve`` processes over TLS behind a link of so long a round trip, one client, random files.
+Connections are up, and the first two hundred files do not count. ``--beside`` names another checkout, another
+version say: both are measured in turns, client and servers each of its own. Told are files a second, and the
+processor time of a file, client's and servers'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+WARM_FILES = 200
+_UNITS = {"files_per_s": "files/s", "client_ms": "ms client", "servers_ms": "ms servers"}
+
+
+def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str, float]:
+    """Measure the version that this process imports; to be called once in a process."""
+    from twisted.internet.defer import Deferred
+    from twisted.internet.task import react
+
+    from pipegrid import Grid
+    from pipegrid.reactor.collector import calm_collector
+    from pipegrid.speedtest.processes import Servers
+
+    figures: dict[str, float] = {}
+
+    async def run(reactor: Any) -> None:
+        with Servers(servers, rtt_s=rtt_s, durability="batch") as running:
+            grid = await Grid.open(reactor, running.client)
+            calm_collector()  # as the command does
+            await grid.put_many([random.randbytes(size) for _ in range(WARM_FILES)])
+            contents = [random.randbytes(size) for _ in range(files)]
+            client_s, servers_s, began = time.process_time(), running.cpu_s(), time.perf_counter()
+            outcomes = await grid.put_many(contents)
+            figures["files_per_s"] = files / (time.perf_counter() - began)
+            figures["client_ms"] = 1000 * (time.process_time() - client_s) / files
+            figures["servers_ms"] = 1000 * (running.cpu_s() - servers_s) / files
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException) or outcome.happiness < min(7, servers):
+                    raise SystemExit(f"a file was not stored: {outcome}")
+            await grid.close()
+
+    try:
+        react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    except SystemExit as end:
+        if end.code:
+            raise
+    return figures
+
+
+def measure_apart(checkout: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of one process that imports a checkout."""
+    line = [sys.executable, str(Path(__file__).resolve()), "--once"]
+    for name in ("files", "bytes", "rtt_ms", "servers"):
+        line += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    found = os.pathsep.join([str(checkout / "src"), str(checkout)])
+    done = subprocess.run(
+        line, env={**os.environ, "PYTHONPATH": found}, check=True, stdout=subprocess.PIPE, text=True
+    )
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
+    parser.add_argument("--files", type=int, default=2000, help="[2000]")
+    parser.add_argument("--bytes", type=int, default=1000, help="[1000]")
+    parser.add_argument("--rtt-ms", type=float, default=20.0, help="[20]")
+    parser.add_argument("--servers", type=int, default=10, help="[10]")
+    parser.add_argument("--rounds", type=int, default=3, help="[3]")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.once:
+        found = measure_once(options.files, options.bytes, options.rtt_ms / 1000, options.servers)
+        print(json.dumps(found), file=out)
+        return
+    checkouts = [Path(__file__).resolve().parents[2]]
+    if options.beside is not None:
+        checkouts.insert(0, options.beside.resolve())
+    rounds = [[measure_apart(each, options) for each in checkouts] for _ in range(options.rounds)]
+    for place, checkout in enumerate(checkouts):
+        runs = [each[place] for each in rounds]
+        if options.json:
+            print(json.dumps({"checkout": str(checkout), "runs": runs}), file=out)
+            continue
+        print(checkout, file=out)
+        for name, unit in _UNITS.items():
+            values = [run[name] for run in runs]
+            middle = statistics.median(values)
+            print(f"  {middle:8.2f} {unit} ({min(values):.2f} to {max(values):.2f})", file=out)
+
+
+if __name__ == "__main__":
+    main()
