@@ -1,7 +1,7 @@
 """
 How many small files a second does ``put_many`` store on ten real servers?
 
-    python -m misc.speedtest.many [--files 2000] [--bytes 1000] [--rtt-ms 20] [--rounds 3] [--beside DIR] [--json]
+    python -m misc.speedtest.many [--files N] [--bytes N] [--rtt-ms MS] [--rounds N] [--beside DIR] [--json]
 
 Ten ``pipegrid serve`` processes over TLS behind a link of so long a round trip, one client, random files.
 Connections are up, and the first two hundred files do not count. ``--beside`` names another checkout, another
