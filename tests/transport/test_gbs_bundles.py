@@ -299,6 +299,87 @@ class BundlesTestCase(SynchronousTestCase):
             self.failureResultOf(each, CancelledError)
 
 
+class WholeTests(BundlesTestCase):
+    """Calls that allocate shares and write all of them."""
+
+    def store(self, number: int, *share_numbers: int) -> Deferred[Stored]:
+        """Store whole shares of an index."""
+        shares = {each: self.random.randbytes(SHARE_BYTES) for each in share_numbers}
+        waiting = self.bundles.store(index(number), shares, SHARE_BYTES, SECRETS)
+        assert waiting is not None
+        return waiting
+
+    def test_they_go_with_others(self) -> None:
+        """One bundle a turn, whoever is in it."""
+        whole = self.store(1, 0, 3)
+        parts = self.hold(2)
+        self.turn()
+        self.assertEqual(self.calls.names, ["bundle 1 2"])
+        self.assertEqual(set(self.calls.made[0].uploads[0].shares), {0, 3})
+        self.calls.made[0].store()
+        self.assertEqual(self.successResultOf(whole), Stored(allocated(0, 3)))
+        self.check_stored(parts)
+
+    def test_what_was_there_and_what_failed(self) -> None:
+        """A share that is there needs no write; a refusal names its share."""
+        whole = self.store(1, 0, 1, 2)
+        self.turn()
+        allocation = Allocation(frozenset({0}), frozenset({1, 2}))
+        self.calls.made[0].settle(BundledAnswer(allocation, {0: 404, 1: 201, 2: 507}))
+        result = self.successResultOf(whole)
+        self.assertEqual(result.allocation, allocation)
+        self.assertEqual({n: type(error) for n, error in result.failed.items()}, {2: NoSpace})
+
+    def test_a_refused_allocation(self) -> None:
+        """It fails as the allocation would alone."""
+        whole = self.store(1, 0)
+        self.turn()
+        self.calls.made[0].settle(BundledAnswer(507, {}))
+        self.failureResultOf(whole, NoSpace)
+
+    def test_a_repeated_bundle(self) -> None:
+        """What the first attempt may have stored is asked for, before it counts as failed."""
+        whole = self.store(1, 0, 1)
+        self.turn()
+        self.calls.made[0].settle(BundledAnswer(allocated(), {0: 404, 1: 404}), repeated=True)
+        self.assertEqual(self.calls.names[1:], ["was_completed 1/0"])
+        self.calls.made[1].result.callback(WriteResult(True))
+        self.calls.made[2].result.errback(NoSuchShare("none"))
+        result = self.successResultOf(whole)
+        self.assertEqual(set(result.failed), {1})
+
+    def test_a_server_that_takes_no_bundles(self) -> None:
+        """It is stored by ordinary requests, and the answer is theirs."""
+        whole = self.store(1, 0)
+        self.turn()
+        self.calls.made[0].answer(404)
+        self.assertEqual(self.calls.names[1:], ["store 1"])
+        self.calls.made[1].result.callback(Stored(allocated(0)))
+        self.assertEqual(self.successResultOf(whole), Stored(allocated(0)))
+
+    def test_cancelled(self) -> None:
+        """Nothing is sent, or the bundle is taken back, when nobody waits for it."""
+        early = self.store(1, 0)
+        early.cancel()
+        self.turn()
+        self.assertEqual(self.calls.names, [])
+        late = self.store(1, 0)
+        self.turn()
+        late.cancel()
+        self.assertTrue(self.calls.made[0].cancelled)
+        self.check_cancelled(early, late)
+
+    def test_what_is_not_held(self) -> None:
+        """Long shares, and an index that is held already."""
+        self.assertIsNone(self.bundles.store(index(1), {0: b""}, MAX_SHARE_BYTES + 1, SECRETS))
+        self.store(1, 0).addErrback(lambda _: None).cancel()
+        self.hold(2)
+        self.assertIsNone(
+            self.bundles.store(index(2), {1: bytes(SHARE_BYTES)}, SHARE_BYTES, SECRETS)
+        )
+        self.turn()
+
+
 class HoldingTests(BundlesTestCase):
     """What is held, and when it leaves."""
 

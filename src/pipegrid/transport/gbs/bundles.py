@@ -39,10 +39,10 @@ T = TypeVar("T")
 MAX_SHARE_BYTES = 16 * 1024
 """Of larger shares a head is a small part, and to gather them would cost a copy."""
 
-SEND_BYTES = 32 * 1024
+SEND_BYTES = 16 * 1024
 """
-One TLS record. The smallest files do not come to this in a turn, which begins some seven of them: a hundred
-are a dozen bundles for each server. Larger ones would have servers wait for the whole turn.
+One TLS record. The smallest files do not come to this in a turn, which begins a dozen of them: a hundred are
+nine bundles for each server. Larger ones would have servers wait for the whole turn.
 """
 
 
