@@ -132,6 +132,16 @@ class HostileShareTests(SynchronousTestCase):
         error = self.assertRaises(CorruptionError, attempt, shares, book(), honest)
         self.assertEqual(error.share_number, 1)
 
+    def test_a_share_number_that_cannot_be(self) -> None:
+        """A server that calls its share number 200 of 3 is found out, also when the version is known."""
+        honest = make(CONTENT, Format.SDMF, 2, 3)
+        checked = book()
+        for _ in range(2):
+            lying = MutableShare.of(200, honest.share(0))
+            error = self.assertRaises(CorruptionError, checked.check, lying)
+            self.assertEqual(error.share_number, 200)
+            checked.trust(honest.version)
+
     def test_other_counts(self) -> None:
         """k and n that differ make another version, which nobody signed; so do sizes."""
         share = make(CONTENT, Format.MDMF, 2, 3, 40).share(1)

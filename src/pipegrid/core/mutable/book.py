@@ -65,12 +65,16 @@ class ShareBook:
         Return a share's version, proven, or None while bytes are ``missing``.
 
         Raises:
-            CorruptionError: the public key is not the cap's, or the version was not signed with it.
+            CorruptionError: the public key is not the cap's, or the version was not signed with it, or has
+                no share of this number.
         """
         if self.missing(share):
             return None
         header = share.header
         assert header is not None
+        if share.number >= header.version.total_shares:
+            total = header.version.total_shares
+            raise damaged(share.number, f"its version has only {total} shares", 0)
         if header.version in self._signed:
             return header.version
         if self.verifying_key is None:

@@ -170,7 +170,8 @@ class RangeUpdate:
         """Whether ``encode`` can be called: all shares proven, all old bytes here."""
         if self.lacking_shares or set(self.segments_to_read) - self._old.keys():
             return False
-        return not any(self.missing(number, with_blocks=False) for number in list(self._shares))
+        waits = any(self.missing(number, with_blocks=False) for number in list(self._shares))
+        return not waits and not self.lacking_shares
 
     def prove(self) -> None:
         """
