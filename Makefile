@@ -141,7 +141,13 @@ mirror-peers: $(INSTALLED) gpg nginx $(MIRROR_VENV)/.installed
 		test -z "$$missing" || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 		apt-get -qq install --no-install-recommends wget2 aria2 apt-mirror debmirror >/dev/null; } || \
 		echo "Only the peers that are installed are compared." >&2
-	timeout 600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_peers tests.interop.debmirror
+	@missing=; for each in createrepo_c rpmbuild dnf; do command -v $$each >/dev/null || missing=1; done; \
+		test -z "$$missing" || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+		apt-get -qq install --no-install-recommends createrepo-c rpm dnf dnf-plugins-core >/dev/null; } || \
+		{ echo "The tests need createrepo_c, rpmbuild and dnf; install them with your system's packages." >&2; \
+		false; }
+	timeout 600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_peers tests.interop.debmirror \
+		tests.interop.reposync
 	APT_MIRROR2=$(MIRROR_VENV)/bin/apt-mirror $(BIN)/python -m misc.speedtest.mirror
 
 $(MIRROR_VENV)/.installed:

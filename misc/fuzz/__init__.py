@@ -27,6 +27,7 @@ TARGETS = {
     "mutable": "misc.fuzz.mutable",
     "patches": "misc.fuzz.patches",
     "records": "misc.fuzz.records",
+    "repomd": "misc.fuzz.repomd",
     "requests": "misc.fuzz.requests",
     "responses": "misc.fuzz.responses",
     "shares": "misc.fuzz.shares",

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -29,6 +30,7 @@ from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
 from pipegrid.disk import files as disk
 from tests.mirror.archive import BINARY, SUITE, Archive, Signer, check_readers
+from tests.mirror.rpmarchive import RpmArchive
 
 KILLS = 8
 
@@ -38,14 +40,14 @@ class Files(Resource):
 
     isLeaf = True
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: Archive | RpmArchive) -> None:
         super().__init__()
         self.archive = archive
         self.asked: list[str] = []
         self.kill_at: tuple[int, Callable[[], object]] | None = None
 
     def render_GET(self, request: Any) -> bytes:
-        path = request.path.decode().lstrip("/")
+        path = unquote(request.path.decode()).lstrip("/")
         self.asked.append(path)
         if self.kill_at is not None and len(self.asked) == self.kill_at[0]:
             self.kill_at[1]()

@@ -17,8 +17,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import deb822, debian
-from pipegrid.mirror.debian import DebianArchive, Keys, Outcome, Selection
+from pipegrid.mirror.debian import DebianArchive, Outcome, Selection
 from pipegrid.mirror.patching import unpacked
+from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
 from tests.mirror.archive import BINARY, NOW, SOURCES, SUITE, Archive, Signer, check_readers, sha

@@ -236,17 +236,14 @@ def debian_command(
     Each suite's release file is checked with gpgv, indexes by it, packages by the indexes. Indexes
     are seen after what they name is there, so that apt can read from DEST meanwhile.
     """
-    if allow_unsigned and keyrings:
-        raise click.UsageError(
-            "with --allow-unsigned no --keyring is used; give one of them",
-            click.get_current_context(),
-        )
+    _check_keys(keyrings, allow_unsigned)
     limit = None if limit_rate is None else byte_size(limit_rate)
 
     async def work(reactor: Any, console: Console) -> int:
         from pipegrid.cli.mirroring import Display
-        from pipegrid.mirror.debian import DebianArchive, Keys, Selection
+        from pipegrid.mirror.debian import DebianArchive, Selection
         from pipegrid.mirror.mirror import Mirror
+        from pipegrid.mirror.trust import Keys
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
         with Display(console) as display:
@@ -289,6 +286,86 @@ def debian_command(
         return tell(console, outcome.report, dest, outcome.removed, dry_run, further)
 
     return ReactorJob(work)
+
+
+@command.command(name="rpm")
+@click.argument("dest", type=click.Path())
+@click.option(
+    "--newest-only",
+    is_flag=True,
+    help="Of packages with the same name and architecture only those with the highest version.",
+)
+@click.option(
+    "--keyring",
+    "keyrings",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Keys of who may have signed it; bytes or text.",
+)
+@click.option("--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror.")
+@fetch_options
+@common_options
+def rpm_command(
+    dest: str,
+    newest_only: bool,
+    keyrings: tuple[str, ...],
+    allow_unsigned: bool,
+    urls: tuple[str, ...],
+    delete: bool,
+    dry_run: bool,
+    connections: int,
+    limit_rate: str | None,
+    durability: str,
+    sample: float,
+    paranoid: bool,
+) -> ReactorJob:
+    """
+    Keep an RPM repository in DEST.
+
+    URL is what repodata is below. Its repomd.xml is checked with gpgv, indexes by it, packages by the
+    indexes. repomd.xml is seen after all that it names is there, so that dnf can read from DEST meanwhile.
+    """
+    _check_keys(keyrings, allow_unsigned)
+    limit = None if limit_rate is None else byte_size(limit_rate)
+
+    async def work(reactor: Any, console: Console) -> int:
+        from pipegrid.cli.mirroring import Display
+        from pipegrid.mirror.mirror import Mirror
+        from pipegrid.mirror.rpm import RpmRepository
+        from pipegrid.mirror.trust import Keys
+
+        with Display(console) as display:
+            mirror = Mirror(
+                reactor,
+                urls,
+                dest,
+                durability=durability,  # type: ignore[arg-type]
+                connections=connections,
+                paranoid=paranoid,
+                sample=sample / 100,
+                limit_bytes_per_s=limit,
+                progress=display.show,
+                dry_run=dry_run,
+            )
+            try:
+                keys = Keys(keyrings, allow_unsigned)
+                repository = RpmRepository(mirror, keys, newest_only)
+                outcome = await repository.sync(delete, dry_run)
+            finally:
+                await mirror.close()
+        further = {"index_bytes": outcome.index_bytes}
+        return tell(console, outcome.report, dest, outcome.removed, dry_run, further)
+
+    return ReactorJob(work)
+
+
+def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
+    if allow_unsigned and keyrings:
+        raise click.UsageError(
+            "with --allow-unsigned no --keyring is used; give one of them",
+            click.get_current_context(),
+        )
 
 
 @command.command(name="verify")

@@ -37,7 +37,7 @@ from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, obtain, update
 from pipegrid.mirror.mirror import Mirror, Report
 from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.pdiff import PatchError
-from pipegrid.mirror.trust import check_signature, signed_content
+from pipegrid.mirror.trust import Keys, check_signature, signed_content
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
 
 MAX_SIGNATURE_BYTES = 1 << 20
@@ -78,20 +78,6 @@ class Selection:
     with_patches: bool = False
     also: tuple[str, ...] = ()
     indexes: Kept = "packed"
-
-
-@attrs.frozen
-class Keys:
-    """
-    Whose word is believed.
-
-    Attributes:
-        keyrings: paths for gpgv.
-        allow_unsigned: believe a release file whoever wrote it; then no signature is looked at.
-    """
-
-    keyrings: tuple[str, ...] = ()
-    allow_unsigned: bool = False
 
 
 @attrs.define

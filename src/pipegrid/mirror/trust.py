@@ -15,6 +15,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
+import attrs
+
 from pipegrid.mirror.wanted import MirrorError
 
 TIMEOUT_S = 60
@@ -32,6 +34,20 @@ _WHOLE = re.compile(
 """One message, and nothing before, in between or behind it; lines that begin with a dash are escaped."""
 
 _ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
+
+
+@attrs.frozen
+class Keys:
+    """
+    Whose word is believed.
+
+    Attributes:
+        keyrings: paths for gpgv.
+        allow_unsigned: believe an index whoever wrote it; then no signature is looked at.
+    """
+
+    keyrings: tuple[str, ...] = ()
+    allow_unsigned: bool = False
 
 
 class NotSigned(MirrorError):

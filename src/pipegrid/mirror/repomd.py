@@ -1,0 +1,279 @@
+"""
+Indexes of an RPM repository: ``repomd.xml``, which names all others; ``primary``, which names packages. Pure.
+
+Sources: createrepo's documentation; what librepo and zypp read of both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+
+from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, Version
+from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
+from pipegrid.mirror.xmlstream import XmlParser
+
+REPOMD = "repodata/repomd.xml"
+SIGNATURE = REPOMD + ".asc"
+
+MAX_REPOMD_BYTES = 8 << 20
+MAX_METADATA_FILES = 1000
+"""That one ``repomd.xml`` names; large repositories have some thirty."""
+
+_SIZE = re.compile(r"[0-9]{1,15}")
+
+_HASHES = {"sha": "sha1"}
+"""Kinds of checksums whose names say less than they should."""
+
+
+@attrs.frozen
+class Metadata:
+    """
+    A file that ``repomd.xml`` names.
+
+    Attributes:
+        kind: such as ``primary``, ``filelists``, ``primary_db``.
+        opened: what it is unpacked; None: that is not told.
+    """
+
+    kind: str
+    file: Wanted
+    opened: Wanted | None
+
+
+@attrs.frozen
+class Repomd:
+    """
+    A ``repomd.xml``.
+
+    Attributes:
+        revision: as it stands there; mostly seconds since 1970.
+        timestamp: of the newest of its files; 0: none has one.
+        files: in their order.
+    """
+
+    revision: str
+    timestamp: int
+    files: tuple[Metadata, ...]
+
+    @property
+    def primary(self) -> Metadata:
+        """What names the packages."""
+        return next(each for each in self.files if each.kind == "primary")
+
+
+@attrs.frozen
+class Package:
+    """
+    A package that ``primary`` names.
+
+    Attributes:
+        arch: such as ``x86_64``, ``noarch`` or ``src``.
+    """
+
+    name: str
+    arch: str
+    version: Version
+    file: Wanted
+
+
+def read_repomd(data: bytes, name: str) -> Repomd:
+    """
+    Read ``repomd.xml``.
+
+    Args:
+        name: of the file, for errors.
+
+    Raises:
+        BadEntry: it is none, or names files that may not be, or that only weaker hashes than SHA-256 prove.
+    """
+    reader = _RepomdReader(name)
+    parser = XmlParser(reader, name)
+    parser.feed(data)
+    parser.end()
+    if not any(each.kind == "primary" for each in reader.found):
+        raise BadEntry(f"{name} names no primary, which says what the packages are")
+    return Repomd(reader.revision, reader.timestamp, tuple(reader.found))
+
+
+def packages(blocks: Iterable[bytes], name: str) -> Iterator[Package]:
+    """
+    Yield the packages that a ``primary`` names, while it is being read.
+
+    Args:
+        blocks: its bytes, unpacked, in pieces of any size.
+
+    Raises:
+        BadEntry: it is none, or names a package whose path, size or hash is refused.
+    """
+    reader = _PrimaryReader(name)
+    parser = XmlParser(reader, name)
+    for block in blocks:
+        parser.feed(block)
+        if reader.found:
+            found, reader.found = reader.found, []
+            yield from found
+    parser.end()
+    yield from reader.found
+
+
+class _Entry:
+    """What stands in one ``data`` or ``package``: texts by element, and attributes by element."""
+
+    def __init__(self, document: str) -> None:
+        self.document = document
+        self.texts: dict[str, str] = {}
+        self.attributes: dict[str, Mapping[str, str]] = {}
+
+    def open(self, name: str, attributes: Mapping[str, str]) -> None:
+        """One of its elements, of which there may be one only."""
+        if name in self.attributes:
+            raise BadEntry(f"{self.document} has an entry with two elements {name}")
+        self.attributes[name] = attributes
+
+    def path(self) -> str:
+        """Where the file is, below the repository."""
+        location = self.attributes.get("location", {})
+        path = location.get("href")
+        if path is None:
+            raise BadEntry(f"{self.document} has an entry without a location")
+        base = location.get("xml:base")
+        if base is not None:
+            raise BadEntry(
+                f"{self.document} has {shown(path)} elsewhere (xml:base {shown(base)}), where nobody"
+                " said that it may be fetched from"
+            )
+        return path.removeprefix("./")
+
+    def size(self, text: str | None) -> int:
+        """Return a size that must be there."""
+        if text is None or _SIZE.fullmatch(text.strip()) is None:
+            raise BadEntry(f"{self.document} does not tell the size of {shown(self.path())}")
+        return int(text)
+
+    def file(self, size: int | None, checksum: str = "checksum") -> Wanted:
+        """The file; raises ``BadEntry`` for what no mirror holds."""
+        kind = self.attributes.get(checksum, {}).get("type", "").lower()
+        if not kind:
+            raise BadEntry(f"{self.document} does not tell the hash of {shown(self.path())}")
+        value = self.texts.get(checksum, "").strip()
+        return wanted(self.path(), size, {_HASHES.get(kind, kind): value})
+
+
+class _RepomdReader:
+    """See ``xmlstream.Reader``."""
+
+    _TEXTS = frozenset(("checksum", "open-checksum", "size", "open-size", "timestamp"))
+
+    def __init__(self, name: str) -> None:
+        self.found: list[Metadata] = []
+        self.revision = ""
+        self.timestamp = 0
+        self._name = name
+        self._entry: _Entry | None = None
+        self._kind = ""
+
+    def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
+        if depth == 1 and name != "repomd":
+            raise BadEntry(
+                f"{self._name} is no repomd.xml; perhaps the mirror serves a page for everything"
+            )
+        if depth == 2 and name == "data":
+            if len(self.found) >= MAX_METADATA_FILES:
+                raise BadEntry(f"{self._name} names more than {MAX_METADATA_FILES} files")
+            self._entry = _Entry(self._name)
+            self._kind = attributes.get("type", "")
+        elif depth == 3 and self._entry is not None:
+            if name == "location":
+                self._entry.open(name, attributes)
+            elif name in self._TEXTS:
+                self._entry.open(name, attributes)
+                return True
+        return depth == 2 and name == "revision"
+
+    def closed(self, depth: int, name: str, text: str) -> None:
+        entry = self._entry
+        if depth == 2 and name == "revision":
+            self.revision = text.strip()
+        if entry is None:
+            return
+        if depth == 3 and name in self._TEXTS:
+            entry.texts[name] = text.strip()
+        elif depth == 2:
+            self._entry = None
+            self._add(entry)
+
+    def _add(self, entry: _Entry) -> None:
+        file = entry.file(entry.size(entry.texts.get("size")))
+        if file.path in (REPOMD, SIGNATURE) or any(
+            file.path == each.file.path for each in self.found
+        ):
+            raise BadEntry(
+                f"{self._name} names {shown(file.path)}, which stands for something else"
+            )
+        if self._kind == "primary" and any(each.kind == "primary" for each in self.found):
+            raise BadEntry(f"{self._name} names two files primary")
+        opened = None
+        if "open-checksum" in entry.texts and "open-size" in entry.texts:
+            opened = entry.file(entry.size(entry.texts["open-size"]), "open-checksum")
+        timestamp = entry.texts.get("timestamp", "").partition(".")[0]
+        if _SIZE.fullmatch(timestamp):
+            self.timestamp = max(self.timestamp, int(timestamp))
+        self.found.append(Metadata(self._kind, file, opened))
+
+
+class _PrimaryReader:
+    """See ``xmlstream.Reader``."""
+
+    _TEXTS = frozenset(("name", "arch", "checksum"))
+    _OTHERS = frozenset(("version", "size", "location"))
+
+    def __init__(self, name: str) -> None:
+        self.found: list[Package] = []
+        self._name = name
+        self._entry: _Entry | None = None
+
+    def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
+        if depth > 3:
+            return False
+        if depth == 3:
+            if self._entry is None:
+                return False
+            if name in self._TEXTS:
+                self._entry.open(name, attributes)
+                return True
+            if name in self._OTHERS:
+                self._entry.open(name, attributes)
+        elif depth == 2:
+            if name == "package" and attributes.get("type", "rpm") == "rpm":
+                self._entry = _Entry(self._name)
+        elif name != "metadata":
+            raise BadEntry(f"{self._name} is no primary; it has {shown(name)} in place of metadata")
+        return False
+
+    def closed(self, depth: int, name: str, text: str) -> None:
+        if depth > 3 or self._entry is None:
+            return
+        if depth == 3:
+            if name in self._TEXTS:
+                self._entry.texts[name] = text
+        elif depth == 2:
+            entry, self._entry = self._entry, None
+            self.found.append(self._package(entry))
+
+    def _package(self, entry: _Entry) -> Package:
+        file = entry.file(entry.size(entry.attributes.get("size", {}).get("package")))
+        if file.path.startswith("repodata/"):
+            raise BadEntry(
+                f"{self._name} names the package {shown(file.path)}, where only indexes may be"
+            )
+        version = entry.attributes.get("version", {})
+        parts = [version.get(key, "") for key in ("epoch", "ver", "rel")]
+        name, arch = entry.texts.get("name", ""), entry.texts.get("arch", "")
+        if any(len(part) > MAX_VERSION_CHARS for part in (name, arch, *parts)):
+            raise BadEntry(
+                f"{shown(file.path)} has a name or version of more than {MAX_VERSION_CHARS} characters"
+            )
+        return Package(name, arch, Version(*parts), file)

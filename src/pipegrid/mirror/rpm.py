@@ -1,0 +1,292 @@
+"""
+An RPM repository (rpm-md): ``repomd.xml``, the indexes that it names, packages; in the order in which a
+Debian archive is brought up to date (``debian``), and for the same reasons.
+
+1. ``repomd.xml`` is fetched from the first mirror that has one to be believed. 2. All files that it names are
+brought to where nobody sees them. 3. What ``primary`` names is fetched, while it is still being read, and
+gets its names. 4. When all is there the indexes get theirs, ``repomd.xml`` last; then what is not named any
+more may go, but for the indexes of the generation before, which somebody may just be about to read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+
+import attrs
+from twisted.internet.defer import Deferred, FirstError, gatherResults
+
+from pipegrid.mirror.indexes import obtain
+from pipegrid.mirror.mirror import Mirror, Report
+from pipegrid.mirror.patching import unpacked
+from pipegrid.mirror.pdiff import PatchError
+from pipegrid.mirror.repomd import (
+    MAX_REPOMD_BYTES,
+    REPOMD,
+    SIGNATURE,
+    Metadata,
+    Package,
+    Repomd,
+    packages,
+    read_repomd,
+)
+from pipegrid.mirror.rpmversion import compare_versions
+from pipegrid.mirror.trust import Keys, check_signature
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+
+MAX_SIGNATURE_BYTES = 1 << 20
+MAX_INDEX_BYTES = 4 << 30
+"""Packed or unpacked; the largest primary known has a quarter of a gigabyte."""
+
+MAX_NAMED = 5_000_000
+
+_NUMBER = re.compile(r"[0-9]{1,15}")
+
+MODULAR = ".module"
+"""In the release of packages that belong to a module's stream: a newer one may be of another stream."""
+
+
+@attrs.define
+class Outcome:
+    """
+    What has become of a run.
+
+    Attributes:
+        report: of the packages.
+        removed: paths that were deleted, or would be.
+        index_bytes: fetched for indexes.
+    """
+
+    report: Report
+    removed: list[str] = attrs.Factory(list)
+    index_bytes: int = 0
+
+
+@attrs.frozen
+class _Found:
+    """The repository as one mirror has it, and as it was here."""
+
+    repomd: Repomd
+    files: dict[str, bytes]
+    before: Repomd | None
+
+
+class RpmRepository:
+    """
+    Args:
+        mirror: where it is fetched from and kept; its URLs are what ``repodata`` is below.
+        newest_only: of packages with the same name and architecture those with the highest version;
+            ``MODULAR`` ones all.
+    """
+
+    def __init__(self, mirror: Mirror, keys: Keys, newest_only: bool = False) -> None:
+        self._mirror = mirror
+        self._destination = mirror.destination
+        self._keys = keys
+        self._newest_only = newest_only
+
+    def sync(self, delete: bool = False, dry_run: bool = False) -> Deferred[Outcome]:
+        """
+        Bring it up to date. To be called once.
+
+        Args:
+            delete: remove what is not named any more, if nothing failed.
+            dry_run: fetch indexes only, publish nothing; as the mirror was told.
+
+        Raises (through the Deferred):
+            MirrorError: no mirror has a ``repomd.xml`` that can be believed, or an index could not be had.
+            BadEntry: an index names what may not be.
+        """
+        return Deferred.fromCoroutine(self._sync(delete, dry_run))
+
+    async def _sync(self, delete: bool, dry_run: bool) -> Outcome:
+        found = await self._find()
+        indexes = [each.file for each in found.repomd.files]
+        outcome = Outcome(Report())
+        fetched = await obtain(self._mirror, indexes)
+        outcome.index_bytes = fetched.size_bytes
+        for path, why in fetched.lacking.items():
+            raise MirrorError(f"the index {path} could not be fetched ({why}); the old ones stay")
+        primary = found.repomd.primary
+        report = outcome.report = await self._mirror.sync(self._contents(primary))
+        if report.failed_files:
+            return outcome
+        everything = [*indexes, *_own(found)]
+        if not dry_run:
+            await self._mirror.run(self._publish, indexes, found)
+            await self._mirror.complete(_each_once(self._contents(primary), everything))
+        if delete:
+            kept = {each.path for each in _each_once(self._contents(primary), everything)}
+            if found.before is not None:
+                kept.update(each.file.path for each in found.before.files)
+            outcome.removed = await self._mirror.delete_others(kept, dry_run)
+        return outcome
+
+    # ``repomd.xml``.
+
+    async def _find(self) -> _Found:
+        reasons: list[str] = []
+        for number in range(self._mirror.count):
+            found = await self._try(number, reasons)
+            if found is not None:
+                return found
+        raise MirrorError(f"no mirror has a {REPOMD} to be believed: {'; '.join(reasons)}")
+
+    async def _try(self, number: int, reasons: list[str]) -> _Found | None:
+        try:
+            return await self._ask(number)
+        except (MirrorError, BadEntry) as error:
+            reasons.append(str(error))
+            return None
+
+    async def _ask(self, number: int) -> _Found:
+        small = self._mirror.small_files(number)
+        asked = ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
+        try:
+            answers = await gatherResults(
+                [Deferred.fromCoroutine(small.fetch(path, most)) for path, most in asked],
+                consumeErrors=True,
+            )
+        except FirstError as error:
+            error.subFailure.raiseException()
+        finally:
+            await small.close()
+        files = {
+            path: data for (path, _), data in zip(asked, answers, strict=True) if data is not None
+        }
+        url = self._mirror.url(number)
+        return await self._mirror.run(self._believe, files, url)
+
+    def _believe(self, files: dict[str, bytes], url: str) -> _Found:
+        """In the thread: look who says it, what it says, and whether it is not older than what is here."""
+        data = files.get(REPOMD)
+        if data is None:
+            raise MirrorError(f"{url} has no {REPOMD}")
+        name = f"{REPOMD} of {url}"
+        if not self._keys.allow_unsigned:
+            signature = files.get(SIGNATURE)
+            if signature is None:
+                raise MirrorError(
+                    f"{name} is not signed; nothing of it was used (--allow-unsigned believes the mirror)"
+                )
+            check_signature(data, signature, self._keys.keyrings, name)
+        repomd = read_repomd(data, name)
+        for each in repomd.files:
+            size = max(each.file.size or 0, (each.opened.size or 0) if each.opened else 0)
+            if size > MAX_INDEX_BYTES:
+                raise BadEntry(f"{each.file.path} is said to have {size} bytes, which no index has")
+        before = self._before()
+        _check_not_older(before, repomd, name)
+        return _Found(repomd, files, before)
+
+    def _before(self) -> Repomd | None:
+        """In the thread: return what is here."""
+        data = self._destination.read(REPOMD, MAX_REPOMD_BYTES)
+        try:
+            return None if data is None else read_repomd(data, REPOMD)
+        except BadEntry:
+            return None
+
+    # What primary names.
+
+    def _contents(self, primary: Metadata) -> Iterator[Wanted]:
+        """Yield the packages that are wanted; they are fetched while the others are still being read."""
+        found = self._named(primary)
+        for each in newest(found) if self._newest_only else found:
+            yield each.file
+
+    def _named(self, primary: Metadata) -> Iterator[Package]:
+        path = primary.file.path
+        blocks = _opened(self._destination.staged_path(path), primary)
+        for count, each in enumerate(packages(blocks, path)):
+            if count >= MAX_NAMED:
+                raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
+            yield each
+
+    # Publication.
+
+    def _publish(self, indexes: list[Wanted], found: _Found) -> None:
+        """In the thread: give indexes their names, and then ``repomd.xml``."""
+        destination = self._destination
+        destination.stage(found.files)
+        destination.release([each.path for each in indexes])
+        # Who reads them in between finds a signature that does not fit, and asks again.
+        destination.release([path for path in (SIGNATURE, REPOMD) if path in found.files])
+        if SIGNATURE not in found.files:
+            destination.delete(SIGNATURE)
+        destination.clear_staged()
+
+
+def newest(found: Iterable[Package]) -> list[Package]:
+    """
+    Return of each name and architecture the packages with the highest version, in the order of the index.
+
+    Packages of modules' streams are all returned.
+    """
+    best: dict[tuple[str, str], list[tuple[int, Package]]] = {}
+    kept: list[tuple[int, Package]] = []
+    for place in enumerate(found):
+        package = place[1]
+        if MODULAR in package.version.release:
+            kept.append(place)
+            continue
+        known = best.setdefault((package.name, package.arch), [])
+        sign = compare_versions(package.version, known[0][1].version) if known else 1
+        if sign > 0:
+            known[:] = [place]
+        elif sign == 0:
+            known.append(place)
+    kept.extend(place for places in best.values() for place in places)
+    kept.sort(key=lambda place: place[0])
+    return [package for _, package in kept]
+
+
+def _own(found: _Found) -> list[Wanted]:
+    return [
+        Wanted(path, len(data), "sha256", sha256(data).digest())
+        for path, data in found.files.items()
+    ]
+
+
+def _each_once(contents: Iterable[Wanted], further: Iterable[Wanted]) -> Iterator[Wanted]:
+    seen: set[str] = set()
+    for each in contents:
+        if each.path not in seen:
+            seen.add(each.path)
+            yield each
+    yield from further
+
+
+def _opened(path: str, metadata: Metadata) -> Iterator[bytes]:
+    """Yield what is in an index, and no more than it should have."""
+    opened = metadata.opened
+    most = MAX_INDEX_BYTES if opened is None or opened.size is None else opened.size
+    size = 0
+    try:
+        for block in unpacked(path):
+            size += len(block)
+            if size > most:
+                raise BadEntry(
+                    f"{metadata.file.path} has more than {most} bytes, unpacked; it is not used"
+                )
+            yield block
+    except PatchError as error:
+        raise BadEntry(f"the index {metadata.file.path} cannot be read: {error}") from error
+
+
+def _check_not_older(before: Repomd | None, repomd: Repomd, name: str) -> None:
+    """
+    Whoever offers an older index than we have is behind, or hides something.
+
+    Revisions count where both are numbers, as createrepo writes them; else the times of the files.
+    """
+    if before is None:
+        return
+    new, old = repomd.timestamp, before.timestamp
+    if _NUMBER.fullmatch(repomd.revision) and _NUMBER.fullmatch(before.revision):
+        new, old = int(repomd.revision), int(before.revision)
+    if new < old:
+        raise MirrorError(
+            f"{name} is of {new}, older than what is here, of {old}; give a mirror that is up to date"
+        )
