@@ -142,6 +142,7 @@ def list_command(
                 limit_bytes_per_s=limit,
                 progress=display.show,
                 dry_run=dry_run,
+                environment=os.environ,
             )
             try:
                 report = await mirror.sync(read_list(lines_of(source), file))
@@ -258,6 +259,7 @@ def debian_command(
                 limit_bytes_per_s=limit,
                 progress=display.show,
                 dry_run=dry_run,
+                environment=os.environ,
             )
             try:
                 archive = DebianArchive(
@@ -347,6 +349,7 @@ def rpm_command(
                 limit_bytes_per_s=limit,
                 progress=display.show,
                 dry_run=dry_run,
+                environment=os.environ,
             )
             try:
                 keys = Keys(keyrings, allow_unsigned)

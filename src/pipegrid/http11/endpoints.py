@@ -18,6 +18,8 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from pipegrid.http11.pinned import ALPN, pin_endpoint
+from pipegrid.http11.proxies import Proxy
+from pipegrid.http11.tunnel import TunnelEndpoint
 
 
 @implementer(IAgentEndpointFactory)
@@ -33,9 +35,28 @@ class StandardEndpoints:
         if uri.scheme == b"http":
             return endpoint
         if uri.scheme == b"https":
-            options: Any = optionsForClientTLS(host, acceptableProtocols=ALPN)
-            return wrapClientTLS(options, endpoint)
+            return _over_tls(endpoint, host)
         raise SchemeNotSupported(f"{uri.scheme.decode('latin-1')} is neither http nor https")
+
+
+def _over_tls(endpoint: IStreamClientEndpoint, host: str) -> IStreamClientEndpoint:
+    options: Any = optionsForClientTLS(host, acceptableProtocols=ALPN)
+    wrapped: IStreamClientEndpoint = wrapClientTLS(options, endpoint)
+    return wrapped
+
+
+def tunnelled(endpoint: IStreamClientEndpoint, uri: URI, proxy: Proxy) -> IStreamClientEndpoint:
+    """
+    Return an endpoint for TLS through a proxy, to a host whose certificate the platform's authorities prove.
+
+    Args:
+        endpoint: to the proxy.
+        uri: of the host.
+    """
+    host = uri.host.decode("ascii")
+    name = f"[{host}]" if ":" in host else host
+    tunnel = TunnelEndpoint(endpoint, f"{name}:{uri.port}", proxy.authorization, proxy.url)
+    return _over_tls(tunnel, host)
 
 
 @implementer(IAgentEndpointFactory)

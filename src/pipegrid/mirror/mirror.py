@@ -22,11 +22,12 @@ from twisted.web.iweb import IAgentEndpointFactory
 from pipegrid.disk.commit import Policy
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11 import StandardEndpoints
+from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.sink import Sink
 from pipegrid.mirror.small import SmallFiles
-from pipegrid.mirror.source import CONNECTIONS, Address, Source, Tally, parse_url
+from pipegrid.mirror.source import CONNECTIONS, Address, Source, Tally, parse_url, through
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
 from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
 from pipegrid.reactor.workers import CpuWorkers, Workers
@@ -103,6 +104,7 @@ class Mirror:
         dry_run: count what would be fetched, and fetch nothing.
         seed: of what is drawn for the sample.
         workers: where the disk is written, one job after the other; None: a thread of its own.
+        environment: names proxies (``http11.proxies``); None: there are none.
 
     Raises:
         UsageError: a URL or a number makes no sense.
@@ -125,6 +127,7 @@ class Mirror:
         dry_run: bool = False,
         seed: int | None = None,
         workers: CpuWorkers | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         if not 1 <= connections <= 64:
             raise UsageError(f"{connections} connections are not possible; give 1 to 64")
@@ -132,7 +135,7 @@ class Mirror:
             raise UsageError(f"a sample of {sample} is not possible; give 0 to 1")
         if limit_bytes_per_s is not None and not limit_bytes_per_s > 0:
             raise UsageError(f"a limit of {limit_bytes_per_s} bytes a second lets nothing pass")
-        self._addresses = [parse_url(url) for url in urls]
+        self._addresses = [through(parse_url(url), environment or {}) for url in urls]
         self._reactor = reactor
         self._destination = Destination(destination)
         self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
@@ -276,7 +279,13 @@ class Mirror:
 
     def _connector(self, address: Address) -> Callable[[], Any]:
         uri = URI.fromBytes(address.url.encode("ascii", "replace"))
-        return lambda: self._endpoints.endpointForURI(uri)
+        proxy = address.proxy
+        if proxy is None:
+            return lambda: self._endpoints.endpointForURI(uri)
+        via = URI.fromBytes(proxy.url.encode("ascii"))
+        if address.scheme == "http":
+            return lambda: self._endpoints.endpointForURI(via)
+        return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy)
 
     def _options(self, staged: bool, dry_run: bool) -> _Options:
         return _Options(

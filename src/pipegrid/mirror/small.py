@@ -41,11 +41,12 @@ class SmallFiles:
             MirrorError: it cannot be asked, answers something else, or the file is longer than that.
         """
         head = (
-            b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n\r\n"
+            b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n%s\r\n"
             % (
                 target_of(self._address, path),
                 self._address.netloc,
                 __version__.encode("ascii"),
+                self._address.headers,
             )
         )
         try:

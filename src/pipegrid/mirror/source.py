@@ -12,7 +12,7 @@ a refusal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
@@ -26,6 +26,7 @@ from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, RequestNotSent, Unanswered
 from pipegrid.http11.host import HostRecord
 from pipegrid.http11.parser import ResponseHead
+from pipegrid.http11.proxies import Proxy, proxy_for
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.sink import Receiver, Sink
 from pipegrid.mirror.wanted import shown
@@ -88,6 +89,8 @@ class Address:
 
     Attributes:
         prefix: of every request's target, ending in ``/``.
+        proxy: who is asked in its place.
+        headers: further lines of every request, each with its end.
     """
 
     url: str
@@ -96,6 +99,8 @@ class Address:
     port: int
     prefix: bytes
     netloc: bytes
+    proxy: Proxy | None = None
+    headers: bytes = b""
 
 
 def parse_url(url: str) -> Address:
@@ -126,6 +131,23 @@ def parse_url(url: str) -> Address:
     except UnicodeEncodeError:
         raise UsageError(f"{shown(url)}: give the host's name in ASCII (xn--…)") from None
     return Address(url, parts.scheme, parts.hostname, port, path.encode("ascii"), netloc)
+
+
+def through(address: Address, environment: Mapping[str, str]) -> Address:
+    """
+    Return how a mirror is asked: by the proxy of the environment, if there is one for it.
+
+    Of a mirror over http a proxy is asked for the whole URL; to one over https it makes a way, and sees
+    nothing.
+
+    Raises:
+        UsageError: the environment names something else than a proxy.
+    """
+    proxy = proxy_for(address.scheme, address.host, address.port, environment)
+    if proxy is None or address.scheme == "https":
+        return attrs.evolve(address, proxy=proxy)
+    prefix = b"http://%s%s" % (address.netloc, address.prefix)
+    return attrs.evolve(address, proxy=proxy, prefix=prefix, headers=proxy.authorization)
 
 
 def target_of(address: Address, path: str) -> bytes:
@@ -241,8 +263,8 @@ class Source:
         self._busy_since_s: float | None = None
         self._closed = False
         self._head_tail = (
-            b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n\r\n"
-            % (address.netloc, __version__.encode("ascii"))
+            b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n%s\r\n"
+            % (address.netloc, __version__.encode("ascii"), address.headers)
         )
 
     def __repr__(self) -> str:

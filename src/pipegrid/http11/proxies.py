@@ -1,0 +1,126 @@
+"""
+Which proxy stands before a host, by the environment, as curl reads it. Pure.
+
+``http_proxy`` is for http, ``https_proxy`` for https, ``all_proxy`` for both; ``no_proxy`` names hosts that
+are asked directly. All but ``http_proxy`` may be written in capitals: a web server sets ``HTTP_PROXY`` for
+its scripts from whatever a stranger sends as ``Proxy:``.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import attrs
+
+from pipegrid.errors import UsageError
+
+PORTS = {"http": 80, "https": 443}
+
+
+@attrs.frozen
+class Proxy:
+    """
+    A proxy.
+
+    Attributes:
+        scheme: by which it is spoken to, http or https.
+        authorization: a whole header line for it, with its end; b"": none. Not shown.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    authorization: bytes = attrs.field(default=b"", repr=False)
+
+    @property
+    def url(self) -> str:
+        """Where it is; for people, and without its password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}/"
+
+
+def proxy_for(scheme: str, host: str, port: int, environment: Mapping[str, str]) -> Proxy | None:
+    """
+    Return the proxy for a host; None: it is asked directly.
+
+    Args:
+        scheme: of the URL, http or https.
+
+    Raises:
+        UsageError: what the environment names is no proxy that can be used.
+    """
+    names = [
+        f"{scheme}_proxy",
+        "HTTPS_PROXY" if scheme == "https" else "",
+        "all_proxy",
+        "ALL_PROXY",
+    ]
+    name = next((each for each in names if environment.get(each)), None)
+    exempt = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    if name is None or is_exempt(host, port, exempt):
+        return None
+    return read_proxy(environment[name], name)
+
+
+def read_proxy(url: str, name: str) -> Proxy:
+    """
+    Take a proxy's URL apart; without a scheme it is http.
+
+    Args:
+        name: of the variable, for errors.
+
+    Raises:
+        UsageError: it is none, or one of another kind.
+    """
+    if "://" not in url:
+        url = f"http://{url}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise UsageError(f"{name} is not the URL of a proxy; give http://HOST:PORT/") from None
+    if parts.scheme not in PORTS or not parts.hostname or not parts.hostname.isascii():
+        raise UsageError(
+            f"{name} is not the URL of a proxy that can be used; give http://HOST:PORT/ or https://"
+        )
+    authorization = b""
+    if parts.username is not None:
+        words = unquote_to_bytes(parts.username) + b":" + unquote_to_bytes(parts.password or "")
+        authorization = b"Proxy-Authorization: Basic %s\r\n" % b64encode(words)
+    return Proxy(parts.scheme, parts.hostname, port or PORTS[parts.scheme], authorization)
+
+
+def is_exempt(host: str, port: int, exempt: str) -> bool:
+    """
+    Return whether a host is asked directly.
+
+    Args:
+        exempt: names that also stand for all below them, ``HOST:PORT``, addresses, networks such as
+            ``10.0.0.0/8``, or ``*``; with commas or blanks between.
+    """
+    host = host.lower().rstrip(".")
+    return any(_fits(host, port, each) for each in exempt.lower().replace(",", " ").split())
+
+
+def _fits(host: str, port: int, rule: str) -> bool:
+    if rule == "*":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        address = None
+    if address is not None:
+        try:
+            return address in ip_network(rule.strip("[]"), strict=False)
+        except ValueError:
+            pass  # it may have a port
+    name, colon, number = rule.rpartition(":")
+    if colon and number.isdigit():
+        if int(number) != port:
+            return False
+        rule = name
+    rule = rule.strip("[]").removeprefix("*").strip(".")
+    return bool(rule) and (host == rule or (address is None and host.endswith("." + rule)))
