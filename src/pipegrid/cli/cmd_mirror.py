@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,12 +11,13 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
-from pipegrid.cli.job import ReactorJob
+from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.outcome import ExitStatus, printable, unreadable
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror import Report
+    from pipegrid.grid import Grid
+    from pipegrid.mirror.mirror import Mirror, Report
     from pipegrid.mirror.source import Tally
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,9 +87,13 @@ def fetch_options(function: F) -> F:
             "--from",
             "urls",
             multiple=True,
-            required=True,
             metavar="URL",
             help="A mirror; give several, and they share the work.",
+        ),
+        click.option(
+            "--to-grid",
+            is_flag=True,
+            help="When all is there, store it in the grid, too, and print the cap that brings it back.",
         ),
     ):
         function = option(function)
@@ -104,6 +109,7 @@ def list_command(
     file: str,
     dest: str,
     urls: tuple[str, ...],
+    to_grid: bool,
     delete: bool,
     dry_run: bool,
     connections: int,
@@ -111,16 +117,17 @@ def list_command(
     durability: str,
     sample: float,
     paranoid: bool,
-) -> ReactorJob:
+) -> ReactorJob | GridJob:
     """
     Fetch the files that FILE names into DEST.
 
     A line a file: SHA-256 in hex, size in bytes, path, with blanks between. The path is relative to each
     URL and to DEST, and may hold blanks.
     """
+    _check_urls(urls)
     limit = None if limit_rate is None else byte_size(limit_rate)
 
-    async def work(reactor: Any, console: Console) -> int:
+    async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
         from pipegrid.cli.mirroring import Display
         from pipegrid.mirror.lists import lines_of, read_list
         from pipegrid.mirror.mirror import Mirror
@@ -156,11 +163,12 @@ def list_command(
                         removed = await mirror.delete_others(
                             (each.path for each in read_list(lines_of(source), file)), dry_run
                         )
+                further = await store(mirror, grid, report, dry_run, paranoid)
             finally:
                 await mirror.close()
-        return tell(console, report, dest, removed, dry_run)
+        return tell(console, report, dest, removed, dry_run, further)
 
-    return ReactorJob(work)
+    return job_of(work, to_grid)
 
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -168,9 +176,7 @@ DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 @command.command(name="debian")
 @click.argument("dest", type=click.Path())
-@click.option(
-    "--suite", "suites", multiple=True, required=True, help="Such as sid; several if given again."
-)
+@click.option("--suite", "suites", multiple=True, help="Such as sid; several if given again.")
 @click.option(
     "--component",
     "components",
@@ -193,6 +199,11 @@ DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
     type=click.Path(),
     metavar="FILE",
     help=f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.",
+)
+@click.option(
+    "--from-grid",
+    metavar="CAP",
+    help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
 )
 @click.option("--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror.")
 @click.option(
@@ -219,10 +230,12 @@ def debian_command(
     source: bool,
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
+    from_grid: str | None,
     indexes: str,
     diffs: bool,
     also: tuple[str, ...],
     urls: tuple[str, ...],
+    to_grid: bool,
     delete: bool,
     dry_run: bool,
     connections: int,
@@ -230,17 +243,23 @@ def debian_command(
     durability: str,
     sample: float,
     paranoid: bool,
-) -> ReactorJob:
+) -> ReactorJob | GridJob:
     """
     Keep a Debian archive in DEST.
 
     Each suite's release file is checked with gpgv, indexes by it, packages by the indexes. Indexes
     are seen after what they name is there, so that apt can read from DEST meanwhile.
     """
+    if from_grid is not None:
+        _check_alone(urls, to_grid)
+        return bring_back(from_grid, dest, delete, dry_run, paranoid, sample / 100)
+    _check_urls(urls)
+    if not suites:
+        raise _usage("give a suite, such as --suite sid")
     _check_keys(keyrings, allow_unsigned)
     limit = None if limit_rate is None else byte_size(limit_rate)
 
-    async def work(reactor: Any, console: Console) -> int:
+    async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
         from pipegrid.cli.mirroring import Display
         from pipegrid.mirror.debian import DebianArchive, Selection
         from pipegrid.mirror.mirror import Mirror
@@ -276,6 +295,7 @@ def debian_command(
                     Keys(rings, allow_unsigned),
                 )
                 outcome = await archive.sync(delete, dry_run)
+                stored = await store(mirror, grid, outcome.report, dry_run, paranoid)
             finally:
                 await mirror.close()
         for path in outcome.lacking:
@@ -284,10 +304,11 @@ def debian_command(
             "index_bytes": outcome.index_bytes,
             "patched": outcome.patched,
             "lacking": outcome.lacking,
+            **stored,
         }
         return tell(console, outcome.report, dest, outcome.removed, dry_run, further)
 
-    return ReactorJob(work)
+    return job_of(work, to_grid)
 
 
 @command.command(name="rpm")
@@ -305,6 +326,11 @@ def debian_command(
     metavar="FILE",
     help="Keys of who may have signed it; bytes or text.",
 )
+@click.option(
+    "--from-grid",
+    metavar="CAP",
+    help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
+)
 @click.option("--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror.")
 @fetch_options
 @common_options
@@ -313,7 +339,9 @@ def rpm_command(
     newest_only: bool,
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
+    from_grid: str | None,
     urls: tuple[str, ...],
+    to_grid: bool,
     delete: bool,
     dry_run: bool,
     connections: int,
@@ -321,17 +349,21 @@ def rpm_command(
     durability: str,
     sample: float,
     paranoid: bool,
-) -> ReactorJob:
+) -> ReactorJob | GridJob:
     """
     Keep an RPM repository in DEST.
 
     URL is what repodata is below. Its repomd.xml is checked with gpgv, indexes by it, packages by the
     indexes. repomd.xml is seen after all that it names is there, so that dnf can read from DEST meanwhile.
     """
+    if from_grid is not None:
+        _check_alone(urls, to_grid)
+        return bring_back(from_grid, dest, delete, dry_run, paranoid, sample / 100)
+    _check_urls(urls)
     _check_keys(keyrings, allow_unsigned)
     limit = None if limit_rate is None else byte_size(limit_rate)
 
-    async def work(reactor: Any, console: Console) -> int:
+    async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
         from pipegrid.cli.mirroring import Display
         from pipegrid.mirror.mirror import Mirror
         from pipegrid.mirror.rpm import RpmRepository
@@ -355,20 +387,78 @@ def rpm_command(
                 keys = Keys(keyrings, allow_unsigned)
                 repository = RpmRepository(mirror, keys, newest_only)
                 outcome = await repository.sync(delete, dry_run)
+                stored = await store(mirror, grid, outcome.report, dry_run, paranoid)
             finally:
                 await mirror.close()
-        further = {"index_bytes": outcome.index_bytes}
+        further = {"index_bytes": outcome.index_bytes, **stored}
         return tell(console, outcome.report, dest, outcome.removed, dry_run, further)
 
-    return ReactorJob(work)
+    return job_of(work, to_grid)
+
+
+def _usage(text: str) -> click.UsageError:
+    return click.UsageError(text, click.get_current_context())
 
 
 def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
     if allow_unsigned and keyrings:
-        raise click.UsageError(
-            "with --allow-unsigned no --keyring is used; give one of them",
-            click.get_current_context(),
-        )
+        raise _usage("with --allow-unsigned no --keyring is used; give one of them")
+
+
+def _check_urls(urls: tuple[str, ...]) -> None:
+    if not urls:
+        raise _usage("there is nowhere to mirror from; give --from URL")
+
+
+def _check_alone(urls: tuple[str, ...], to_grid: bool) -> None:
+    if urls or to_grid:
+        raise _usage("--from-grid goes with neither --from nor --to-grid; leave them out")
+
+
+Work = Callable[..., Awaitable[int]]
+
+
+def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
+    """Return what does the work, with a grid if it is to be stored in one."""
+    if not to_grid:
+        return ReactorJob(work)
+    return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))
+
+
+async def store(
+    mirror: Mirror, grid: Grid | None, report: Report, dry_run: bool, again: bool
+) -> dict[str, Any]:
+    """Store what is there now, if that is wanted; returns what there is to tell of it."""
+    if grid is None or report.failed_files or dry_run:
+        return {}
+    from pipegrid.mirror.gridstore import GridStore
+
+    stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), again)
+    cap = await stored.store()
+    return {"cap": str(cap), "stored": stored.stored_files}
+
+
+def bring_back(
+    cap: str, dest: str, delete: bool, dry_run: bool, paranoid: bool, sample: float
+) -> GridJob:
+    """Return the job that fetches a mirror from the grid."""
+
+    async def work(reactor: Any, grid: Grid, console: Console) -> int:
+        from pipegrid.cli.mirroring import Display
+        from pipegrid.mirror.debian import names_by_hash
+        from pipegrid.mirror.gridfetch import GridFetch
+        from pipegrid.mirror.mirror import Mirror
+
+        with Display(console) as display:
+            mirror = Mirror(reactor, (), dest, paranoid=paranoid, sample=sample)
+            try:
+                fetch = GridFetch(mirror, grid, cap, names_by_hash)
+                removed = await fetch.fetch(delete, dry_run, display.show)
+            finally:
+                await mirror.close()
+        return tell(console, fetch.report, dest, removed, dry_run)
+
+    return ReactorGridJob(work)
 
 
 @command.command(name="verify")
@@ -441,6 +531,8 @@ def tell(
     )
     if removed:
         text += f", {len(removed)} {would}removed"
+    if further is not None and "cap" in further:
+        text += f"\nin the grid: {further['cap']}"
     console.result(
         text,
         {

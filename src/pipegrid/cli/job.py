@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
@@ -120,6 +121,18 @@ class ReactorJob:
             return console.complain(Interrupted())
         except Exception as error:
             return failure(error, console)
+
+
+class ReactorGridJob(GridJob):
+    """Work on an open grid that needs the reactor for other things, too."""
+
+    def __init__(self, work: Callable[[Any, Grid, Console], Awaitable[int]]) -> None:
+        self._work = work
+
+    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        """See ``GridJob``."""
+        self.work = partial(self._work, reactor)
+        return await super().run(invocation, reactor, open_grid)
 
 
 Job = OfflineJob | GridJob | ReactorJob

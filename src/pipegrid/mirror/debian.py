@@ -33,6 +33,7 @@ from pipegrid.mirror.deb822 import (
     read_release,
     sources,
 )
+from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, obtain, update
 from pipegrid.mirror.mirror import Mirror, Report
 from pipegrid.mirror.patching import unpacked
@@ -519,6 +520,28 @@ def _below(suite: _Suite, file: Wanted) -> Wanted:
     path = f"{suite.directory}/{file.path}"
     remote = by_hash(path, file) if suite.release.by_hash else None
     return attrs.evolve(file, path=path, remote=remote)
+
+
+def names_by_hash(destination: Destination, entries: Sequence[Wanted]) -> Iterator[tuple[str, str]]:
+    """
+    Yield each index's path, and its name by hash, of suites that have such names; see ``Destination.link``.
+
+    Args:
+        entries: what an archive holds, all of it there, or staged.
+    """
+    for own in entries:
+        directory, _, name = own.path.rpartition("/")
+        if name not in ("InRelease", "Release") or not own.path.startswith("dists/"):
+            continue
+        data = destination.read(f"{STAGED}/{own.path}", MAX_RELEASE_BYTES)
+        if data is None:
+            data = destination.read(own.path, MAX_RELEASE_BYTES)
+        release = read_release(unsigned_part(data or b""), own.path)
+        for each in entries if release.by_hash else ():
+            named = release.files.get(each.path.removeprefix(f"{directory}/"))
+            other = by_hash(each.path, each)
+            if other is not None and named is not None and named.digest == each.digest:
+                yield each.path, other
 
 
 def _check_not_older(before: Release | None, release: Release, name: str) -> None:

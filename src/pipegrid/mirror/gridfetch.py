@@ -1,0 +1,289 @@
+"""
+A mirror brought back from a storage grid, from the one cap that ``gridstore`` gave.
+
+The list in the root says what there should be, with hashes; directories say only where a file is. Paths of
+the list are checked like those of any index, and directories are looked into only on the way to one of them,
+so whatever else stands in the tree is not seen. Indexes get their names when all else is there, in the
+order of the list.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from io import BytesIO
+from itertools import islice
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred, FirstError, gatherResults
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
+from pipegrid.core.directory import unpack_immutable
+from pipegrid.errors import CapError, PipegridError
+from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.lists import lines_of, read_list
+from pipegrid.mirror.mirror import LOOKED_AT_ONCE, Mirror, Report
+from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
+
+FETCHED_AT_ONCE = 16
+MAX_LIST_BYTES = 256 << 20
+MAX_DIRECTORY_BYTES = 64 << 20
+
+INDEXES = ("dists/", "repodata/")
+"""What begins so is not to be seen before the files that it names."""
+
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """What has files: a ``Grid``."""
+
+    def get(self, cap: Any, sink: Any) -> Deferred[Any]:
+        """Write a file to a binary file object."""
+
+    def read(self, cap: Any) -> Deferred[bytes]:
+        """Return a file."""
+
+
+FurtherNames = Callable[[Destination, Sequence[Wanted]], Iterable[tuple[str, str]]]
+
+
+class GridFetch:
+    """
+    Args:
+        mirror: what is brought back; it needs no URL.
+        grid: where from.
+        cap: of the root.
+        further_names: returns paths of indexes and the further name of each; called in the thread.
+
+    Raises:
+        CapError: it is not the cap of an immutable directory.
+    """
+
+    def __init__(
+        self, mirror: Mirror, grid: Store, cap: str, further_names: FurtherNames | None = None
+    ) -> None:
+        parsed = parse_cap(cap)
+        if not isinstance(parsed, DirectoryCap) or not isinstance(parsed.file, (ChkCap, LitCap)):
+            raise CapError("this is not the cap of a mirror; give the one that --to-grid printed")
+        self._mirror = mirror
+        self._destination = mirror.destination
+        self._grid = grid
+        self._root = parsed
+        self._further_names = further_names
+        self.report = Report()
+
+    async def fetch(
+        self,
+        delete: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[Report], None] | None = None,
+    ) -> list[str]:
+        """
+        Bring all of it back that is not there; returns what was removed, or would be.
+
+        Files that could not be had are in ``report``, and then indexes stay as they were.
+
+        Args:
+            delete: remove what does not belong to it, if nothing failed.
+            progress: called with the report as files come.
+
+        Raises:
+            MirrorError: the cap is not a mirror's, or the disk takes no more.
+            BadEntry: its list names what may not be.
+        """
+        top = await self._children(self._root)
+        entries = await self._list(top.get(HIDDEN))
+        missing = await self._missing(entries)
+        report = self.report
+        if dry_run:
+            report.fetched_files = len(missing)
+            report.fetched_bytes = sum(each.size or 0 for each in missing)
+        else:
+            caps = await self._find(top, missing)
+            for staged in (False, True):
+                part = [each for each in missing if each.path.startswith(INDEXES) == staged]
+                await self._each(part, lambda each, s=staged: self._keep(each, caps, s, progress))  # type: ignore[misc]
+                if report.failed_files:
+                    return []
+            await self._mirror.run(self._publish, entries)
+            await self._mirror.complete(entries)
+        if not delete:
+            return []
+        kept = {each.path for each in entries}
+        if not dry_run:
+            kept.update(other for _, other in await self._mirror.run(self._others, entries))
+        return await self._mirror.delete_others(kept, dry_run)
+
+    def _others(self, entries: Sequence[Wanted]) -> list[tuple[str, str]]:
+        """In the thread."""
+        names = self._further_names
+        return [] if names is None else list(names(self._destination, entries))
+
+    def _publish(self, entries: Sequence[Wanted]) -> None:
+        """In the thread: show the indexes; by further names first."""
+        for path, other in self._others(entries):
+            self._destination.link(path, other)
+        indexes = [each.path for each in entries if each.path.startswith(INDEXES)]
+        self._destination.release(indexes)
+
+    # What there should be, and what is there.
+
+    async def _list(self, cap: Cap | None) -> list[Wanted]:
+        if not isinstance(cap, (ChkCap, LitCap)):
+            raise MirrorError(
+                "the directory of this cap is not a mirror; give the cap that --to-grid printed"
+            )
+        data = await self._read(cap, MAX_LIST_BYTES, "the list of the mirror")
+        seen: dict[str, Wanted] = {}
+        for each in read_list(lines_of(BytesIO(data)), "the list of the mirror"):
+            if each.path in seen:
+                raise BadEntry(f"the list of the mirror names {shown(each.path)} twice")
+            seen[each.path] = each
+        return list(seen.values())
+
+    async def _missing(self, entries: Iterable[Wanted]) -> list[Wanted]:
+        report = self.report
+        missing = []
+        ahead = iter(entries)
+        while chunk := list(islice(ahead, LOOKED_AT_ONCE)):
+            for each, is_there in zip(
+                chunk, await self._mirror.run(self._look, chunk), strict=True
+            ):
+                report.wanted_files += 1
+                report.wanted_bytes += each.size or 0
+                if is_there:
+                    report.present_files += 1
+                    report.present_bytes += each.size or 0
+                else:
+                    missing.append(each)
+        return missing
+
+    def _look(self, chunk: Sequence[Wanted]) -> list[bool]:
+        """In the thread."""
+        return [self._destination.is_there(each) for each in chunk]
+
+    # Directories.
+
+    async def _find(self, top: dict[str, Cap], missing: Iterable[Wanted]) -> dict[str, Cap]:
+        """Return the caps of files by path, of those that the directories have."""
+        tree: dict[str, Any] = {}
+        for each in missing:
+            *above, name = each.path.split("/")
+            at = tree
+            for part in above:
+                found = at.setdefault(part, {})
+                if not isinstance(found, dict):
+                    raise BadEntry(f"the list of the mirror has files below {shown(each.path)}")
+                at = found
+            at[name] = None
+        caps: dict[str, Cap] = {}
+        level = [("", tree, top)]
+        while level:
+            ahead: list[tuple[str, dict[str, Any], Cap]] = []
+            for path, wanted, children in level:
+                for name, below in wanted.items():
+                    cap = children.get(unicodedata.normalize("NFC", name))
+                    if cap is not None and below is None:
+                        caps[path + name] = cap
+                    elif cap is not None:
+                        ahead.append((f"{path}{name}/", below, cap))
+            read = await self._each(ahead, lambda each: self._children(each[2]))
+            level = [
+                (path, below, children)
+                for (path, below, _), children in zip(ahead, read, strict=True)
+            ]
+        return caps
+
+    async def _children(self, cap: Cap) -> dict[str, Cap]:
+        if not isinstance(cap, DirectoryCap) or not isinstance(cap.file, (ChkCap, LitCap)):
+            raise MirrorError(
+                "a directory of the mirror is a file; the tree in the grid is not one"
+            )
+        data = await self._read(cap.file, MAX_DIRECTORY_BYTES, "a directory of the mirror")
+        return {child.name: child.cap for child in unpack_immutable(data)}
+
+    async def _read(self, cap: ChkCap | LitCap, most_bytes: int, what: str) -> bytes:
+        if cap.size > most_bytes:
+            raise MirrorError(
+                f"{what} has {cap.size} bytes, more than {most_bytes}; no mirror's has"
+            )
+        return await self._grid.read(cap)
+
+    # Files.
+
+    async def _keep(
+        self,
+        each: Wanted,
+        caps: dict[str, Cap],
+        staged: bool,
+        progress: Callable[[Report], None] | None,
+    ) -> None:
+        cap = caps.get(each.path)
+        report = self.report
+        if not isinstance(cap, (ChkCap, LitCap)):
+            report.fail(each.path, "no directory in the grid has it")
+            return
+        if cap.size != each.size:
+            report.fail(each.path, f"it has {cap.size} bytes, and {each.size} by the list")
+            return
+        try:
+            fd, name = await self._mirror.run(self._destination.open_incoming, each)
+        except OSError as error:
+            raise self._destination.error(error, "hold the files") from error
+        file = os.fdopen(fd, "r+b")
+        try:
+            await self._grid.get(cap, file)
+            right = await self._mirror.run(self._finish, each, file, name, staged)
+        except PipegridError as error:
+            if isinstance(error, (MirrorError, BadEntry)):
+                raise
+            report.fail(each.path, str(error))
+        else:
+            if right:
+                report.fetched_files += 1
+                report.fetched_bytes += each.size
+            else:
+                report.fail(each.path, f"its {each.algorithm} is another one")
+        finally:
+            await self._mirror.run(self._let_go, file, name)
+        if progress is not None:
+            progress(report)
+
+    def _finish(self, each: Wanted, file: BinaryIO, name: str, staged: bool) -> bool:
+        """In the thread: give it its name, if it is right."""
+        try:
+            file.flush()
+            if hash_file(file.fileno(), each.algorithm) != each.digest:
+                return False
+            os.fsync(file.fileno())
+            self._destination.note(file.fileno(), each)
+            self._destination.publish(name, each.path, staged)
+        except OSError as error:
+            raise self._destination.error(error, "hold the files") from error
+        return True
+
+    def _let_go(self, file: BinaryIO, name: str) -> None:
+        """In the thread: nothing is left that has no name."""
+        file.close()
+        self._destination.discard(name)
+
+    async def _each(self, items: Sequence[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:
+        """Do something for all, ``FETCHED_AT_ONCE`` at a time; the first error ends the others."""
+
+        found: dict[int, T] = {}
+        ahead = iter(enumerate(items))
+
+        async def take() -> None:
+            for number, item in ahead:
+                found[number] = await work(item)
+
+        running = [Deferred.fromCoroutine(take()) for _ in items[:FETCHED_AT_ONCE]]
+        try:
+            await gatherResults(running, consumeErrors=True)
+        except FirstError as error:
+            for each in running:
+                each.cancel()
+            error.subFailure.raiseException()
+        return [found[number] for number in range(len(items))]

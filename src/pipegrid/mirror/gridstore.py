@@ -1,0 +1,232 @@
+"""
+A mirror's files in a storage grid: one cap from which all of it comes back.
+
+What is stored is a tree of immutable directories, as DEST has them, which any client of the grid can walk.
+In the root stands also ``HIDDEN``: the list of what belongs to the mirror, with hashes, indexes last, so that
+whoever brings it back can prove every file and show them in this order.
+
+Caps of what was stored are noted beside the mirror, by hash: the next run stores only what is new. A note is
+written when its group is stored, and is good for the grid that it names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import islice
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
+from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.errors import CapError
+from pipegrid.mirror.lists import list_line
+from pipegrid.mirror.mirror import Mirror
+from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted, shown
+
+STORED_AT_ONCE = 512
+"""Files that are given to the grid together, and noted together."""
+
+NOTES = f"{HIDDEN}/caps"
+GRID_CAP = f"{HIDDEN}/grid-cap"
+MAX_NOTE_BYTES = 4096
+_NOTE = re.compile(rb"([0-9a-f]{64,128}) (URI:[!-~]+)\n")
+
+
+class Store(Protocol):
+    """What stores files: a ``Grid``."""
+
+    def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
+        """Store paths or bytes; fires with what has a ``cap`` each, or is a ``Failure``."""
+
+
+class GridStore:
+    """
+    Args:
+        mirror: what is stored; a run to it must have been complete.
+        grid: where to.
+        grid_name: of the grid; caps noted for another one are not used.
+        again: store what was stored before, too, which renews its leases.
+    """
+
+    def __init__(self, mirror: Mirror, grid: Store, grid_name: str, again: bool = False) -> None:
+        self._mirror = mirror
+        self._grid = grid
+        self._root = mirror.destination.path
+        self._notes = Notes(os.path.join(self._root, NOTES), grid_name)
+        self._again = again
+        self.stored_files = 0
+
+    async def store(self) -> DirectoryCap:
+        """
+        Store all that the last complete run wanted; fires with the root's cap, which is also in ``GRID_CAP``.
+
+        Raises:
+            MirrorError: a file cannot be stored, or notes cannot be written; what was stored is noted.
+        """
+        run = self._mirror.run
+        await run(self._notes.open, self._again)
+        try:
+            tree: dict[str, Any] = {}
+            lines: list[bytes] = []
+            entries = self._mirror.destination.manifest()
+            while chunk := await run(list, islice(entries, STORED_AT_ONCE)):
+                lines.extend(map(list_line, chunk))
+                for each, cap in zip(chunk, await self._files(chunk), strict=True):
+                    _hang(tree, each.path, cap)
+            (listed,) = await self._put([b"".join(lines)], ["its list"])
+            tree[HIDDEN] = listed
+            root = await self._directories(tree)
+            await run(_write_private, os.path.join(self._root, GRID_CAP), f"{root}\n")
+        except OSError as error:
+            raise self._mirror.destination.error(error, "note what is in the grid") from error
+        finally:
+            await run(self._notes.close)
+        return root
+
+    async def _files(self, chunk: Sequence[Wanted]) -> list[Cap]:
+        """Return the cap of each, stored now or before."""
+        digests = [each.digest.hex() for each in chunk]
+        missing: dict[str, Wanted] = {
+            digest: each
+            for digest, each in zip(digests, chunk, strict=True)
+            if self._notes.find(digest) is None
+        }
+        paths = [os.path.join(self._root, each.path) for each in missing.values()]
+        caps = await self._put(paths, [each.path for each in missing.values()])
+        self.stored_files += len(caps)
+        await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
+        return [self._known(digest) for digest in digests]
+
+    def _known(self, digest: str) -> Cap:
+        cap = self._notes.find(digest)
+        assert cap is not None
+        return cap
+
+    async def _put(self, sources: Sequence[Any], names: Sequence[str]) -> list[Cap]:
+        if not sources:
+            return []
+        outcomes = await self._grid.put_many(sources)
+        for outcome, name in zip(outcomes, names, strict=True):
+            if isinstance(outcome, Failure):
+                raise MirrorError(
+                    f"{shown(name)} could not be stored in the grid: {outcome.value};"
+                    " run it again, it goes on"
+                ) from outcome.value
+        return [outcome.cap for outcome in outcomes]
+
+    async def _directories(self, tree: dict[str, Any]) -> DirectoryCap:
+        """Store directories, the deepest first, all of a depth together; returns the root's cap."""
+        levels: list[list[tuple[dict[str, Any], str, dict[str, Any]]]] = []
+        level = [({"": tree}, "", tree)]
+        while level:
+            levels.append(level)
+            level = [
+                (directory, name, child)
+                for _, _, directory in level
+                for name, child in directory.items()
+                if isinstance(child, dict)
+            ]
+        holder = levels[0][0][0]
+        for level in reversed(levels):
+            for start in range(0, len(level), STORED_AT_ONCE):
+                part = level[start : start + STORED_AT_ONCE]
+                packed = [
+                    pack_immutable(Child(name, cap) for name, cap in directory.items())
+                    for _, _, directory in part
+                ]
+                caps = await self._packed(packed)
+                for (parent, name, _), cap in zip(part, caps, strict=True):
+                    parent[name] = directory_cap(cap)
+        root: DirectoryCap = holder[""]
+        return root
+
+    async def _packed(self, packed: Sequence[bytes]) -> list[Cap]:
+        digests = [sha256(each).hexdigest() for each in packed]
+        missing = {
+            digest: data
+            for digest, data in zip(digests, packed, strict=True)
+            if self._notes.find(digest) is None
+        }
+        caps = await self._put(list(missing.values()), ["a directory"] * len(missing))
+        await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
+        return [self._known(digest) for digest in digests]
+
+
+class Notes:
+    """
+    Which cap each hash has, a line each, added as it is known; of the mirror's thread, but for ``find``.
+
+    Args:
+        grid_name: notes that are of another grid are forgotten.
+    """
+
+    def __init__(self, path: str, grid_name: str) -> None:
+        self._path = path
+        self._first = b"# %s\n" % grid_name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")
+        self._caps: dict[str, str] = {}
+        self._fd = -1
+
+    def open(self, anew: bool = False) -> None:
+        """Read what is there; a line that is damaged, as the last may be, says nothing."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o600)
+        with open(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            if not anew and file.readline(MAX_NOTE_BYTES) == self._first:
+                for line in iter(lambda: file.readline(MAX_NOTE_BYTES), b""):
+                    match = _NOTE.fullmatch(line)
+                    if match is not None:
+                        self._caps[match[1].decode("ascii")] = match[2].decode("ascii")
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    os.write(self._fd, b"\n")
+                return
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, self._first)
+
+    def find(self, digest: str) -> Cap | None:
+        """Return the cap of what has this hash."""
+        text = self._caps.get(digest)
+        if text is not None:
+            with suppress(CapError):
+                return parse_cap(text)
+        return None
+
+    def add(self, caps: Iterable[tuple[str, Cap]]) -> None:
+        """Note some, durably."""
+        new = {digest: str(cap) for digest, cap in caps}
+        self._caps.update(new)
+        data = "".join(f"{digest} {cap}\n" for digest, cap in new.items()).encode("ascii")
+        while data:
+            data = data[os.write(self._fd, data) :]
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _hang(tree: dict[str, Any], path: str, cap: Cap) -> None:
+    *above, name = path.split("/")
+    for part in above:
+        tree = tree.setdefault(part, {})
+    tree[name] = cap
+
+
+def _write_private(path: str, text: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(fd)
+    os.replace(path + ".new", path)
