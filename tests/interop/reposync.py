@@ -18,6 +18,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
+from pipegrid.mirror import destination
 from pipegrid.mirror.rpmversion import compare
 from tests.cli.test_mirror_rpm import RpmCase
 from tests.mirror.archive import Signer
@@ -155,15 +156,25 @@ class ReposyncTests(RpmCase):
         self.make()
         root = Path(self.mktemp()).absolute()
         sync = ("reposync", "--repo=pg", "--download-metadata", f"--download-path={root}")
-        await deferToThread(self.dnf, self.url, *sync)
+        for _ in range(2):  # the second looks whether what is there is right, and notes that
+            await deferToThread(self.dnf, self.url, *sync)
         self.dest = root / "pg"
         self.server.asked.clear()
+        hashed: list[str] = []
+        real = destination.hash_file
+
+        def noted(fd: int, algorithm: str) -> bytes:
+            hashed.append(os.readlink(f"/proc/self/fd/{fd}"))
+            return real(fd, algorithm)
+
+        self.patch(destination, "hash_file", noted)
         status, _, err = await self.run_command(*self.arguments())
         self.assertEqual(status, 0, err)
         self.assertEqual([path for path in self.server.asked if path.endswith(".rpm")], [])
+        self.assertEqual([path for path in hashed if path.endswith(".rpm")], [])
 
     def test_over_theirs(self) -> Deferred[None]:
-        """Over what reposync left nothing is fetched."""
+        """Over what reposync left, and looked at, no package is fetched or even hashed."""
         return Deferred.fromCoroutine(self._test_over_theirs())
 
     async def _test_readers(self) -> None:

@@ -15,7 +15,8 @@ from pipegrid.errors import UsageError
 from pipegrid.http11 import host as host_module
 from pipegrid.mirror.mirror import Entry
 from pipegrid.mirror.source import FileExchange
-from pipegrid.mirror.wanted import BadEntry, MirrorError
+from pipegrid.mirror.verified import LIBREPO, is_noted_by_librepo
+from pipegrid.mirror.wanted import BadEntry, MirrorError, wanted
 from tests.mirror.world import MirrorWorld, ok
 
 KB = 1000
@@ -29,6 +30,35 @@ def archive(seed: int = 1, count: int = 60, largest: int = 300 * KB) -> dict[str
         f"pool/{number % 7}/dir {number % 3}/file{number}.deb": rng.randbytes(size)
         for number, size in enumerate(sizes)
     }
+
+
+class LibrepoTests(SynchronousTestCase):
+    """What librepo notes of files."""
+
+    def test_attributes(self) -> None:
+        """Its hash counts if it is the one that is wanted, and the time is the file's to the nanosecond."""
+        data = b"data"
+        good = wanted("a", 4, {"sha256": sha256(data).digest()})
+        path = self.mktemp()
+        with open(path, "wb") as file:
+            file.write(data)
+        status = os.stat(path)
+        try:
+            os.setxattr(path, LIBREPO + "sha256", sha256(data).hexdigest().encode())
+        except OSError:
+            return  # this file system has none, and so librepo has none
+        with open(path, "rb") as file:
+            fd = file.fileno()
+            self.assertFalse(is_noted_by_librepo(fd, good, status))
+            for time, digest, expected in (
+                (status.st_mtime_ns, data, True),
+                (status.st_mtime_ns + 1, data, False),
+                (status.st_mtime_ns // 10**9, data, False),
+                (status.st_mtime_ns, b"other", False),
+            ):
+                os.setxattr(path, LIBREPO + "mtime", b"%d" % time)
+                os.setxattr(path, LIBREPO + "sha256", sha256(digest).hexdigest().encode())
+                self.assertEqual(is_noted_by_librepo(fd, good, status), expected)
 
 
 class MirrorCase(SynchronousTestCase):

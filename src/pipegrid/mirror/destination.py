@@ -21,7 +21,7 @@ from hashlib import new as new_hash
 
 from pipegrid.disk import files as disk
 from pipegrid.mirror.lists import lines_of, list_line, read_list
-from pipegrid.mirror.verified import Ledger, is_noted, note, proof
+from pipegrid.mirror.verified import Ledger, is_noted, is_noted_by_librepo, note, proof
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
 
 MAX_OPEN_DIRECTORIES = 256
@@ -157,6 +157,9 @@ class Destination:
 
     def _is_known(self, fd: int, wanted: Wanted, status: os.stat_result) -> bool:
         if is_noted(fd, wanted, status):
+            return True
+        if wanted.size is not None and is_noted_by_librepo(fd, wanted, status):
+            self.note(fd, wanted)
             return True
         return self._ledger is not None and self._ledger.find(wanted.path) == proof(wanted, status)
 

@@ -20,6 +20,9 @@ from pipegrid.mirror.wanted import Wanted
 ATTRIBUTE = "user.pipegrid.verified"
 _VERSION = b"1"
 
+LIBREPO = "user.Librepo.checksum."
+"""What attributes begin with in which librepo, on which dnf stands, keeps the same."""
+
 
 def proof(wanted: Wanted, status: os.stat_result) -> bytes:
     """Return what is written down of a file that was hashed and is right."""
@@ -56,6 +59,20 @@ def is_noted(file: int | str, wanted: Wanted, status: os.stat_result) -> bool:
     except (OSError, AttributeError):
         return False
     return found == proof(wanted, status)
+
+
+def is_noted_by_librepo(fd: int, wanted: Wanted, status: os.stat_result) -> bool:
+    """
+    Return whether dnf has hashed an open file, found it to be what is wanted, and it has not changed since.
+
+    The file's size, of which librepo notes nothing, must be that of the index already.
+    """
+    try:
+        if os.getxattr(fd, LIBREPO + "mtime") != b"%d" % status.st_mtime_ns:
+            return False
+        return os.getxattr(fd, LIBREPO + wanted.algorithm) == wanted.digest.hex().encode("ascii")
+    except (OSError, AttributeError):
+        return False
 
 
 class Ledger:
