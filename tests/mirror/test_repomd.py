@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -17,6 +17,11 @@ from pipegrid.mirror.wanted import BadEntry
 from pipegrid.mirror.xmlstream import XmlParser
 from tests.mirror.archive import sha
 from tests.mirror.rpmarchive import REPOMD, Made, RpmArchive
+
+# A machine that is busy draws slowly, too.
+PROPERTY = settings(
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 class Recorder:
@@ -136,6 +141,7 @@ class PrimaryTests(SynchronousTestCase):
         self.assertEqual((found.file.path, found.file.size), ("b+c/é &<.rpm", 4))
         self.assertEqual(found.file.digest, sha256(b"data").digest())
 
+    @PROPERTY
     @given(st.lists(st.integers(0, 4000), max_size=5))
     def test_cuts(self, cuts: list[int]) -> None:
         """Where the document is cut changes nothing."""
