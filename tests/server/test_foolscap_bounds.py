@@ -15,9 +15,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.server.foolscap import broker as bounds
 from pipegrid.server.foolscap.broker import ServerBroker
-from pipegrid.server.foolscap.governor import ACTIVE_S, BURST_S, REST, SHARE, Governor, Spending
+from pipegrid.server.foolscap.governor import ACTIVE_S, REST, Governor
 from pipegrid.server.foolscap.memory import MAX_HELD_BYTES, HeldMemory
 from pipegrid.server.foolscap.port import MAX_REMEMBERED, _Recent
+from pipegrid.server.turns import BURST_S, SHARE, Spending
 from pipegrid.wire.banana import PING, STRING
 from tests.wire.test_broker import DECISION, BrokerTestCase, Echo, Transport
 
@@ -112,6 +113,49 @@ class StrangerTests(ServerTestCase):
         self.assertEqual(self.known, 1)
         self.receive(token(PING) * 2 * bounds.STRANGER_BYTES)
         self.clock.advance(bounds.STRANGER_S)
+        self.assertFalse(self.broker.connectionAbandoned)
+
+
+class ReceivingTests(ServerTestCase):
+    """Long bodies, which nobody looks at before their end."""
+
+    others = 0
+
+    def make(self) -> ServerBroker:
+        """Have others ask for things."""
+        broker = super().make()
+        broker._governor = Governor(self.clock, lambda: self.others)
+        return broker
+
+    def pour(self, pieces: int) -> None:
+        """Begin with a body of 100 MiB, and send so much of it."""
+        self.receive(ask_name(b"secret"))
+        write = call(2, 1, b"set", value(b"?"))
+        head, _, _ = write.partition(string(b"?"))
+        self.receive(head + token(STRING, 100 * MIB))
+        self.clock.advance(2 * ACTIVE_S)
+        for _ in range(pieces):
+            self.receive(bytes(65536))
+
+    def test_alone(self) -> None:
+        """Nothing waits."""
+        self.pour(500)
+        self.assertFalse(self.broker._yielded)
+
+    def test_while_others_ask(self) -> None:
+        """Beyond a burst each piece has its turn, behind a rest of four times what it took."""
+        self.others += 1
+        self.pour(100)
+        self.others += 1
+        self.assertFalse(self.broker._yielded)
+        self.receive(*[bytes(65536)] * 50)
+        self.assertTrue(self.broker._yielded)
+        rests = 0.0
+        while self.broker._yielded and rests < 1:
+            self.others += 1
+            self.clock.advance(0.0001)
+            rests += 0.0001
+        self.assertGreaterEqual(rests, 3.5 * 65536 * bounds.RECEIVE_BYTE_S)
         self.assertFalse(self.broker.connectionAbandoned)
 
 

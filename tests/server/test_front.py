@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.reactor import tls
 from pipegrid.server.crowd import QUIET_S, Crowd
 from pipegrid.server.front import PATIENCE_S, Front, FrontFactory
+from pipegrid.server.turns import Turns
 
 ADDRESS = IPv4Address("TCP", "192.0.2.1", 1234)
 
@@ -50,6 +51,7 @@ class Server:
         self.refused = 0
         self.full = False
         self.on_known: Any = None
+        self.turns: Turns[Any] = Turns(Clock())
 
     def buildProtocol(self, addr: IAddress | None, on_known: Any = None) -> Inner | None:
         """Make one, unless full."""
@@ -192,7 +194,7 @@ class FrontTests(SynchronousTestCase):
         self.assertEqual(begun, "abaa")
         paused = [front.transport.producerState for front in fronts]  # type: ignore[union-attr]
         self.assertEqual(paused[:2] + paused[3:], ["producing"] * 4)
-        self.assertEqual(factory._waiting, {})
+        self.assertFalse(factory._line)
 
     def test_strangers_are_heard_in_turn(self) -> None:
         """Who has shown the secret is heard at once; what strangers say waits, and none of it is lost."""

@@ -17,7 +17,6 @@ Source: the format reference, storage protocols, section 3.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +28,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 
 from pipegrid.server.crowd import Crowd, network
+from pipegrid.server.turns import Line
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
@@ -80,7 +80,7 @@ class FrontFactory(Factory):
         self._empty: list[Deferred[None]] = []
         self._crowd: Crowd[Front] = Crowd() if crowd is None else crowd
         self._timer: IDelayedCall | None = None
-        self._waiting: dict[str, deque[Front]] = {}  # by address, whose turn it is first
+        self._line: Line[Front] = Line()
         self._turn: IDelayedCall | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> Front | None:
@@ -116,26 +116,21 @@ class FrontFactory(Factory):
 
     def hear_in_turn(self, connection: Front) -> None:
         """Have a connection heard: now, or when it is its turn."""
+        self._server.turns.asked()
         if self._turn is None:
             self._turn = self.clock.callLater(0, self._next_turn)
             connection.hear()
         else:
             connection.pause()
-            place = network(str(getattr(connection.addr, "host", "")))
-            self._waiting.setdefault(place, deque()).append(connection)
+            self._line.join(connection)
 
     def _next_turn(self) -> None:
         self._turn = None
-        while self._waiting and self._turn is None:
-            place = min(self._waiting, key=lambda place: len(self._waiting[place]))
-            waiting = self._waiting.pop(place)
-            connection = waiting.popleft()
-            if waiting:
-                self._waiting[place] = waiting  # behind others that have as many
-            if connection in self.connections:
-                self._turn = self.clock.callLater(0, self._next_turn)
-                connection.resume()
-                connection.hear()
+        if self._line:
+            connection = self._line.next()
+            self._turn = self.clock.callLater(0, self._next_turn)
+            connection.resume()
+            connection.hear()
 
     def vouch(self, connection: Front) -> None:
         """A connection has shown the secret."""
@@ -155,6 +150,7 @@ class FrontFactory(Factory):
         """A connection is gone."""
         self.connections.discard(connection)
         self._crowd.leave(connection)
+        self._line.leave(connection)
         if not self.connections:
             if self._timer is not None:
                 self._timer.cancel()
@@ -162,7 +158,6 @@ class FrontFactory(Factory):
             if self._turn is not None:
                 self._turn.cancel()
                 self._turn = None
-            self._waiting.clear()
             empty, self._empty = self._empty, []
             for waiting in empty:
                 waiting.callback(None)
@@ -190,11 +185,13 @@ class Front(TwistedProtocol):
 
     Attributes:
         addr: of the client.
+        place: what its address counts as.
         gbs: what speaks HTTP on it, if that is what it came for.
     """
 
     def __init__(self, factory: FrontFactory, addr: IAddress | None) -> None:
         self.addr = addr
+        self.place = network(str(getattr(addr, "host", "")))
         self.gbs: GbsConnection | None = None
         self._front = factory
         self._heard = False  # since the last tick

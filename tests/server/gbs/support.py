@@ -24,6 +24,17 @@ SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
 AUTHORIZATION = b"Authorization: " + gbs_http.authorization(SWISSNUM)
 
 
+def one_turn(clock: Clock) -> None:
+    """Call what is due now, and not what that has called later: one turn of a real reactor."""
+    now_s = clock.seconds()
+    due: list[Any] = [each for each in clock.getDelayedCalls() if each.getTime() <= now_s]
+    for call in due:
+        if call.active():
+            clock.calls.remove(call)
+            call.called = 1
+            call.func(*call.args, **call.kw)
+
+
 class MemoryTransport:
     """
     Remembers what is written. With ``room`` bytes of room it pauses its producer, like a client that does not

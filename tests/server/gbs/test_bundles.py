@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -430,14 +430,14 @@ class AsPlainRequestsTests(BundleTestCase):
 
     def test_a_defect_of_ours(self) -> None:
         """What fails for other reasons is logged, and answered in the same way."""
-        wrong, real = index(1), self.store.allocate
+        wrong, real = index(1), self.store.allocate_in_steps
 
-        def allocate_or_fail(storage_index: bytes, *rest: Any) -> Allocation:
+        def allocate_or_fail(storage_index: bytes, *rest: Any) -> Generator[None, None, Allocation]:
             if storage_index == wrong:
                 raise ZeroDivisionError
             return real(storage_index, *rest)
 
-        self.patch(self.store, "allocate", allocate_or_fail)
+        self.patch(self.store, "allocate_in_steps", allocate_or_fail)
         answers = self.send([make_upload(file, {1: b"abcd"}) for file in range(3)])
         self.assertEqual(answers, [stored(NONE, 1), BundledAnswer(500, {}), stored(NONE, 1)])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twisted.internet.address import IPv4Address
 
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 from tests.server.gbs import support as http
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI
@@ -106,20 +109,148 @@ class HoardingTests(http.ServerTestCase):
 
 
 class TurnTests(http.ServerTestCase):
-    """Requests that take long, many at once."""
+    """Requests that take long, many at once: a lease takes 0.2 ms here, as does a file that is made."""
 
-    def test_others_have_their_turn(self) -> None:
-        """Of a hundred requests for leases four are carried out before whoever else has come is served."""
-        self.put(0, b"share")
-        lease = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers(SECRETS))
-        connection, transport = self.connect()
-        connection.dataReceived(lease * 100)
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock.rightNow = 1000.0
+        self.restart()
+        self.made: list[str] = []
+        self.slow_down(self.store, "add_lease")
+        self.slow_down(self.store._unfinished, "allocate")
+
+    def slow_down(self, what: object, name: str) -> None:
+        """Have a call take time."""
+        really = getattr(what, name)
+
+        def slowly(*arguments: object) -> object:
+            self.clock.rightNow += 0.0002
+            self.made.append(name)
+            return really(*arguments)
+
+        self.patch(what, name, slowly)
+
+    def whoever_comes_is_served(self) -> None:
+        """Have another client ask for something, which is answered at once."""
         other, answered = self.connect()
         other.dataReceived(http.VERSION)
         self.assertEqual([reply.status for reply in http.parse_replies(answered.written)], [200])
-        self.assertEqual(self.service.requests["lease", 204], 4)
-        self.assertTrue(transport.paused)
-        self.settle()
+        answered.lose()
+
+    def longest_turn(self, begin: Callable[[], None]) -> int:
+        """Begin with something; returns how many slow calls were made in one turn, at most."""
+        most = 0
+        begin()
+        while self.made:
+            most = max(most, len(self.made))
+            self.made.clear()
+            self.whoever_comes_is_served()
+            http.one_turn(self.clock)
+        return most
+
+    def test_others_have_their_turn(self) -> None:
+        """Of a hundred requests for leases few are carried out before whoever else has come is served."""
+        self.put(0, b"share")
+        lease = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers(SECRETS))
+        self.whoever_comes_is_served()
+        connection, transport = self.connect()
+        self.made.clear()
+        self.assertLessEqual(self.longest_turn(lambda: connection.dataReceived(lease * 100)), 4)
         replies = http.parse_replies(transport.written)
         self.assertEqual([reply.status for reply in replies], [204] * 100)
         self.assertFalse(transport.paused)
+
+    def test_who_waits_is_not_read(self) -> None:
+        """What else it sends stays with the kernel."""
+        self.put(0, b"share")
+        lease = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers(SECRETS))
+        self.whoever_comes_is_served()
+        connection, transport = self.connect()
+        connection.dataReceived(lease * 100)
+        self.assertTrue(transport.paused)
+        self.assertLess(self.service.requests["lease", 204], 6)
+
+    def test_many_clients(self) -> None:
+        """However many ask, few calls are made in a turn."""
+        self.put(0, b"share")
+        lease = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers(SECRETS))
+        clients = [self.connect() for _ in range(10)]
+        for connection, _ in clients:
+            connection.spending.spend(1.0, self.clock.seconds())
+
+        def begin() -> None:
+            for connection, _ in clients:
+                connection.dataReceived(lease * 5)
+
+        self.made.clear()
+        self.assertLessEqual(self.longest_turn(begin), 4)
+        for _, transport in clients:
+            self.assertEqual(len(http.parse_replies(transport.written)), 5)
+
+    def test_one_allocation_of_many(self) -> None:
+        """It takes many turns, is answered at its end, and what comes behind it sees all of it."""
+        self.whoever_comes_is_served()
+        connection, transport = self.connect()
+        requests = http.allocate(range(256), 4) + http.write(255, 0, b"data")
+        self.made.clear()
+        self.assertLessEqual(self.longest_turn(lambda: connection.dataReceived(requests)), 4)
+        self.settle()
+        first, second = http.parse_replies(transport.written)
+        self.assertEqual(len(gbs.unpack_allocation(first.body).allocated), 256)
+        self.assertEqual(second.status, 201)
+
+    def test_a_bundle_of_allocations(self) -> None:
+        """The same of a bundle, which counts as waiting for the disk from its beginning."""
+        self.whoever_comes_is_served()
+        connection, transport = self.connect()
+        uploads = [
+            BundledUpload(bytes([file]) * 16, SECRETS, 4, set(range(4)), {0: b"abcd"})
+            for file in range(128)
+        ]
+        body = gbs_bundles.pack_bundle(uploads)
+        request = http.head("POST", gbs_http.BUNDLE_PATH, body=body) + body
+        self.made.clear()
+        connection.dataReceived(request)
+        self.assertEqual(self.service.commits, 128)
+        self.assertLessEqual(self.longest_turn(lambda: None), 4)
+        for _ in range(20):
+            self.settle()
+        (reply,) = http.parse_replies(transport.written)
+        found = gbs_bundles.unpack_answers(reply.body, uploads)
+        self.assertEqual([each.statuses for each in found], [{0: 201}] * 128)
+        self.assertEqual((self.service.commits, self.service._held_bytes), (0, 0))
+
+    def test_a_bundle_whose_client_goes(self) -> None:
+        """In the middle: what was written is stored, the rest is not begun, and nothing is kept."""
+        self.whoever_comes_is_served()
+        connection, transport = self.connect()
+        uploads = [
+            BundledUpload(bytes([file]) * 16, SECRETS, 4, {0}, {0: b"abcd"}) for file in range(128)
+        ]
+        body = gbs_bundles.pack_bundle(uploads)
+        connection.dataReceived(http.head("POST", gbs_http.BUNDLE_PATH, body=body) + body)
+        begun = len(self.made)
+        self.assertLess(begun, 6)
+        transport.lose()
+        for _ in range(5):
+            self.settle()
+        self.assertEqual(len(self.made), begun)
+        stored = [file for file in range(128) if self.store.list_shares(bytes([file]) * 16)]
+        self.assertEqual(stored, list(range(begun)))
+        self.assertEqual((self.service.commits, self.service._held_bytes), (0, 0))
+        self.assertEqual(self.store.upload_count, 0)
+
+    def test_finished_meanwhile(self) -> None:
+        """A share that somebody else finishes between two steps is neither allocated anew nor lost."""
+        steps = self.store.allocate_in_steps(SI, {0, 1}, 4, SECRETS)
+        next(steps)
+        self.store.allocate(SI, {1}, 4, OTHERS_SECRETS)
+        self.store.upload(SI, 1, OTHERS_SECRETS.upload).write(0, [b"data"])
+        self.service.commit(self.store.upload(SI, 1, OTHERS_SECRETS.upload))
+        self.settle()
+        self.assertEqual(self.store.list_shares(SI), {1})
+        with self.assertRaises(StopIteration) as done:
+            next(steps)
+        self.assertEqual(done.exception.value.allocated, {0})
+        with self.store.open_share(SI, 1) as reader:
+            self.assertEqual(reader.read(0, 4), b"data")

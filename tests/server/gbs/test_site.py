@@ -584,6 +584,18 @@ class HostileTests(ServerTestCase):
             connection.dataReceived(b"x")
         self.assertGreaterEqual(connection.quiet_s(), 14)
 
+    def test_use_is_noted_when_it_happens(self) -> None:
+        """Not when somebody first has to make room: else all of a crowd were of use at that moment."""
+        connections = [self.connect()[0] for _ in range(3)]
+        connections[0].dataReceived(VERSION)
+        self.clock.advance(1)
+        connections[1].dataReceived(allocate({0}, 100_000) + write(0, 0, b"x" * 100_000)[:-50_000])
+        connections[1].dataReceived(b"x" * 5000)
+        self.clock.advance(1.5)
+        self.assertEqual([each.quiet_s() for each in connections], [2.5, 1.5, 2.5])
+        connections[1].dataReceived(b"x" * 5000)
+        self.assertEqual(connections[1].quiet_s(), 0.0)
+
     def test_an_answer_that_is_owed_is_of_use(self) -> None:
         """Nobody is cut while a share of his becomes durable."""
         self.workers = SlowWorkers()

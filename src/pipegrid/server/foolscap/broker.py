@@ -31,14 +31,20 @@ from twisted.internet.interfaces import IDelayedCall, IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.server.foolscap.governor import Governor, Spending
+from pipegrid.server.foolscap.governor import Governor
 from pipegrid.server.foolscap.memory import HeldMemory
+from pipegrid.server.turns import Spending
 from pipegrid.wire.allowance import MAX_TOKENS, TOKEN_COST, Bounds, TooMuch
 from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.foolscap import MAX_SHARE_DATA_BYTES
 from pipegrid.wire.negotiation import BoundedNegotiation
 
 STRANGER_BYTES = 8 * 1024
+RECEIVE_BYTE_S = 2.5e-9
+"""
+What receiving a byte costs, decrypting included: 64 KiB took 0.16 ms. It happens below, where nobody
+measures it.
+"""
 STRANGER_S = 30.0
 
 FREE_BYTES = 64 * 1024
@@ -126,6 +132,24 @@ class ServerBroker(BoundedBroker):
                 )
                 return
         super().dataReceived(chunk)
+        self._pay_for(len(chunk))
+
+    def _pay_for(self, received_bytes: int) -> None:
+        """
+        Take note of what receiving has cost, and let others have their turn before there is more.
+
+        A long body is only gathered, and nobody looks at it before its end; but it has been received and
+        decrypted. While nobody else asks for anything, that needs no turns.
+        """
+        governor = self._governor
+        cost_s, now_s = received_bytes * RECEIVE_BYTE_S, governor.now_s
+        self._spending.spend(cost_s, now_s)
+        if self._yielded or self.connectionAbandoned or not self._tokens.missing_bytes:
+            return
+        if governor.others_ask and self._spending.is_heavy(now_s):
+            governor.heavy_work(cost_s)
+            self.leave_it()
+            governor.enter(self.go_on)
 
     def _stayed_strange(self) -> None:
         self._strange_timer = None

@@ -1,11 +1,11 @@
 """
 Who has to wait: connections that have kept the server busy take turns, and rest while others are at work.
 
-How long the server works for a connection is measured. Up to ``BURST_S``, and a ``SHARE`` of all time for
-good, it has its turn as soon as something comes. Beyond, it waits in line with its like: one of them has a
-turn at a time, and behind each all of them rest ``REST`` times as long as the turn took; but only while
-anybody else asks for something. So floods, however many, get a fifth of the server at most, and bulk work
-loses nothing while it is alone, or among its like.
+How long the server works for a connection is measured (``server.turns.Spending``). Up to a burst, and a
+share of all time for good, it has its turn as soon as something comes. Beyond, it waits in line with its
+like: one of them has a turn at a time, and behind each all of them rest ``REST`` times as long as the turn
+took; but only while anybody else asks for something. So floods, however many, get a fifth of the server at
+most, and bulk work loses nothing while it is alone, or among its like.
 """
 
 from __future__ import annotations
@@ -15,30 +15,9 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IReactorTime
 
-BURST_S = 0.02
-SHARE = 0.01
 REST = 4.0
 ACTIVE_S = 0.25
 """For so long after somebody has asked for something they may ask for more."""
-
-
-class Spending:
-    """How long the server has worked for one connection lately."""
-
-    def __init__(self, now_s: float) -> None:
-        self._spent_s = 0.0
-        self._at_s = now_s
-
-    def spend(self, work_s: float, now_s: float) -> None:
-        """Add to it."""
-        paid_back_s = max(0.0, now_s - self._at_s) * SHARE
-        self._spent_s = max(0.0, self._spent_s - paid_back_s) + work_s
-        self._at_s = now_s
-
-    def is_heavy(self, now_s: float) -> bool:
-        """Whether it has to wait in line."""
-        self.spend(0.0, now_s)
-        return self._spent_s > BURST_S
 
 
 class Governor:
@@ -68,6 +47,12 @@ class Governor:
         """The time that spending is told in."""
         return self._clock.seconds()
 
+    @property
+    def others_ask(self) -> bool:
+        """Whether anybody has asked for something lately who need not wait."""
+        self._look_for_others()
+        return self.now_s - self._active_s < ACTIVE_S
+
     def light_work(self) -> None:
         """Somebody who need not wait has asked for something."""
         self._active_s = self.now_s
@@ -87,16 +72,18 @@ class Governor:
             rest_s = max(0.0, self._rests_until_s - self._clock.seconds())
             self._clock.callLater(rest_s, self._next)
 
+    def _look_for_others(self) -> None:
+        others = self._others()
+        if others != self._seen:
+            self._seen, self._active_s = others, self._clock.seconds()
+
     def _next(self) -> None:
         self._waiting = False
         if not self._line:
             return
         now_s = self._clock.seconds()
-        others = self._others()
-        if others != self._seen:
-            self._seen, self._active_s = others, now_s
         owed_s, self._spent_s = self._spent_s, 0.0
-        if owed_s and now_s - self._active_s < ACTIVE_S:
+        if self.others_ask and owed_s:
             # Behind what the last turn brought, its calls included.
             self._rests_until_s = now_s + owed_s * REST
             self._wait()

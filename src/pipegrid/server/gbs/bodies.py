@@ -8,7 +8,7 @@ are gathered whole, and bounded. What they all do together is counted, and bound
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -176,6 +176,52 @@ class Call:
         self.service.hold(-self._held_bytes)
         self._held_bytes = 0
         self.body = bytearray()
+
+
+class Turn(Protocol):
+    """Tells when others are to have their turn."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it is so far."""
+
+
+class InSteps(Call):
+    """
+    A call that is carried out in steps, in as many turns as it takes.
+
+    Requests behind it wait, so that all is as if it had been carried out at once.
+
+    Args:
+        steps: given the body, does a step for each time that it is resumed; at its end it is done. What it
+            raises is answered.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        rule: Rule,
+        shares: Sequence[Key],
+        steps: Callable[[Buffer], Iterator[None]],
+        handler: Callable[[Buffer], Answer | Deferred[Answer]],
+    ) -> None:
+        super().__init__(service, rule, shares, handler)
+        self._make_steps = steps
+        self._steps: Iterator[None] | None = None
+
+    def advance(self, turn: Turn) -> bool:
+        """Do at least one step; returns whether that was the last, and it may be finished."""
+        if self._steps is None:
+            if self.refusal is not None:
+                return True
+            self._steps = self._make_steps(self.body)
+        try:
+            for _ in self._steps:
+                if turn.over:
+                    return False
+        except Exception as error:
+            self.refuse(self.service.answer_error(self._operation, error))
+        return True
 
 
 class Write:

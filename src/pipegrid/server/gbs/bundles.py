@@ -8,7 +8,7 @@ so that a bundle is one group for the disk, as many requests in a row are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -18,7 +18,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.disk.durability import Ending
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import Call, Service
+from pipegrid.server.gbs.bodies import InSteps, Service
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
@@ -36,6 +36,9 @@ class BundleService(Service, Protocol):
 
     store: ShareStore
 
+    def reserve(self, shares: int) -> None:
+        """Count so many as waiting to become durable, or so many less."""
+
     def has_room_for(self, shares: int) -> bool:
         """Whether so many may have to become durable more than do now."""
 
@@ -45,70 +48,96 @@ class BundleService(Service, Protocol):
         """Make shares durable and visible; ``ended`` is told of each, perhaps before this returns."""
 
 
-class Bundle(Call):
+class Bundle(InSteps):
     """Receives a bundle, and carries it out."""
 
     def __init__(self, service: BundleService, rule: Rule, client: Client = NOBODY) -> None:
-        super().__init__(service, rule, (), self._carry_out)
+        super().__init__(service, rule, (), self._carry_out, self._commit)
         self._service = service
         self._client = client
         self._uploads: list[BundledUpload] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
         self._committing: dict[Upload, dict[int, int]] = {}  # with where its status belongs
+        self._reserved = 0
 
-    def may_finish(self, committing: Container[bytes]) -> bool:
+    def may_begin(self, committing: Container[bytes]) -> bool:
         """
-        Return whether it may be carried out now; its body is complete.
+        Return whether it may be carried out now, or has been begun; its body is complete.
 
         Args:
             committing: storage indexes of which a share is becoming durable on this connection. A bundle that
                 names one of them waits, as an allocation does, or it would not see that share.
         """
-        uploads = self._unpacked()
+        if self._steps is not None:
+            return True
+        uploads = self._uploads or []
         shares = sum(len(each.shares) for each in uploads)
         return self._service.has_room_for(shares) and not any(
             each.storage_index in committing for each in uploads
         )
 
-    def _unpacked(self) -> list[BundledUpload]:
-        if self._uploads is None:
-            self._uploads = []
-            if self.refusal is None:
-                try:
-                    self._uploads = gbs_bundles.unpack_bundle(self.body)
-                    self.body.clear()  # it is in memory once
-                except ValueError as error:
-                    self.refuse(answers.text(400, str(error)))
-        return self._uploads
+    def unpack(self) -> bool:
+        """Look at the body, which is complete; returns whether that was to be done, and took its time."""
+        if self._uploads is not None:
+            return False
+        self._uploads = []
+        if self.refusal is None:
+            try:
+                self._uploads = gbs_bundles.unpack_bundle(self.body)
+                self.body.clear()  # it is in memory once
+            except ValueError as error:
+                self.refuse(answers.text(400, str(error)))
+        return True
 
-    def _carry_out(self, _: Buffer) -> Deferred[Answer]:
-        complete: list[Upload] = []
-        for wanted in self._unpacked():
-            allocation = self._allocate(wanted)
+    def abandon(self) -> None:
+        """The client is gone. What has come is stored; what was not begun is not."""
+        super().abandon()
+        if self._steps is not None:
+            self._uploads = []
+            self._service.commit_each(list(self._committing), self._ended_one)
+            self._release()
+
+    def _carry_out(self, _: Buffer) -> Iterator[None]:
+        uploads = self._uploads or []
+        self._reserved = sum(len(each.shares) for each in uploads)
+        self._service.reserve(self._reserved)
+        for wanted in uploads:
+            allocation = yield from self._allocate(wanted)
             statuses: dict[int, int] = {}
             self._answers.append(BundledAnswer(allocation, statuses))
             if isinstance(allocation, Allocation):
                 for number, data in wanted.shares.items():
                     upload = self._write(wanted, number, data, statuses)
                     if upload is not None:
-                        complete.append(upload)
                         self._committing[upload] = statuses
+                    yield
+            yield
+
+    def _commit(self, _: Buffer) -> Deferred[Answer]:
+        complete = list(self._committing)
         self._uploads = []
         self.shares = [(upload.storage_index, upload.share_number) for upload in complete]
         self._service.commit_each(complete, self._ended_one)
+        self._release()
         if not complete:
             self._answer()
         return self._done
 
-    def _allocate(self, wanted: BundledUpload) -> Allocation | int:
+    def _release(self) -> None:
+        reserved, self._reserved = self._reserved, 0
+        self._service.reserve(-reserved)
+
+    def _allocate(self, wanted: BundledUpload) -> Generator[None, None, Allocation | int]:
         try:
-            return self._service.store.allocate(
-                wanted.storage_index,
-                possible_numbers(wanted.share_numbers),
-                wanted.share_bytes,
-                wanted.secrets,
-                self._client,
+            return (
+                yield from self._service.store.allocate_in_steps(
+                    wanted.storage_index,
+                    possible_numbers(wanted.share_numbers),
+                    wanted.share_bytes,
+                    wanted.secrets,
+                    self._client,
+                )
             )
         except Exception as error:
             return self.service.answer_error(Operation.ALLOCATE, error).status

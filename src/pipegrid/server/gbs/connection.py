@@ -9,6 +9,9 @@ in the middle of what it was fed. So it is fed 16 KiB at most, or as much of a b
 what it finds behind a request that must wait is queued (``_events``); what it was not fed waits as it is
 (``_unparsed``), at most what the transport had read already.
 
+**Turns.** What takes long is done in turns with other connections (see ``server.turns``). While it waits for
+its turn, nothing more is read.
+
 The connection is its transport's producer for as long as it lives. Registering one for each answer is what
 goes wrong elsewhere, when a long answer begins while the transport is full.
 
@@ -39,9 +42,10 @@ from zope.interface import implementer
 
 from pipegrid.reactor.sockets import move_much
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.order import MAX_BURDEN, RequestOrder
+from pipegrid.server.gbs.order import RequestOrder
 from pipegrid.server.gbs.parser import RequestParser
 from pipegrid.server.gbs.requests import Request
+from pipegrid.server.turns import Spending, Turns
 from pipegrid.storage.uploads.standing import Client, address_of
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ answered.
 """
 STRANGER_RECEIVE_BYTES = 4 * 1024
 USEFUL_BYTES = 4096
-"""Of a body: with less since it was looked at, the connection is of no use."""
+"""Of a body: with less since it last was of use, the connection is of none."""
 RECEIVE_BYTES = 64 * 1024
 """Read from the socket at a time; a thousand clients that take no answers may each have as much waiting."""
 BULK_RECEIVE_BYTES = 128 * 1024
@@ -85,7 +89,14 @@ class _Broken:
 
 
 class Site(Interface):
-    """What a connection tells of itself."""
+    """
+    What a connection tells of itself.
+
+    Attributes:
+        turns: whose turn it is.
+    """
+
+    turns: Turns[GbsConnection]
 
     def seconds(self) -> float:
         """Return the time."""
@@ -105,11 +116,23 @@ class Site(Interface):
 
 @implementer(IPushProducer)
 class GbsConnection(Protocol):
-    """See above. The reactor's thread only."""
+    """
+    See above. The reactor's thread only.
+
+    Attributes:
+        place: its address, as ``turns`` counts them.
+        spending: how long the server has worked for it.
+    """
 
     def __init__(self, site: Site, service: GbsService, now_s: float) -> None:
         self._site = site
-        self._order = RequestOrder(service, partial(site.has_ready, self))
+        self._turns = turns = site.turns
+        self._order = RequestOrder(service, partial(site.has_ready, self), turns)
+        # Whose turn it is.
+        self.spending = Spending(now_s)
+        self.place = ""
+        self._in_line = False
+        self._has_turn = False
         # What comes in.
         self._parser = RequestParser(self)
         self._unparsed: deque[bytes] = deque()
@@ -123,7 +146,7 @@ class GbsConnection(Protocol):
         self._began_s = now_s
         self._moved_s = now_s
         self._useful_s = now_s
-        self._mark = (0, 0)
+        self._useful_left = 0  # of the body, then
         self.on_known: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -139,13 +162,14 @@ class GbsConnection(Protocol):
             transport.setTcpNoDelay(True)
         move_much(transport, STRANGER_RECEIVE_BYTES)
         host = str(getattr(transport.getPeer(), "host", "unknown"))
-        self._order.client = Client(address_of(host), next(_CONNECTIONS))
+        self.place = address_of(host)
+        self._order.client = Client(self.place, next(_CONNECTIONS))
         transport.registerProducer(self, True)
         self._site.connected(self)
 
     def dataReceived(self, data: bytes) -> None:
         """Take bytes in any split."""
-        self._heard_s = self._site.seconds()
+        self._heard_s = self._turns.start()
         if self._closing_since_s is not None or self._parser.broken:
             return
         order = self._order
@@ -156,6 +180,8 @@ class GbsConnection(Protocol):
             # In the middle of a body there is nothing to consider, and most bytes come there.
             self._feed(data)
             if order.receiver is not None and not (self._events or order.unanswered):
+                if self._useful_left - order.body_left >= USEFUL_BYTES:
+                    self._note_use()
                 return
             data = b""
         if data:
@@ -169,6 +195,7 @@ class GbsConnection(Protocol):
         self._order.lose()
         self._events.clear()
         self._unparsed.clear()
+        self._turns.leave(self)
         self._site.disconnected(self)
 
     def pauseProducing(self) -> None:
@@ -179,7 +206,7 @@ class GbsConnection(Protocol):
     def resumeProducing(self) -> None:
         """The transport has room."""
         self._order.can_write = True
-        self._moved_s = self._site.seconds()
+        self._moved_s = self._turns.start()
         self._work()
 
     def stopProducing(self) -> None:
@@ -190,7 +217,6 @@ class GbsConnection(Protocol):
     def tick(self, now_s: float) -> None:
         """Close the connection if its time is up."""
         order = self._order
-        self._look_for_use(now_s)
         if self._closing_since_s is not None:
             if now_s - self._closing_since_s > CLOSE_TIMEOUT_S and not order.lost:
                 self._transport.abortConnection()
@@ -214,18 +240,19 @@ class GbsConnection(Protocol):
     def quiet_s(self) -> float:
         """Return for how long nothing of use has come or gone; 0 while we owe an answer."""
         order = self._order
-        if order.unanswered and order.can_write:
+        if (order.unanswered or self._events) and order.can_write:
             return 0.0
-        now_s = self._site.seconds()
-        self._look_for_use(now_s)
-        return now_s - max(self._useful_s, self._moved_s)
+        return self._site.seconds() - max(self._useful_s, self._moved_s)
 
-    def _look_for_use(self, now_s: float) -> None:
-        """Note whether a request has begun since, or enough of a body has come."""
-        begun, left = self._mark
-        if self._order.begun != begun or abs(left - self._order.body_left) >= USEFUL_BYTES:
-            self._useful_s = now_s
-            self._mark = self._order.begun, self._order.body_left
+    def _note_use(self) -> None:
+        """
+        A request has begun, or enough of a body has come.
+
+        It is noted when it happens. Found out when somebody had to make room, it made all of a crowd that
+        had never been looked at useful at that very moment, and a newcomer went instead.
+        """
+        self._useful_s = self._heard_s
+        self._useful_left = self._order.body_left
 
     def drain(self) -> None:
         """Answer what has been begun, then close."""
@@ -241,6 +268,14 @@ class GbsConnection(Protocol):
 
     def send_ready(self) -> None:
         """Send the answers that have become ready since; the server calls it once for many."""
+        self._turns.start()
+        self._work()
+
+    def take_turn(self) -> None:
+        """Go on with what had to wait for others."""
+        self._in_line = False
+        self._has_turn = True
+        self._turns.start()
         self._work()
 
     # The parser's side.
@@ -276,17 +311,25 @@ class GbsConnection(Protocol):
     # Keeping it all moving.
 
     def _work(self) -> None:
-        """Do whatever can be done now: send, begin, parse; and read only if nothing is left to do."""
+        """
+        Do whatever can be done now: send, begin, parse; and read only if nothing is left to do.
+
+        Answers that are ready are sent in any case; the rest when it is this connection's turn.
+        """
         order = self._order
         if order.attended or order.lost:
             return
         order.attended = True
-        order.burden = 0
         try:
             while True:
                 if order.send(self.transport):
                     self._close()
                 if self._closing_since_s is not None:
+                    return
+                if not (self._events or self._unparsed):
+                    break
+                if not self._may_go_on():
+                    self._read_on(False)
                     return
                 if self._handle_events():
                     continue
@@ -294,12 +337,31 @@ class GbsConnection(Protocol):
                     break
                 self._feed(self._next_piece())
             self._read_on(not self._events)
-            if order.burden >= MAX_BURDEN and self._events:
-                self._site.has_ready(self)  # after the others' turn
+            if self._events and self._turns.over:
+                self._stand_in_line()
         except Exception:
             self._fail()
         finally:
+            if self._has_turn:
+                self._has_turn = False
+                self._turns.end(self)
             order.attended = False
+
+    def _may_go_on(self) -> bool:
+        """Whether it may carry out requests now; else it is in line, and has its turn later."""
+        if self._in_line:
+            return False
+        if not self._has_turn:
+            self._has_turn = self._turns.may_have(self)
+        if self._has_turn and not self._turns.over:
+            return True
+        self._stand_in_line()
+        return False
+
+    def _stand_in_line(self) -> None:
+        if not self._in_line:
+            self._in_line = True
+            self._turns.wait(self)
 
     def _handle_events(self) -> bool:
         """Handle queued events until one must wait; returns whether any was handled."""
@@ -328,6 +390,7 @@ class GbsConnection(Protocol):
         if order.ended or order.draining:
             return
         order.begin(request)
+        self._note_use()
         if order.known and self._feed_least != FEED_BYTES:
             self._become_known()
         if (order.body_left > RECEIVE_BYTES) != self._reads_bulk:

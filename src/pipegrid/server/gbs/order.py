@@ -13,8 +13,8 @@ but not a request for the same storage index, which might see that the share is 
 * a long answer is being streamed, or waits for its turn: one open share per connection;
 * 128 requests are unanswered, or 256 KiB of answers wait behind one that is not ready;
 * the server has too many shares waiting to become durable;
-* four requests that may take milliseconds each (leases, bundles, read-test-writes, complaints) have been
-  begun, and other connections have not had a turn since.
+* this connection's turn is over (see ``server.turns``), and others have not had theirs since. What takes long
+  by itself, a bundle or an allocation of many shares, is carried out in several turns.
 
 What is done with requests that must wait, and when to send, is the business of ``http_connection``; there is
 no clock here, and of the transport only what is written to it.
@@ -32,8 +32,10 @@ from twisted.logger import Logger
 
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer, Stream
+from pipegrid.server.gbs.bodies import InSteps
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Request
+from pipegrid.server.turns import Turns
 from pipegrid.storage.paths import Key
 from pipegrid.storage.uploads.standing import NOBODY
 from pipegrid.wire.gbs_bundles import MAX_SHARES
@@ -47,18 +49,6 @@ MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 MAX_STRANGERS_REQUESTS = 32
 """On a connection that has not shown the secret; behind the last one's answer it ends."""
-
-MAX_BURDEN = 4
-"""So many requests that may take milliseconds are begun before other connections have a turn."""
-_HEAVY = frozenset(
-    {
-        Resource.LEASE,
-        Resource.BUNDLE,
-        Resource.CORRUPT,
-        Resource.MUTABLE_CORRUPT,
-        Resource.MUTABLE_READ_TEST_WRITE,
-    }
-)
 
 log = Logger()
 
@@ -91,6 +81,7 @@ class RequestOrder:
 
     Args:
         on_ready: called when an answer has become ready, or when there may be room for the next request.
+        turns: tells when others are to have their turn.
 
     Attributes:
         request, receiver: the request whose body is coming, and what takes that; None between requests.
@@ -108,12 +99,14 @@ class RequestOrder:
         ended: whether nothing is begun any more, although what is owed may still become ready.
         lost: whether there is nobody left to answer.
         client: who is at the other end.
-        burden: requests begun that may take as long as fifty others; set to 0 when others have had a turn.
     """
 
-    def __init__(self, service: GbsService, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, service: GbsService, on_ready: Callable[[], None], turns: Turns[Any]
+    ) -> None:
         self._service = service
         self._on_ready = on_ready
+        self._turns = turns
         self._waits_for_room = False
         # What is being carried out.
         self.request: Request | None = None
@@ -132,7 +125,6 @@ class RequestOrder:
         self.ended = False
         self.lost = False
         self.client = NOBODY
-        self.burden = 0
 
     def __repr__(self) -> str:
         return (
@@ -152,7 +144,7 @@ class RequestOrder:
         """Return whether its turn has come; if not, ask again when something has moved."""
         if not self.can_write or self.streams or len(self.unanswered) >= MAX_UNANSWERED:
             return False
-        if self.burden >= MAX_BURDEN:
+        if self._turns.over:
             return False
         if self.waiting_bytes >= MAX_WAITING_ANSWER_BYTES:
             return False
@@ -176,8 +168,6 @@ class RequestOrder:
             if not self.known and self.begun >= MAX_STRANGERS_REQUESTS:
                 request.keep_alive = False
         self.request = request
-        if request.target is not None and request.target.resource in _HEAVY:
-            self.burden += 1
         request.client = self.client
         self.receiver = self._service.begin(request)
         self.body_left = request.content_length or 0
@@ -196,13 +186,19 @@ class RequestOrder:
         Carry out the request, whose body is complete.
 
         Returns:
-            whether that could be done now. If not, ask again when something has moved; only bundles wait.
+            whether that could be done now. If not, ask again when something has moved, or in the next
+            turn; only what is carried out in steps waits.
         """
         receiver = self.receiver
-        if isinstance(receiver, Bundle) and not receiver.may_finish(self.committing):
-            if not self._service.has_room_for(MAX_SHARES):
-                self._wait_for_room()
-            return False
+        if isinstance(receiver, InSteps):
+            if isinstance(receiver, Bundle) and receiver.unpack() and self._turns.over:
+                return False
+            if isinstance(receiver, Bundle) and not receiver.may_begin(self.committing):
+                if not self._service.has_room_for(MAX_SHARES):
+                    self._wait_for_room()
+                return False
+            if not receiver.advance(self._turns):
+                return False
         request, self.request = self.request, None
         self.receiver = None
         if request is None or receiver is None:

@@ -31,19 +31,20 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor import memory
 from pipegrid.server.gbs import answers
+from pipegrid.server.gbs.allocating import AllocateCall
 from pipegrid.server.gbs.answers import Answer
 from pipegrid.server.gbs.bodies import Call, Receiver, Refusal, ShareStream, Write
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.slots import SlotChangeCall, SlotHandlers
 from pipegrid.server.slotqueue import SlotQueue
-from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
+from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.messages import LeaseSecrets
 
 INLINE_READ_BYTES = 64 * 1024
 """Up to here a read is an answer like any other; beyond, it is streamed."""
@@ -79,7 +80,10 @@ class GbsService:
         commits: shares that wait to become durable.
         large_bytes: messages beyond that leave room for the others.
         slots: where calls that concern mutable shares wait for each other; other protocols share it.
+        offer: header lines that say what it can do beside the protocol.
     """
+
+    offer = _TAKES_BUNDLES
 
     def __init__(self, store: ShareStore, durability: Durability, swissnum: str) -> None:
         self.store = store
@@ -97,7 +101,6 @@ class GbsService:
         self._held_most = 0  # since memory was given back
         self._held_lock = threading.Lock()  # what slots read is held in a thread
         self._handlers: dict[Operation, Callable[[Admitted, Buffer], Answer | Deferred[Answer]]] = {
-            Operation.ALLOCATE: self._allocate,
             Operation.CORRUPT: self._corrupt,
             Operation.VERSION: self._version,
             Operation.ABORT: self._abort,
@@ -127,6 +130,12 @@ class GbsService:
         self.received_bytes += length
         self._durability.written(upload)
 
+    def reserve(self, shares: int) -> None:
+        """Count so many as waiting to become durable, before they do; or so many less."""
+        self.commits += shares
+        if shares < 0:
+            self._tell_room()
+
     def commit(self, upload: Upload) -> Deferred[None]:
         """Make a complete share durable and visible."""
         self.commits += 1
@@ -147,11 +156,14 @@ class GbsService:
 
     def _committed(self, result: Failure | None) -> Failure | None:
         self.commits -= 1
+        self._tell_room()
+        return result
+
+    def _tell_room(self) -> None:
         # All are called, since who is called may have gone, or have no more to write.
         waiting, self._waiting_for_room = self._waiting_for_room, []
         for call in waiting:
             call()
-        return result
 
     # Requests.
 
@@ -175,6 +187,8 @@ class GbsService:
             wanted = request.headers.get(b"range")
             read = self._read if operation is Operation.READ else self._read_slot
             return Call(self, rule, (admitted.target.key,), lambda _: read(admitted.target, wanted))
+        if operation is Operation.ALLOCATE:
+            return AllocateCall(self, admitted, self.store, self.offer)
         if operation is Operation.BUNDLE:
             return Bundle(self, rule, request.client)
         if operation is Operation.READ_TEST_WRITE:
@@ -218,24 +232,7 @@ class GbsService:
         return lambda answer: self.count(name, answer)
 
     def _version(self, _: Admitted, body: Buffer) -> Answer:
-        return answers.cbor(gbs.pack_version(self.store.version()), headers=_TAKES_BUNDLES)
-
-    def _allocate(self, admitted: Admitted, body: Buffer) -> Answer:
-        try:
-            wanted = gbs.unpack_allocate(body)
-        except ValueError as error:
-            return answers.text(400, str(error))
-        secrets = admitted.secrets
-        allocation = self.store.allocate(
-            admitted.target.storage_index,
-            possible_numbers(wanted.share_numbers),
-            wanted.share_bytes,
-            UploadSecrets(
-                LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[UPLOAD_SECRET]
-            ),
-            admitted.client,
-        )
-        return answers.cbor(gbs.pack_allocation(allocation), headers=_TAKES_BUNDLES)
+        return answers.cbor(gbs.pack_version(self.store.version()), headers=self.offer)
 
     def _begin_write(self, request: Request, admitted: Admitted) -> Answer | Write:
         try:

@@ -14,6 +14,7 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.server.turns import Turns
 
 if TYPE_CHECKING:
     from pipegrid.server.gbs.service import GbsService
@@ -36,6 +37,7 @@ class GbsSite(Factory):
         connections: those that are open.
         accepted: how many there have been.
         refused: how many, on the whole port, were turned away or had to make room.
+        turns: whose turn it is.
     """
 
     noisy = False
@@ -49,6 +51,7 @@ class GbsSite(Factory):
         self.connections: set[GbsConnection] = set()
         self.accepted = 0
         self.refused = 0
+        self.turns: Turns[GbsConnection] = Turns(clock)
         self._clock = clock
         self._ready: list[GbsConnection] = []
         self._timer: IDelayedCall | None = None

@@ -1,0 +1,201 @@
+"""
+Who works in which turn of the reactor: those who ask for little at once, the others a slice each, in turn.
+
+**Goal.** An honest request takes half a dozen turns of the reactor: TLS, its body, two waits for the disk. It
+waits for whatever else is done in each. A client that asks for much at once, or for what takes long, made
+turns of 3 ms (leases) to 180 ms (a bundle), and others waited so long several times over.
+
+**Rules.** Nobody works longer than a *slice* in one turn of the reactor; whoever has more to do waits in
+line. One of the line has its slice in each turn, then everybody else is heard: those who have just come at
+once, as long as the server has not worked for their connection for longer than ``BURST_S`` (``SHARE`` of all
+time is forgiven). Beyond that they stand in line as well, whatever they ask for. In line, the address goes
+first that has fewest waiting, and connections of one address in the order of coming.
+
+So who asks for little waits for one slice of all the others together, and one of many waits as long as their
+number is. Nothing is left undone while anybody wants something: unlike ``foolscap.governor``, nobody rests.
+
+A slice is half a millisecond: a turn of the reactor costs a tenth of that. While nobody else has asked for
+anything lately, it is five.
+
+The time that work takes is measured. What cannot be interrupted may exceed a slice; what takes much longer is
+carried out in steps (``gbs.bodies.InSteps``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+SLICE_S = 0.0005
+ALONE_S = 0.005
+"""A slice while nobody else has asked for anything for ``ACTIVE_S``."""
+ACTIVE_S = 0.25
+GAP_S = 0.0002
+"""After so long a pause there was a turn of the reactor in between."""
+
+BURST_S = 0.02
+SHARE = 0.01
+
+
+class Spending:
+    """How long the server has worked for one connection lately."""
+
+    def __init__(self, now_s: float) -> None:
+        self._spent_s = 0.0
+        self._at_s = now_s
+
+    def spend(self, work_s: float, now_s: float) -> None:
+        """Add to it."""
+        paid_back_s = max(0.0, now_s - self._at_s) * SHARE
+        self._spent_s = max(0.0, self._spent_s - paid_back_s) + work_s
+        self._at_s = now_s
+
+    def is_heavy(self, now_s: float) -> bool:
+        """Whether it has to wait in line."""
+        self.spend(0.0, now_s)
+        return self._spent_s > BURST_S
+
+
+class Waiting(Protocol):
+    """
+    Who may stand in line.
+
+    Attributes:
+        place: its address; those of one address share the line's favour.
+    """
+
+    place: str
+
+
+class Member(Waiting, Protocol):
+    """
+    Who has turns.
+
+    Attributes:
+        spending: what it has had.
+    """
+
+    spending: Spending
+
+    def take_turn(self) -> None:
+        """It is its turn."""
+
+
+W = TypeVar("W", bound=Waiting)
+M = TypeVar("M", bound=Member)
+
+
+class Line(Generic[W]):
+    """Who waits, and who is next: of the address that has fewest waiting, the one that came first."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, deque[W]] = {}  # those that had a turn last are last
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def join(self, member: W) -> None:
+        """Wait, behind the others of its address."""
+        self._places.setdefault(member.place, deque()).append(member)
+
+    def leave(self, member: W) -> None:
+        """Wait no longer."""
+        waiting = self._places.get(member.place)
+        if waiting is not None and member in waiting:
+            waiting.remove(member)
+            if not waiting:
+                del self._places[member.place]
+
+    def next(self) -> W:
+        """Return whose turn it is; somebody has to wait."""
+        place = min(self._places, key=lambda place: len(self._places[place]))
+        waiting = self._places.pop(place)
+        member = waiting.popleft()
+        if waiting:
+            self._places[place] = waiting  # behind others that have as many
+        return member
+
+
+class Turns(Generic[M]):
+    """
+    See above. The reactor's thread only.
+
+    Args:
+        clock: for measuring, and for turns.
+    """
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._line: Line[M] = Line()
+        self._call: IDelayedCall | None = None
+        # Of who works now, or did last.
+        self._last: M | None = None
+        self._began_s = self._ended_s = float("-inf")
+        self._slice_s = ALONE_S
+        self._others_s = float("-inf")  # when somebody else than before asked for something
+
+    def __repr__(self) -> str:
+        return f"<Turns, {'some' if self._line else 'none'} in line>"
+
+    @property
+    def over(self) -> bool:
+        """Whether who works now should let the others have their turn."""
+        return self._clock.seconds() - self._began_s > self._slice_s
+
+    def start(self) -> float:
+        """Somebody begins to work, who may have to wait in line all the same; returns the time."""
+        self._began_s = now_s = self._clock.seconds()
+        return now_s
+
+    def asked(self) -> None:
+        """Somebody who is not known by name here asks for something."""
+        self._others_s = self._clock.seconds()
+
+    def may_have(self, member: M) -> bool:
+        """Whether it may carry out something now; else it has to ``wait``."""
+        now_s = self._clock.seconds()
+        if member.spending.is_heavy(now_s) and (
+            self._line or (self._last is not member and now_s - self._ended_s < GAP_S)
+        ):
+            return False
+        self._choose_slice(member, now_s)
+        return True
+
+    def wait(self, member: M) -> None:
+        """Have its turn in line: ``take_turn`` is called."""
+        self._line.join(member)
+        self._call_next()
+
+    def leave(self, member: M) -> None:
+        """It wants no turn any more, whether it waits for one or not."""
+        self._line.leave(member)
+        if not self._line and self._call is not None:
+            self._call.cancel()
+            self._call = None
+        if self._last is member:
+            self._last = None
+
+    def end(self, member: M) -> None:
+        """It has worked since ``start``."""
+        self._ended_s = now_s = self._clock.seconds()
+        member.spending.spend(now_s - self._began_s, now_s)
+
+    def _choose_slice(self, member: M, now_s: float) -> None:
+        if self._last is not member:
+            self._others_s = now_s
+            self._last = member
+        self._slice_s = SLICE_S if now_s - self._others_s < ACTIVE_S else ALONE_S
+
+    def _call_next(self) -> None:
+        if self._call is None:
+            self._call = self._clock.callLater(0, self._next)
+
+    def _next(self) -> None:
+        self._call = None
+        member = self._line.next()
+        if self._line:
+            self._call_next()
+        self._choose_slice(member, self._clock.seconds())
+        member.take_turn()

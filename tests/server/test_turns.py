@@ -1,0 +1,191 @@
+"""Who works in which turn of the reactor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.server.turns import ACTIVE_S, ALONE_S, BURST_S, SLICE_S, Line, Spending, Turns
+from tests.server.gbs.support import one_turn
+
+STEP_S = 0.0001
+
+
+@attrs.define(eq=False)
+class Worker:
+    """Has so many steps to do, as a connection has requests."""
+
+    name: str
+    turns: Turns[Worker]
+    clock: Clock
+    done: list[str]
+    place: str = ""
+    left: int = 0
+    waits: bool = False
+    spending: Spending = attrs.Factory(lambda: Spending(0.0))
+
+    def ask(self, steps: int) -> None:
+        """Have more to do."""
+        self.turns.start()
+        self.left += steps
+        if not self.waits:
+            self.work(self.turns.may_have(self))
+
+    def take_turn(self) -> None:
+        """Go on."""
+        self.waits = False
+        self.turns.start()
+        self.work(True)
+
+    def work(self, granted: bool) -> None:
+        """Do what may be done now."""
+        while granted and self.left and not self.turns.over:
+            self.left -= 1
+            self.clock.rightNow += STEP_S
+            self.done.append(self.name)
+        if granted:
+            self.turns.end(self)
+        if self.left:
+            self.waits = True
+            self.turns.wait(self)
+
+
+class TurnsTests(SynchronousTestCase):
+    """Workers whose steps take a tenth of a millisecond."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.rightNow = 1000.0
+        self.turns: Turns[Worker] = Turns(self.clock)
+        self.done: list[str] = []
+
+    def worker(self, name: str, place: str = "", heavy: bool = False) -> Worker:
+        """Return one, which the server has worked for before if it is heavy."""
+        worker = Worker(name, self.turns, self.clock, self.done, place)
+        if heavy:
+            worker.spending.spend(2 * BURST_S, self.clock.seconds())
+        return worker
+
+    def turn(self) -> str:
+        """Have a turn of the reactor; returns who did a step in it."""
+        self.done.clear()
+        one_turn(self.clock)
+        return "".join(self.done)
+
+    def test_alone(self) -> None:
+        """Who is alone for some time does a lot in a turn, and the reactor has its turns all the same."""
+        worker = self.worker("a")
+        worker.ask(1)
+        self.clock.rightNow += ACTIVE_S
+        self.done.clear()
+        worker.ask(200)
+        most = round(ALONE_S / STEP_S) + 1
+        self.assertLessEqual(abs(len(self.done) - most), 1)
+        self.assertGreater(len(self.turn()), 10)
+
+    def test_a_slice_each(self) -> None:
+        """Those who have much to do take turns, a slice each."""
+        workers = [self.worker(name) for name in "abc"]
+        for worker in workers:
+            worker.ask(1000)
+        seen = [self.turn() for _ in range(9)]
+        self.assertEqual([set(each) for each in seen], [{"a"}, {"b"}, {"c"}] * 3)
+        for each in seen:
+            self.assertLessEqual(abs(len(each) - SLICE_S / STEP_S), 2)
+
+    def test_who_asks_for_little(self) -> None:
+        """It is served at once, however many wait, and whoever they are."""
+        for number in range(50):
+            self.worker("x", f"flood {number % 4}").ask(1000)
+        little = self.worker("h")
+        for _ in range(10):
+            self.turn()
+            little.ask(1)
+            self.assertEqual(self.done[-1], "h")
+
+    def test_who_asks_for_little_again_and_again(self) -> None:
+        """Beyond a burst it waits in line: many of its like do not make a turn long."""
+        many = [self.worker(chr(97 + number), heavy=True) for number in range(20)]
+        for worker in many:
+            worker.ask(1)
+        self.assertEqual(self.done, ["a"])
+        self.assertEqual([self.turn() for _ in range(19)], list("bcdefghijklmnopqrst"))
+
+    def test_who_was_there_alone(self) -> None:
+        """Bulk work that nobody disputes waits for nothing."""
+        worker = self.worker("a", heavy=True)
+        for _ in range(5):
+            worker.ask(1)
+        self.assertEqual(len(self.done), 5)
+        other = self.worker("b", heavy=True)
+        self.clock.rightNow += 0.001
+        other.ask(1)
+        self.assertEqual(self.done[-1], "b")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_addresses(self) -> None:
+        """The address goes first that has fewest waiting."""
+        for _ in range(9):
+            self.worker("x", "flood").ask(1000)
+        self.worker("h", "elsewhere").ask(30)
+        seen = [set(self.turn()) for _ in range(4)]
+        self.assertEqual(seen[0], {"h"})
+        self.assertIn({"h"}, seen[1:])
+
+    def test_who_has_gone(self) -> None:
+        """It has no turn, and nothing is left when all have gone."""
+        first, second = self.worker("a"), self.worker("b")
+        first.ask(1000)
+        second.ask(1000)
+        self.turns.leave(first)
+        self.assertEqual(set(self.turn()), {"b"})
+        self.turns.leave(second)
+        self.turns.leave(second)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class LineTests(SynchronousTestCase):
+    """In which order."""
+
+    def setUp(self) -> None:
+        self.line: Line[Worker] = Line()
+
+    def join(self, name: str, place: str) -> Worker:
+        """Have somebody wait."""
+        clock = Clock()
+        worker = Worker(name, Turns(clock), clock, [], place)
+        self.line.join(worker)
+        return worker
+
+    def order(self, then: Callable[[Worker], None] = lambda worker: None) -> str:
+        """Return who has a turn, until nobody waits."""
+        found = ""
+        while self.line:
+            member = self.line.next()
+            found += member.name
+            then(member)
+        return found
+
+    def test_order(self) -> None:
+        """Within an address as they came; between addresses those of few first."""
+        for name, place in (("1", "x"), ("2", "x"), ("3", "x"), ("4", "y"), ("5", "z")):
+            self.join(name, place)
+        self.assertEqual(self.order(), "45123")
+
+    def test_equal_addresses(self) -> None:
+        """The first has its turn first, and then has fewer."""
+        for name, place in (("1", "x"), ("2", "x"), ("a", "y"), ("b", "y")):
+            self.join(name, place)
+        self.assertEqual(self.order(), "12ab")
+
+    def test_leaving(self) -> None:
+        """Who has left is not called, and may leave again."""
+        first, second = self.join("1", "x"), self.join("2", "x")
+        self.line.leave(first)
+        self.line.leave(first)
+        self.assertEqual(self.order(), "2")
+        self.line.leave(second)
+        self.assertFalse(self.line)
