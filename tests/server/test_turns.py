@@ -81,7 +81,7 @@ class TurnsTests(SynchronousTestCase):
         worker.ask(1)
         self.clock.rightNow += ACTIVE_S
         self.done.clear()
-        worker.ask(200)
+        worker.ask(1000)
         most = round(ALONE_S / STEP_S) + 1
         self.assertLessEqual(abs(len(self.done) - most), 1)
         self.assertGreater(len(self.turn()), 10)

@@ -15,7 +15,7 @@ So who asks for little waits for one slice of all the others together, and one o
 number is. Nothing is left undone while anybody wants something: unlike ``foolscap.governor``, nobody rests.
 
 A slice is half a millisecond: a turn of the reactor costs a tenth of that. While nobody else has asked for
-anything lately, it is five.
+anything lately, it is twenty milliseconds, so that what one client pipelines becomes durable together.
 
 The time that work takes is measured. What cannot be interrupted may exceed a slice; what takes much longer is
 carried out in steps (``gbs.bodies.InSteps``).
@@ -29,7 +29,7 @@ from typing import Generic, Protocol, TypeVar
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 SLICE_S = 0.0005
-ALONE_S = 0.005
+ALONE_S = 0.02
 """A slice while nobody else has asked for anything for ``ACTIVE_S``."""
 ACTIVE_S = 0.25
 GAP_S = 0.0002
