@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.storage.containers import stored_secret
 from pipegrid.storage.mutable import containers
 from pipegrid.wire.messages import LeaseSecrets
@@ -65,7 +66,7 @@ class RecordedTests(SynchronousTestCase):
             self.assertEqual(file[:100], header.pack())
 
 
-def grow(file: bytes, steps: list[tuple[int, bytes]]) -> list[bytes]:
+def grow(file: bytes, steps: list[tuple[int, Buffer]]) -> list[bytes]:
     """Return the file after each step, as a process would leave it that is killed there."""
     states, content = [], bytearray(file)
     for at, data in steps:

@@ -10,7 +10,7 @@ binary fractions, so sums of round trips are exact.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from io import BytesIO
@@ -42,6 +42,9 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
     UploadSecrets,
     WriteResult,
 )
@@ -267,6 +270,65 @@ class Line(StoresApart):
             return self.memory.advise_corrupt_share(storage_index, share_number, reason)
 
         return self._call("advise_corrupt_share", advise)
+
+    # Slots.
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        def read_test_write() -> Deferred[SlotResult]:
+            self.sent_bytes += length
+            return self.memory.read_test_write(storage_index, secrets, changes, reads)
+
+        length = sum(len(data) for change in changes.values() for _, data in change.writes)
+        return self._call(
+            "read_test_write", read_test_write, length, lambda result: self._count(result.data)
+        )
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        return self._call("list_slot", lambda: self.memory.list_slot(storage_index))
+
+    def read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int] = frozenset(),
+    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        return self._call(
+            "read_slot", lambda: self.memory.read_slot(storage_index, reads), 0, self._count
+        )
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        return self._call(
+            "read_slot_share",
+            lambda: self.memory.read_slot_share(storage_index, share_number, offset, length),
+            0,
+            len,
+        )
+
+    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        return self._call(
+            "add_slot_lease", lambda: self.memory.add_slot_lease(storage_index, lease)
+        )
+
+    def advise_corrupt_slot_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        return self._call(
+            "advise_corrupt_slot_share",
+            lambda: self.memory.advise_corrupt_slot_share(storage_index, share_number, reason),
+        )
+
+    def _count(self, data: dict[int, tuple[bytes, ...]]) -> int:
+        length = sum(len(piece) for pieces in data.values() for piece in pieces)
+        self.delivered_bytes += length
+        return length
 
     def disconnect(self) -> Deferred[None]:
         return self.memory.disconnect()

@@ -32,6 +32,7 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteResult,
 )
+from tests.transport.slot_contract import SlotContract
 
 if TYPE_CHECKING:
     from twisted.trial.unittest import SynchronousTestCase
@@ -84,7 +85,7 @@ class Consumer:
         return b"".join(self.pieces)
 
 
-class StorageServerContract(Mixin):
+class StorageServerContract(SlotContract):
     """
     The suite, to be mixed into a ``SynchronousTestCase``.
 

@@ -20,10 +20,11 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.wire.messages import Allocation, WriteResult
+from pipegrid.wire.messages import Allocation, SlotResult, WriteResult
 from tests import vectors
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import PORT, GbsWorld
+from tests.transport.slot_contract import SLOT, SLOT_SECRETS, made
 
 RECORDED = {each["name"]: each for each in vectors.load("gbs-http")["exchanges"]}
 
@@ -204,6 +205,43 @@ class TahoeTests(SynchronousTestCase):
             NoSuchShare,
             recorded("corrupt missing"),
             lambda s: s.advise_corrupt_share(SI, 77, "bad"),
+        )
+
+    def test_slots(self) -> None:
+        """Answers about mutable shares: changed or not, another write enabler, nothing there."""
+
+        def change(reads: list[tuple[int, int]]) -> Callable[[GbsServer], Deferred[Any]]:
+            return lambda server: server.read_test_write(SLOT, SLOT_SECRETS, {0: made(b"x")}, reads)
+
+        for name, reads, expected in (
+            ("mut write", [(0, 9)], SlotResult(True, {})),
+            ("mut write testfail", [(0, 5), (8, 4)], SlotResult(False, {0: (b"01234", b"89")})),
+            ("mut delete", [(0, 4)], SlotResult(True, {0: (b"0123",)})),
+        ):
+            self.assertEqual(self.ask(recorded(name), change(reads)), expected)
+        for name, error in (
+            ("mut bad we", WrongSecret),
+            ("mut missing new-length", ServerProtocolError),
+            ("badauth", ServerRefused),
+            ("mut write testfail", ServerProtocolError),  # not what was asked for
+        ):
+            self.fails(error, recorded(name), change([]))
+        self.fails(NoSpace, render(507, {"content-length": ["0"]}, b""), change([]))
+        self.assertEqual(self.ask(recorded("mut list none"), lambda s: s.list_slot(SLOT)), set())
+        read = self.ask(recorded("mut list none"), lambda s: s.read_slot(SLOT, [(0, 9)]))
+        self.assertEqual(read, {})
+        self.fails(
+            NoSuchShare, recorded("mut read none"), lambda s: s.read_slot_share(SLOT, 0, 0, 9)
+        )
+        self.assertEqual(
+            self.ask(recorded("mut read"), lambda s: s.read_slot_share(SLOT, 0, 0, 100)),
+            bytes.fromhex(RECORDED["mut read"]["response_body_hex"]),
+        )
+        self.assertIsNone(
+            self.ask(recorded("mut lease"), lambda s: s.add_slot_lease(SLOT, SECRETS.lease))
+        )
+        self.assertIsNone(
+            self.ask(recorded("mut corrupt"), lambda s: s.advise_corrupt_slot_share(SLOT, 0, "b"))
         )
 
     def test_strangers(self) -> None:

@@ -57,7 +57,7 @@ def write_all_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
         write_all(fd, b"".join(pieces)[written:], offset + written)
 
 
-def write_all(fd: int, data: bytes, offset: int) -> None:
+def write_all(fd: int, data: Buffer, offset: int) -> None:
     """Write all of data, however many calls that takes."""
     view = memoryview(data)
     while view:

@@ -6,7 +6,7 @@ Servers and workers are wrapped as they are handed out, so that transfers need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import ParamSpec, TypeVar
 
@@ -23,6 +23,9 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
     UploadSecrets,
     WriteResult,
 )
@@ -119,6 +122,52 @@ class TracedServer(StoresApart):
         """Trace ``advise_corrupt_share``."""
         request = self._server.advise_corrupt_share(storage_index, share_number, reason)
         return self._follow(request, "advise_corrupt_share", share=share_number)
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Trace ``read_test_write``."""
+        size = sum(len(data) for change in changes.values() for _, data in change.writes)
+        request = self._server.read_test_write(storage_index, secrets, changes, reads)
+        return self._follow(request, "read_test_write", shares=sorted(changes), bytes=size)
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Trace ``list_slot``."""
+        return self._follow(self._server.list_slot(storage_index), "list_slot")
+
+    def read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int] = frozenset(),
+    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        """Trace ``read_slot``."""
+        request = self._server.read_slot(storage_index, reads, expected)
+        return self._follow(request, "read_slot", shares=sorted(expected))
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Trace ``read_slot_share``."""
+        request = self._server.read_slot_share(storage_index, share_number, offset, length)
+        return self._follow(
+            request, "read_slot_share", share=share_number, offset=offset, bytes=length
+        )
+
+    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Trace ``add_slot_lease``."""
+        return self._follow(self._server.add_slot_lease(storage_index, lease), "add_slot_lease")
+
+    def advise_corrupt_slot_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Trace ``advise_corrupt_slot_share``."""
+        request = self._server.advise_corrupt_slot_share(storage_index, share_number, reason)
+        return self._follow(request, "advise_corrupt_slot_share", share=share_number)
 
     def disconnect(self) -> Deferred[None]:
         """Trace ``disconnect``."""

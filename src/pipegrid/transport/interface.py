@@ -31,6 +31,19 @@ A caller that can make its bytes again says so by ``let_go``. A transport may th
 the network has them, long before the acknowledgement on a long path, and calls it once, when it does. If the
 connection is lost under such a write it cannot be repeated here, and fails with ``WriteLost``; the caller
 writes those bytes ``again``.
+
+**Slots** hold mutable shares, all under one write enabler. Their operations keep the order of their calls, as
+far as they touch the same storage index, and none has to wait for another. What may be repeated after a lost
+connection:
+
+* what only reads, leases and complaints: always, and the transport may do so itself;
+* ``read_test_write``: it may be repeated, by the transport or by its caller, if each share that it writes is
+  tested for a checkstring that the write replaces (or for absence). If the lost one was carried out, the test
+  now fails, nothing is written twice, and the answer shows the caller's own new checkstring as what was there
+  before: this is how one's own write is told from somebody else's. Between the lost one and its repetition
+  others may have written; then the answer shows theirs, and whether one's own came before is not known. A
+  checkstring never comes back (it holds a sequence number and a hash over random salts), so a test cannot
+  pass by accident. A change without such tests is not safe, and nothing here ever sends one unasked.
 """
 
 from __future__ import annotations
@@ -49,6 +62,9 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
     Stored,
     UploadSecrets,
     WriteResult,
@@ -173,6 +189,69 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Tell the operator that a share looked corrupt; ``NoSuchShare`` if there is none."""
+
+    # Slots of mutable shares.
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """
+        Test, read and write the shares of a slot in one step, as if nobody else were there.
+
+        Either all tests of all shares pass and everything is written, or nothing is. Without changes it
+        lists and reads all shares there are.
+
+        Args:
+            changes: by share number. The data of writes belongs to the transport until this has fired.
+            reads: ``(offset, length)`` of every share that is there, as it was before; at most 30.
+
+        Raises:
+            WrongSecret: there are shares, under another write enabler.
+            NoSpace: there is no room; nothing was written.
+            ServerRefused: the server will not do it, perhaps since it is asked for too much at once.
+        """
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all mutable shares; the empty set if there are none."""
+
+    def read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int] = frozenset(),
+    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        """
+        Read ``(offset, length)`` of every share of a slot, cut at its end; {} if there are none.
+
+        Args:
+            expected: which shares are probably there. Where the protocol cannot read shares without naming
+                them, these are asked for beside the list, and others, if there are any, behind it: one
+                round trip more.
+        """
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """
+        Read at most ``length`` bytes of one mutable share; fewer, or none, past its end.
+
+        Many may be on their way at once; each is read at a time of its own, and others may write in between.
+
+        Raises:
+            NoSuchShare: there is none of this number.
+        """
+
+    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of a slot; ``NoSuchShare`` if there are none."""
+
+    def advise_corrupt_slot_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a mutable share looked corrupt; ``NoSuchShare`` if there is none."""
 
     def disconnect(self) -> Deferred[None]:
         """

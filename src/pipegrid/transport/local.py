@@ -14,7 +14,7 @@ every Deferred does. What the thread writes from then on is not counted as recei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +39,9 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
     UploadSecrets,
     WriteResult,
 )
@@ -196,6 +199,72 @@ class LocalServer(StoresApart):
 
         def advise(_: object) -> None:
             self.store.advise_corrupt_share(storage_index, share_number, reason)
+
+        return self._submit(storage_index, share_number, False, advise)
+
+    # Slots.
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Test, read and write a slot; see the contract."""
+        changes, reads = dict(changes), tuple(reads)
+        durable = self._durability.policy != "none"
+
+        def change(_: Operation) -> Deferred[SlotResult]:
+            call = self.store.slots.testv_and_readv_and_writev
+            run = self._durability.run if changes else partial(self._run, 0)
+            return run(call, storage_index, secrets, changes, reads, durable)
+
+        return self._submit(storage_index, None, bool(changes), change)
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all mutable shares."""
+        return self._submit(
+            storage_index, None, False, lambda _: self.store.slots.list_shares(storage_index)
+        )
+
+    def read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int] = frozenset(),
+    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        """Read from every share of a slot."""
+        size = sum(length for _, length in reads)
+        return self._submit(
+            storage_index,
+            None,
+            False,
+            lambda _: self._run(size, self.store.slots.readv, storage_index, (), tuple(reads)),
+        )
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from one mutable share; see the contract."""
+
+        def read() -> bytes:
+            with self.store.slots.open_share(storage_index, share_number) as reader:
+                return reader.read(offset, length)
+
+        return self._submit(storage_index, share_number, False, lambda _: self._run(length, read))
+
+    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of a slot."""
+        return self.add_lease(storage_index, lease)
+
+    def advise_corrupt_slot_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a mutable share looked corrupt."""
+
+        def advise(_: object) -> None:
+            self.store.advise_corrupt_share(storage_index, share_number, reason, mutable=True)
 
         return self._submit(storage_index, share_number, False, advise)
 

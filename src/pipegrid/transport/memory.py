@@ -14,7 +14,7 @@ told otherwise:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Spans
 from pipegrid.errors import (
     ConflictingWrite,
+    NoSpace,
     NoSuchShare,
     ServerError,
     ServerRefused,
@@ -40,6 +41,9 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
     UploadSecrets,
     WriteResult,
 )
@@ -70,6 +74,8 @@ class MemoryStorage:
         uploads: unfinished ones.
         leases: the renew secrets of the leases on each storage index.
         advisories: complaints about corrupt shares.
+        slots: mutable shares, by storage index and number; tests may change them.
+        write_enablers: of each slot that has shares.
     """
 
     capacity_bytes: int | None = None
@@ -77,12 +83,15 @@ class MemoryStorage:
     uploads: dict[_Key, MemoryUpload] = attrs.field(factory=dict, repr=False)
     leases: dict[bytes, set[bytes]] = attrs.field(factory=dict, repr=False)
     advisories: list[tuple[bytes, int, str]] = attrs.field(factory=list)
+    slots: dict[bytes, dict[int, bytes]] = attrs.field(factory=dict, repr=False)
+    write_enablers: dict[bytes, bytes] = attrs.field(factory=dict, repr=False)
 
     def available_bytes(self) -> int | None:
         """Return the room that is neither used nor promised."""
         if self.capacity_bytes is None:
             return None
         used = sum(map(len, self.shares.values()))
+        used += sum(len(share) for slot in self.slots.values() for share in slot.values())
         promised = sum(len(upload.data) for upload in self.uploads.values())
         return max(0, self.capacity_bytes - used - promised)
 
@@ -114,6 +123,60 @@ class MemoryStorage:
         if key not in self.shares:
             raise NoSuchShare(f"there is no share {key[1]} here; use another server's")
         return self.shares[key]
+
+    def slot_share(self, storage_index: bytes, number: int) -> bytes:
+        """Return a mutable share."""
+        shares = self.slots.get(storage_index, {})
+        if number not in shares:
+            raise NoSuchShare(f"there is no mutable share {number} here; use another server's")
+        return shares[number]
+
+    def read_slot(
+        self, storage_index: bytes, reads: Sequence[tuple[int, int]]
+    ) -> dict[int, tuple[bytes, ...]]:
+        """Read from all shares of a slot."""
+        return {
+            number: tuple(share[offset : offset + length] for offset, length in reads)
+            for number, share in self.slots.get(storage_index, {}).items()
+        }
+
+    def change_slot(self, storage_index: bytes, changes: Mapping[int, ShareChange]) -> bool:
+        """Change shares of a slot if all tests pass; returns whether they did."""
+        shares = self.slots.get(storage_index, {})
+        for number, change in changes.items():
+            share = shares.get(number, b"")
+            for offset, length, specimen in change.tests:
+                if share[offset : offset + length] != specimen:
+                    return False
+        changed = {
+            number: _changed(shares.get(number, b""), change) for number, change in changes.items()
+        }
+        room = self.available_bytes()
+        grown = sum(len(share or b"") - len(shares.get(n, b"")) for n, share in changed.items())
+        if room is not None and grown > room:
+            raise NoSpace("there is no room for that; use another server")
+        for number, new in changed.items():
+            if new is not None:
+                shares[number] = new
+            else:
+                shares.pop(number, None)
+        self.slots[storage_index] = shares
+        if not shares:
+            del self.slots[storage_index]
+        return True
+
+
+def _changed(share: bytes, change: ShareChange) -> bytes | None:
+    """Return what a share becomes; None: it is deleted."""
+    if change.new_length == 0:
+        return None
+    new = bytearray(share)
+    for offset, data in change.writes:
+        new.extend(bytes(max(0, offset - len(new))))
+        new[offset : offset + len(data)] = data
+    if change.new_length is not None:
+        del new[change.new_length :]
+    return bytes(new)
 
 
 class MemoryServer(StoresApart):
@@ -317,6 +380,89 @@ class MemoryServer(StoresApart):
             self.storage.advisories.append((*key, reason))
 
         return self._answer("advise_corrupt_share", advise, *key, reason)
+
+    # Slots.
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Test, read and write a slot; see the contract."""
+        storage = self.storage
+        changes, reads = dict(changes), tuple(reads)
+
+        def change() -> SlotResult:
+            enabler = storage.write_enablers.get(storage_index, secrets.write_enabler)
+            if storage_index in storage.slots and enabler != secrets.write_enabler:
+                raise WrongSecret("these shares are written with another write enabler")
+            data = storage.read_slot(storage_index, reads)
+            success = storage.change_slot(storage_index, changes)
+            if success and changes:
+                storage.write_enablers[storage_index] = secrets.write_enabler
+                storage.leases.setdefault(storage_index, set()).add(secrets.lease.renew)
+            return SlotResult(success, data)
+
+        return self._answer("read_test_write", change, storage_index, changes, reads)
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all mutable shares."""
+        return self._answer(
+            "list_slot",
+            lambda: frozenset(self.storage.slots.get(storage_index, ())),
+            storage_index,
+        )
+
+    def read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int] = frozenset(),
+    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        """Read from every share of a slot."""
+        return self._answer(
+            "read_slot",
+            lambda: self.storage.read_slot(storage_index, reads),
+            storage_index,
+            tuple(reads),
+        )
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from one mutable share; see the contract."""
+        key = (storage_index, share_number)
+        return self._answer(
+            "read_slot_share",
+            lambda: self.storage.slot_share(*key)[offset : offset + length],
+            *key,
+            offset,
+            length,
+        )
+
+    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of a slot."""
+
+        def add_lease() -> None:
+            if storage_index not in self.storage.slots:
+                raise NoSuchShare("there are no shares of this index; store the file first")
+            self.storage.leases.setdefault(storage_index, set()).add(lease.renew)
+
+        return self._answer("add_slot_lease", add_lease, storage_index)
+
+    def advise_corrupt_slot_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a mutable share looked corrupt."""
+        key = (storage_index, share_number)
+
+        def advise() -> None:
+            self.storage.slot_share(*key)
+            self.storage.advisories.append((*key, reason))
+
+        return self._answer("advise_corrupt_slot_share", advise, *key, reason)
 
     def disconnect(self) -> Deferred[None]:
         """Give up unanswered requests; the server can be used again afterwards."""

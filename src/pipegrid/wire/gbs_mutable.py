@@ -30,6 +30,8 @@ sends a write for each, of 40 KiB and more, and so 3000 at most.
 MAX_REQUEST_ITEMS = 10 + 9 * MAX_SHARE_NUMBERS + 5 * MAX_READS + 7 * MAX_VECTORS
 MAX_ANSWER_ITEMS = 5 + (2 + MAX_READS) * MAX_SHARE_NUMBERS
 
+_COPIED_BYTES = 4096
+
 _CHANGES = "test-write-vectors"
 _READS = "read-vector"
 _REQUEST_KEYS = frozenset({_CHANGES, _READS})
@@ -58,12 +60,41 @@ class ReadTestWrite:
 
 def pack_request(changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, int]]) -> bytes:
     """Return the body of a request."""
-    return cbor.dumps(
-        {
-            _CHANGES: {number: _pack_change(change) for number, change in changes.items()},
-            _READS: [{"offset": offset, "size": size} for offset, size in reads],
-        }
-    )
+    return b"".join(pack_request_in_pieces(changes, reads))
+
+
+def pack_request_in_pieces(
+    changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, int]]
+) -> list[Buffer]:
+    """Return the same in pieces, of which long data to be written are the caller's buffers, not copied."""
+    packed: list[Buffer] = []
+    small: list[bytes] = [cbor.head(5, 2), cbor.dumps(_CHANGES), cbor.head(5, len(changes))]
+    for number, change in changes.items():
+        small += [cbor.dumps(number), cbor.head(5, 3), cbor.dumps("test")]
+        small.append(
+            cbor.dumps(
+                [
+                    {"offset": offset, "size": size, "specimen": specimen}
+                    for offset, size, specimen in change.tests
+                ]
+            )
+        )
+        small += [cbor.dumps("write"), cbor.head(4, len(change.writes))]
+        for offset, data in change.writes:
+            small += [cbor.head(5, 2), cbor.dumps("offset"), cbor.dumps(offset)]
+            small += [cbor.dumps("data"), cbor.head(2, len(data))]
+            if len(data) > _COPIED_BYTES:
+                packed += [b"".join(small), data]
+                small = []
+            else:
+                small.append(bytes(data))
+        small += [cbor.dumps("new-length"), cbor.dumps(change.new_length)]
+    small += [
+        cbor.dumps(_READS),
+        cbor.dumps([{"offset": offset, "size": size} for offset, size in reads]),
+    ]
+    packed.append(b"".join(small))
+    return packed
 
 
 def unpack_request(body: Buffer) -> ReadTestWrite:
@@ -138,17 +169,6 @@ def unpack_answer(body: Buffer, limit_bytes: int) -> SlotResult:
 
 def _expect_number(value: Any) -> int:
     return cbor.expect_uint(value, "a share number", MAX_SHARE_NUMBERS - 1)
-
-
-def _pack_change(change: ShareChange) -> dict[str, Any]:
-    return {
-        "test": [
-            {"offset": offset, "size": size, "specimen": specimen}
-            for offset, size, specimen in change.tests
-        ],
-        "write": [{"offset": offset, "data": data} for offset, data in change.writes],
-        "new-length": change.new_length,
-    }
 
 
 def _unpack_change(value: Any) -> ShareChange:

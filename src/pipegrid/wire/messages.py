@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerError
 
 UNKNOWN_PROTOCOL = (
@@ -133,7 +134,7 @@ class ShareChange:
     """
 
     tests: tuple[tuple[int, int, bytes], ...] = ()
-    writes: tuple[tuple[int, bytes], ...] = ()
+    writes: tuple[tuple[int, Buffer], ...] = ()
     new_length: int | None = None
 
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.storage.containers import LEASE_DURATION_S, stored_secret
 from pipegrid.storage.leaserecords import MAX_LEASES, HasRoom, Records
 from pipegrid.wire.messages import LeaseSecrets
@@ -243,7 +243,7 @@ class Growth:
 
 
 def measure(
-    header: MutableHeader, writes: Sequence[tuple[int, bytes]], new_length: int | None
+    header: MutableHeader, writes: Sequence[tuple[int, Buffer]], new_length: int | None
 ) -> Growth:
     """Return the sizes after writes and a cut. An empty write, too, makes a share reach its offset."""
     written = max([header.data_bytes, *(offset + len(data) for offset, data in writes)])
@@ -255,9 +255,9 @@ def plan_change(
     header: MutableHeader,
     extra: bytes,
     file_bytes: int,
-    writes: Sequence[tuple[int, bytes]],
+    writes: Sequence[tuple[int, Buffer]],
     new_length: int | None,
-) -> Iterator[tuple[int, bytes]]:
+) -> Iterator[tuple[int, Buffer]]:
     """
     Yield the writes, ``(file offset, bytes)``, that carry out a change; the file is then to be cut, or
     extended, to end behind its extra leases.

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 import attrs
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage.leaserecords import HasRoom
@@ -147,7 +148,7 @@ def reported(what: str, path: str) -> Iterator[None]:
 
 def change_file(
     share: SlotFile,
-    writes: Sequence[tuple[int, bytes]],
+    writes: Sequence[tuple[int, Buffer]],
     new_length: int | None,
     fresh: MutableLease,
     has_room: HasRoom,

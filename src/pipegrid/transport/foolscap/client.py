@@ -17,7 +17,7 @@ fail with ``NoSuchShare``, and the upload has to begin anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from pipegrid.reactor.together import all_ended
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers, nonsense
 from pipegrid.transport.foolscap.readers import FoolscapReaders
+from pipegrid.transport.foolscap.slots import FoolscapSlots
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import Operation, Ordering
@@ -41,6 +42,9 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
     UploadSecrets,
     WriteResult,
 )
@@ -135,6 +139,7 @@ class FoolscapServer(StoresApart):
             settings.stream_piece_bytes,
             settings.stream_pieces,
         )
+        self._slots = FoolscapSlots(self._link, self._name)
         self._disconnected = False
 
     def __repr__(self) -> str:
@@ -286,6 +291,70 @@ class FoolscapServer(StoresApart):
             await self._link.call(reader, "advise_corrupt_share", text)
 
         return self._submit(storage_index, "ask", {share_number}, advise)
+
+    # Slots. A server carries out calls on one in the order in which they were sent.
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Test, read and write a slot; see the contract. It is not sent again after a loss."""
+        return self._submit(
+            storage_index,
+            "ask",
+            None,
+            lambda: self._slots.read_test_write(storage_index, secrets, changes, reads),
+        )
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all mutable shares."""
+
+        async def ask() -> frozenset[int]:
+            return frozenset(await self._slots.read(storage_index, (), ()))
+
+        return self._submit(storage_index, "ask", None, ask)
+
+    def read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int] = frozenset(),
+    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        """Read from every share of a slot, in one call."""
+        return self._submit(
+            storage_index, "ask", None, lambda: self._slots.read(storage_index, (), reads)
+        )
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from one mutable share; see the contract."""
+        return self._submit(
+            storage_index,
+            "ask",
+            None,
+            lambda: self._slots.read_share(storage_index, share_number, offset, length),
+        )
+
+    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of a slot; see the contract."""
+        return self._submit(
+            storage_index, "ask", None, lambda: self._slots.add_lease(storage_index, lease)
+        )
+
+    def advise_corrupt_slot_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a mutable share looked corrupt; see the contract."""
+        return self._submit(
+            storage_index,
+            "ask",
+            None,
+            lambda: self._slots.advise_corrupt(storage_index, share_number, reason),
+        )
 
     # The end.
 

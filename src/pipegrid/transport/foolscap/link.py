@@ -26,6 +26,7 @@ from pipegrid.errors import (
     ServerRefused,
     ServerTimeout,
     ServerUnreachable,
+    WrongSecret,
 )
 
 MAX_SHARE_NUMBER = 255
@@ -38,6 +39,8 @@ _MEANINGS: dict[str, type[ServerRefused]] = {
     "ConflictingWrite": ConflictingWrite,
     "ConflictingWriteError": ConflictingWrite,
     "NoSpace": NoSpace,
+    "WrongSecret": WrongSecret,
+    "BadWriteEnablerError": WrongSecret,
 }
 
 

@@ -23,9 +23,9 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.http11.raw import RawResponse
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, ServerVersion, WriteResult
+from pipegrid.wire.messages import Allocation, ServerVersion, SlotResult, WriteResult
 
 T = TypeVar("T")
 
@@ -149,6 +149,32 @@ class GbsAnswers:
             raise self.no_share(share_number)
         raise self._refusal(answer.status, answer.body, "a read", share_number)
 
+    def slot_result(
+        self, answer: RawResponse, reads: Sequence[tuple[int, int]], limit_bytes: int
+    ) -> SlotResult:
+        """What a read-test-write has done and found; of each share exactly what was asked for."""
+        server = self._server
+        if answer.status == 200:
+            result = self._unpack(
+                lambda body: gbs_mutable.unpack_answer(body, limit_bytes),
+                answer,
+                "a read-test-write",
+            )
+            if not fits_reads(result, reads):
+                raise self._nonsense("a read-test-write", "other reads than were asked for")
+            return result
+        if answer.status == 401 and not answer.body.startswith(WRONG_SWISSNUM):
+            raise WrongSecret(
+                f"{server} has this file under another write enabler; it was moved there from another"
+                " server, or somebody else made it: repair it from another client, or delete it there",
+                server,
+            )
+        if answer.status == 507:
+            raise NoSpace(f"{server} has no room; use another server", server)
+        if answer.status == 413:
+            raise ServerRefused(f"{server} takes no change of that size; write less", server)
+        raise self._refusal(answer.status, answer.body, "a read-test-write")
+
     def lease_added(self, answer: RawResponse) -> None:
         """Whether a lease was added."""
         if answer.status == 404:
@@ -219,6 +245,15 @@ class GbsAnswers:
             )
         text = _excerpt(body)
         return self._nonsense(question, f"status {status}" + (f" ({text})" if text else ""))
+
+
+def fits_reads(result: SlotResult, reads: Sequence[tuple[int, int]]) -> bool:
+    """Return whether each share's data are what was asked for: a piece for each read, and none too long."""
+    return all(
+        len(pieces) == len(reads)
+        and all(len(piece) <= length for piece, (_, length) in zip(pieces, reads, strict=True))
+        for pieces in result.data.values()
+    )
 
 
 def _excerpt(body: bytes) -> str:

@@ -5,6 +5,7 @@ Which connection carries what:
 
 =============================  ===================================================================
 allocate, write, abort         one connection, in order, none waiting for another (``gbsuploads``)
+read-test-writes               the same one; those that only read take the pool
 lists, short reads, leases,    a pool of a few (``http11.pool``), each with at most 60 KB of answers
 complaints, the version        outstanding, or one long answer behind such
 streams                        the same pool, each the last on its connection, which is paused with its
@@ -36,7 +37,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import UsageError
+from pipegrid.errors import NoSuchShare, UsageError
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.pinned import pin_endpoint
@@ -44,6 +45,7 @@ from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered, UploadConnection
 from pipegrid.reactor.connecting import endpoint_for
+from pipegrid.reactor.together import together
 from pipegrid.transport.apart import store_apart
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES, GbsBundles, OrdinaryRequests
@@ -57,6 +59,9 @@ from pipegrid.wire.messages import (
     LeaseSecrets,
     ServerIdentity,
     ServerVersion,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
     Stored,
     UploadSecrets,
     WriteResult,
@@ -439,6 +444,101 @@ class GbsServer:
 
         answer: Deferred[Any] = self._reads.request(request)
         return answer.addErrback(again) if attempts > 1 else answer
+
+    # Slots.
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Test, read and write a slot; sent again after a loss, for what that means see the contract."""
+        request = self._requests.read_test_write(storage_index, secrets, changes, reads)
+        limit_bytes = self._requests.slot_answer_bytes(reads)
+
+        def unpack(answer: RawResponse) -> SlotResult:
+            return self._answers.slot_result(answer, reads, limit_bytes)
+
+        if not changes:
+            return self._ask(storage_index, None, request, unpack)
+        return self._track(
+            lambda: self._order.change(storage_index, None, lambda: self._upload(request, unpack))
+        )
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all mutable shares."""
+        request = self._requests.list_shares(storage_index, mutable=True)
+        return self._ask(storage_index, None, request, self._answers.shares)
+
+    def read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int] = frozenset(),
+    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        """Read from every share of a slot; see the contract."""
+        return Deferred.fromCoroutine(self._read_slot(storage_index, reads, expected))
+
+    async def _read_slot(
+        self,
+        storage_index: bytes,
+        reads: Sequence[tuple[int, int]],
+        expected: AbstractSet[int],
+    ) -> dict[int, tuple[bytes, ...]]:
+        found: dict[int, tuple[bytes, ...]] = {}
+
+        async def read(number: int) -> None:
+            try:
+                found[number] = tuple(
+                    await together(
+                        [self.read_slot_share(storage_index, number, *each) for each in reads]
+                    )
+                )
+            except NoSuchShare:
+                return
+
+        async def list_shares() -> frozenset[int]:
+            return await self.list_slot(storage_index)
+
+        listing = Deferred.fromCoroutine(list_shares())
+        guesses = [Deferred.fromCoroutine(read(number)) for number in sorted(expected)]
+        waiting: list[Deferred[Any]] = [listing, *guesses]
+        numbers = (await together(waiting))[0]
+        others = sorted(numbers - expected)
+        await together([Deferred.fromCoroutine(read(number)) for number in others])
+        return found
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from one mutable share; see the contract."""
+        wanted = max(1, length)
+        request = self._requests.read(storage_index, share_number, offset, wanted, mutable=True)
+
+        def unpack(answer: RawResponse) -> bytes:
+            return self._answers.data(answer, share_number, offset, wanted)[:length]
+
+        return self._ask(storage_index, share_number, request, unpack)
+
+    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of a slot; one request is for both kinds of shares."""
+        return self.add_lease(storage_index, lease)
+
+    def advise_corrupt_slot_share(
+        self, storage_index: bytes, share_number: int, reason: str
+    ) -> Deferred[None]:
+        """Tell the operator that a mutable share looked corrupt."""
+        request = self._requests.advise_corrupt_share(
+            storage_index, share_number, reason, mutable=True
+        )
+        return self._ask(
+            storage_index,
+            share_number,
+            request,
+            lambda answer: self._answers.advised(answer, share_number),
+        )
 
     # The end.
 

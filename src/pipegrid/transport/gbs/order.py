@@ -63,7 +63,7 @@ class GbsOrder:
     def change(
         self, storage_index: bytes, number: int | None, start: Callable[[], Deferred[T]]
     ) -> Deferred[T]:
-        """Send a change of a share (None: several), now or behind answers to questions that might see it."""
+        """Send a change of a share (None: several), now or behind the questions that might see it."""
         operation = _Operation(number, True)
         return self._submit(storage_index, operation, start)
 

@@ -13,16 +13,16 @@ Source: the format reference, storage protocols, sections 1.4 to 1.7.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
 from pipegrid.core import base32
 from pipegrid.core.hashes import Buffer
 from pipegrid.http11.raw import ConsumerChoice, RawRequest
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from pipegrid.wire.nurl import Nurl
 
 ANSWER_BYTES = 280
@@ -33,6 +33,10 @@ owe (60 KB).
 """
 ANSWER_UPLOAD_BYTES = 24
 """Of a bundle's answer, for each upload of a share or two."""
+EXPECTED_SLOT_SHARES = 2
+"""So many shares of a file a server holds as a rule, or fewer; what is asked of each comes so often."""
+MAX_SLOT_ANSWER_BYTES = 64 << 20
+"""Of a read-test-write: what servers read at once, at most."""
 MAX_MESSAGE_BYTES = gbs.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024
 """What a refusal may say, of which the beginning is repeated to the user."""
@@ -40,8 +44,10 @@ MAX_REFUSAL_BYTES = 16 * 1024
 _SECRET = gbs_http.SECRET.encode("ascii") + b": "
 _UPLOAD = _SECRET + gbs_http.UPLOAD_SECRET.encode("ascii") + b" "
 _RENEW = _SECRET + gbs_http.RENEW_SECRET.encode("ascii") + b" "
+_ENABLER = _SECRET + gbs_http.WRITE_ENABLER.encode("ascii") + b" "
 _CANCEL = _SECRET + gbs_http.CANCEL_SECRET.encode("ascii") + b" "
 _IMMUTABLE = b"/storage/v1/immutable/"
+_MUTABLE = b"/storage/v1/mutable/"
 _LEASE = b"/storage/v1/lease/"
 _BUNDLE = b"POST " + gbs_http.BUNDLE_PATH.encode("ascii")
 
@@ -58,6 +64,10 @@ def _upload_line(upload_secret: bytes) -> bytes:
 
 def _lease_lines(lease: LeaseSecrets) -> bytes:
     return _RENEW + b64encode(lease.renew) + b"\r\n" + _CANCEL + b64encode(lease.cancel) + b"\r\n"
+
+
+def _kind(mutable: bool) -> bytes:
+    return _MUTABLE if mutable else _IMMUTABLE
 
 
 class GbsRequests:
@@ -134,9 +144,43 @@ class GbsRequests:
             b"",
         )
 
-    def list_shares(self, storage_index: bytes) -> RawRequest:
+    def list_shares(self, storage_index: bytes, *, mutable: bool = False) -> RawRequest:
         """Ask which shares there are."""
-        return self._message(b"GET %s%s/shares" % (_IMMUTABLE, _index_text(storage_index)))
+        return self._message(b"GET %s%s/shares" % (_kind(mutable), _index_text(storage_index)))
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]],
+    ) -> RawRequest:
+        """Test, read and write a slot; the data of writes is not copied."""
+        body = gbs_mutable.pack_request_in_pieces(changes, reads)
+        head = b"POST %s%s/read-test-write%s%s%s%s\r\nContent-Length: %d\r\n\r\n" % (
+            _MUTABLE,
+            _index_text(storage_index),
+            self._common,
+            _lease_lines(secrets.lease),
+            _ENABLER,
+            b64encode(secrets.write_enabler),
+            sum(map(len, body)),
+        )
+        each = sum(length for _, length in reads)
+        return RawRequest(
+            head,
+            body,
+            True,  # what a repetition does, and shows: transport.interface
+            ANSWER_BYTES + EXPECTED_SLOT_SHARES * each,
+            self._timeout_s,
+            self.slot_answer_bytes(reads),
+        )
+
+    @staticmethod
+    def slot_answer_bytes(reads: Sequence[tuple[int, int]]) -> int:
+        """Return what an answer to read-test-write may have, at most."""
+        each = sum(length + 16 for _, length in reads) + 16
+        return min(MAX_MESSAGE_BYTES + gbs.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES)
 
     def read(
         self,
@@ -145,6 +189,8 @@ class GbsRequests:
         offset: int,
         length: int,
         consumer_for: ConsumerChoice | None = None,
+        *,
+        mutable: bool = False,
     ) -> RawRequest:
         """
         Read at least one byte of a share.
@@ -153,7 +199,7 @@ class GbsRequests:
             consumer_for: takes the bytes while they come; otherwise they are collected.
         """
         head = b"GET %s%s/%d%sRange: bytes=%d-%d\r\n\r\n" % (
-            _IMMUTABLE,
+            _kind(mutable),
             _index_text(storage_index),
             share_number,
             self._common,
@@ -178,11 +224,11 @@ class GbsRequests:
         )
 
     def advise_corrupt_share(
-        self, storage_index: bytes, share_number: int, reason: str
+        self, storage_index: bytes, share_number: int, reason: str, *, mutable: bool = False
     ) -> RawRequest:
         """Complain about a share."""
         return self._message(
-            b"POST %s%s/%d/corrupt" % (_IMMUTABLE, _index_text(storage_index), share_number),
+            b"POST %s%s/%d/corrupt" % (_kind(mutable), _index_text(storage_index), share_number),
             b"",
             gbs.pack_corrupt(reason),
         )

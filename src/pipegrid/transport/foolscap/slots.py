@@ -1,0 +1,130 @@
+"""
+Slots of mutable shares over Foolscap: read-test-write, and reading all shares of a slot in one call.
+
+Nothing refers to a slot but its storage index, so nothing is kept here, and nothing is lost with a connection
+but the answers.
+
+Source: the format reference, storage protocols, section 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.errors import NoSuchShare
+from pipegrid.reactor.together import all_ended
+from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, nonsense
+from pipegrid.wire.foolscap import MAX_REASON_BYTES
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+
+READ_PIECE_BYTES = 16 << 20
+"""Longer reads are several calls: a message is in memory as a whole, at both ends."""
+
+_Data = dict[int, tuple[bytes, ...]]
+
+
+class FoolscapSlots:
+    """
+    The slots of one server.
+
+    Args:
+        server: what a person calls it.
+    """
+
+    def __init__(self, link: FoolscapLink, server: str) -> None:
+        self._link = link
+        self._server = server
+
+    async def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]],
+    ) -> SlotResult:
+        """Test, read and write."""
+        storage = await self._link.storage()
+        success, data = await self._link.call(
+            storage,
+            "slot_testv_and_readv_and_writev",
+            storage_index,
+            (secrets.write_enabler, secrets.lease.renew, secrets.lease.cancel),
+            {number: _vectors(change) for number, change in changes.items()},
+            list(reads),
+        )
+        return SlotResult(bool(success), self._checked(data, reads))
+
+    async def read(
+        self, storage_index: bytes, numbers: Sequence[int], reads: Sequence[tuple[int, int]]
+    ) -> _Data:
+        """Read from shares; no numbers mean all of them."""
+        storage = await self._link.storage()
+        data = await self._link.call(
+            storage, "slot_readv", storage_index, list(numbers), list(reads)
+        )
+        return self._checked(data, reads)
+
+    async def read_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> bytes:
+        """Read from one share."""
+        pieces = [
+            (at, min(READ_PIECE_BYTES, offset + length - at))
+            for at in range(offset, offset + max(1, length), READ_PIECE_BYTES)
+        ]
+        answers = await all_ended(
+            [
+                Deferred.fromCoroutine(self.read(storage_index, [share_number], [piece]))
+                for piece in pieces
+            ]
+        )
+        if any(share_number not in data for data in answers):
+            raise NoSuchShare(f"{self._server} has no share {share_number}", self._server)
+        found = [data[share_number][0] for data in answers]
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    async def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
+        """Add or renew a lease; Foolscap does not say whether there was anything to lease, so it is asked."""
+        storage = await self._link.storage()
+        added = self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
+        shares = Deferred.fromCoroutine(self.read(storage_index, (), ()))
+        _, found = await all_ended([added, shares])
+        if not found:
+            raise NoSuchShare(
+                f"{self._server} has no share of this file; store it first", self._server
+            )
+
+    async def advise_corrupt(self, storage_index: bytes, share_number: int, reason: str) -> None:
+        """Complain about a share; whether there is one has to be asked."""
+        storage = await self._link.storage()
+        text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+        advised = self._link.call(
+            storage, "advise_corrupt_share", b"mutable", storage_index, share_number, text
+        )
+        shares = Deferred.fromCoroutine(self.read(storage_index, (), ()))
+        _, found = await all_ended([advised, shares])
+        if share_number not in found:
+            raise NoSuchShare(f"{self._server} has no share {share_number}", self._server)
+
+    def _checked(self, data: Any, reads: Sequence[tuple[int, int]]) -> _Data:
+        """Return what was read, if it is what was asked for: a piece for each read, none too long."""
+        check_numbers(self._server, "a read of mutable shares", data)
+        for pieces in data.values():
+            if len(pieces) != len(reads) or any(
+                len(piece) > length for piece, (_, length) in zip(pieces, reads, strict=True)
+            ):
+                raise nonsense(
+                    self._server, "a read of mutable shares", "other reads than were asked for"
+                )
+        return {number: tuple(pieces) for number, pieces in data.items()}
+
+
+def _vectors(change: ShareChange) -> tuple[list[Any], list[Any], int | None]:
+    return (
+        [(offset, size, b"eq", specimen) for offset, size, specimen in change.tests],
+        [(offset, bytes(data)) for offset, data in change.writes],
+        change.new_length,
+    )
