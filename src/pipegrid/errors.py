@@ -120,6 +120,36 @@ class NotEnoughSharesError(GridError):
         self.needed = needed
 
 
+class UncoordinatedWriteError(GridError):
+    """
+    Somebody else changed a mutable file at the same time; read it again, and decide.
+
+    Attributes:
+        theirs: the sequence number of the version that is there now, or None if it is not known.
+        ours: that of the version which was to be written, if it came so far.
+    """
+
+    def __init__(self, message: str, theirs: int | None = None, ours: int | None = None) -> None:
+        super().__init__(message)
+        self.theirs = theirs
+        self.ours = ours
+
+
+class RollbackError(GridError):
+    """
+    The servers offer an older version of a mutable file than was seen before.
+
+    Attributes:
+        offered: sequence number of the newest version that could be had.
+        seen: that of the newest one seen before, by this client.
+    """
+
+    def __init__(self, message: str, offered: int, seen: int) -> None:
+        super().__init__(message)
+        self.offered = offered
+        self.seen = seen
+
+
 class ServerError(PipegridError):
     """
     One server failed; a transfer goes on with the others.

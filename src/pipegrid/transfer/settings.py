@@ -47,3 +47,41 @@ class DownloadSettings:
     silence_s: float = 60.0
     memory_bytes: int = 24 << 20
     max_segment_bytes: int = MAX_SEGMENT_BYTES
+
+
+@attrs.frozen
+class MutableSettings:
+    """
+    How eager, how patient and how large operations on mutable files are.
+
+    Attributes:
+        happy: servers of happiness that a write must reach, or all there are if they are fewer.
+        read_bytes: of each share, for a start: all of a small one, all but blocks and tree of a large one.
+        write_read_bytes: the same for writers, who want all of a directory at once.
+        grace_s, grace_share: how long servers that lag behind the others are waited for; see
+            ``UploadSettings``.
+        silence_s: a server that gives no sign of life for so long has failed.
+        patience_s: for so long an operation that meets other writers tries again.
+        first_wait_s, max_wait_s: bounds of the random waits in between; they double.
+        unfinished_looks: a version that is newer than all that can be read is somebody's write that has not
+            ended, or never will; so many looks later it is written over.
+        max_content_bytes: of a file that is written whole, and so is held in memory with its shares.
+        memory_bytes: of share data, while a file is read.
+    """
+
+    happy: int = 7
+    read_bytes: int = 4000
+    write_read_bytes: int = 1 << 16
+    grace_s: float = 2.0
+    grace_share: float = 0.25
+    silence_s: float = 60.0
+    patience_s: float = 120.0
+    first_wait_s: float = 0.05
+    max_wait_s: float = 8.0
+    unfinished_looks: int = 5
+    max_content_bytes: int = 128 << 20
+    memory_bytes: int = 24 << 20
+
+    def grace(self, elapsed_s: float) -> float:
+        """Return how long stragglers may keep an operation that has taken ``elapsed_s``."""
+        return max(self.grace_s, self.grace_share * elapsed_s)

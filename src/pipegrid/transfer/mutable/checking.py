@@ -1,0 +1,235 @@
+"""
+Checking a mutable file: every server is asked, since any may hold a version that others know nothing of.
+
+Without ``verify`` the signature of each version is checked, and shares are counted; with it every byte of the
+best version's shares is read and proven. Repair reads the best version, and writes it with a number above all
+that were seen, to all shares.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import attrs
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.mutable.book import ShareBook
+from pipegrid.core.mutable.keys import load_verifying_key, open_signing_key
+from pipegrid.core.mutable.reading import VersionReader
+from pipegrid.core.mutable.share import Part, damaged
+from pipegrid.core.mutable.versions import Version
+from pipegrid.core.placement import servers_of_happiness
+from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError
+from pipegrid.reactor.together import few_at_a_time
+from pipegrid.transfer.mutable.mapping import Copy, ShareMap
+from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.surveying import Survey
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.results import CheckResult
+
+SHARES_AT_ONCE = 8
+SEGMENTS_AT_ONCE = 64
+"""Of each share that is verified; of MDMF's 128 KiB at 3 of 10 that is 3 MB."""
+LEASES_AT_ONCE = 100
+
+
+@attrs.frozen
+class MutableCheckResult(CheckResult):
+    """
+    The health of one mutable file: what is said of shares is said of the best version that can be read.
+
+    It is healthy if that is the only version, and a good copy of each of its shares is there.
+
+    Attributes:
+        version: the best that can be read, or None.
+        other_versions: sequence numbers and how many distinct shares are there of each, the newest first.
+        newer_unrecoverable: the newest version has too few shares: a write that was not finished, or whose
+            servers cannot be reached.
+        rivals: other versions with the same number can be read: two writers did not know of each other.
+    """
+
+    version: Version | None = None
+    other_versions: list[tuple[int, int]] = attrs.field(factory=list)
+    newer_unrecoverable: bool = False
+    rivals: bool = False
+
+
+class MutableCheck:
+    """
+    The check of one mutable file.
+
+    Args:
+        cap: as it was given.
+        verify: read every share, and prove every byte.
+        add_lease: add or renew this client's leases where shares are.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        cap: MutableCap,
+        usual: tuple[int, int],
+        verify: bool = False,
+        add_lease: bool = False,
+    ) -> None:
+        self._slot = slot
+        self._cap = cap
+        self._usual = usual
+        self._verify = verify
+        self._add_lease = add_lease
+        self._bad: set[tuple[str, int]] = set()
+        self._corrupt: list[CorruptionError] = []
+
+    async def run(self) -> MutableCheckResult:
+        """Ask, verify, judge."""
+        book = ShareBook(self._slot.cap)
+        survey = Survey(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
+        found = await survey.everyone()
+        self._corrupt = list(found.corrupt)
+        best = found.choice().best
+        if self._verify and best is not None:
+            copies = [copy for held in found.holders(best).values() for copy in held]
+            await few_at_a_time(
+                SHARES_AT_ONCE, [partial(self._verify_copy, copy, best) for copy in copies]
+            )
+        result = self._judge(found)
+        return await self._leased(found, result) if self._add_lease else result
+
+    async def _verify_copy(self, copy: Copy, version: Version) -> None:
+        assert copy.share is not None
+        reader = VersionReader(version, None)
+        reader.add_share(copy.share)
+        segments = version.geometry.num_segments
+        try:
+            for first in range(0, max(1, segments), SEGMENTS_AT_ONCE):
+                end = min(first + SEGMENTS_AT_ONCE, segments)
+                while gaps := reader.missing(copy.number, first, end):
+                    for start, stop in gaps:
+                        data = await self._slot.read(copy.peer, copy.number, start, stop - start)
+                        copy.share.answered(start, stop - start, data)
+                for segment in range(first, end):
+                    block = reader.block(copy.number, segment)
+                    if block is not None and not block.is_good():
+                        reader.condemn_block(copy.number, segment)
+                    reader.release(segment)
+            reader.prove_share(copy.number)
+            await self._verify_keys(copy, version)
+            self._corrupt += [_of(copy, error) for error in reader.corrupt]
+            bad = bool(reader.corrupt)
+        except CorruptionError as error:
+            self._corrupt.append(_of(copy, error))
+            bad = True
+        except NoSuchShare:
+            bad = True
+        except ServerError as error:
+            self._corrupt.append(
+                CorruptionError(
+                    f"share {copy.number} cannot be read: {error}",
+                    copy.number,
+                    None,
+                    copy.peer.name,
+                )
+            )
+            bad = True
+        if bad:
+            self._bad.add((copy.peer.identity.server_id, copy.number))
+
+    async def _verify_keys(self, copy: Copy, version: Version) -> None:
+        """
+        Prove what readers have from another share; and if the cap writes, the private key.
+
+        Raises:
+            CorruptionError: it is damaged.
+        """
+        share, cap = copy.share, self._slot.cap
+        assert share is not None
+        parts = [Part.PUBLIC_KEY, Part.SIGNATURE]
+        if self._slot.can_write:
+            parts.append(Part.PRIVATE_KEY)
+        while gaps := share.missing(*parts):
+            for start, stop in gaps:
+                data = await self._slot.read(copy.peer, copy.number, start, stop - start)
+                share.answered(start, stop - start, data)
+        key = load_verifying_key(share.read(Part.PUBLIC_KEY), cap, copy.number)
+        if not key.is_signature(share.read(Part.SIGNATURE), version.signed_prefix):
+            offset = share.range_of(Part.SIGNATURE)[0]
+            raise damaged(copy.number, "its signature does not fit what it says it is", offset)
+        if self._slot.can_write:
+            open_signing_key(share.read(Part.PRIVATE_KEY), cap, copy.number)
+
+    def _judge(self, found: ShareMap) -> MutableCheckResult:
+        choice = found.choice()
+        best = choice.best
+        good: dict[int, list[str]] = {}
+        for number, copies in found.holders(best).items() if best is not None else ():
+            names = [
+                copy.peer.name
+                for copy in copies
+                if (copy.peer.identity.server_id, number) not in self._bad
+            ]
+            if names:
+                good[number] = sorted(names)
+        k, n = self._usual if best is None else (best.required_shares, best.total_shares)
+        recoverable = best is not None and len(good) >= k
+        others = [
+            (version.sequence_number, len(choice.shares[version]))
+            for version in sorted(choice.shares, reverse=True)
+            if version != best
+        ]
+        return MutableCheckResult(
+            cap=self._cap,
+            version=best if recoverable else None,
+            healthy=recoverable and len(good) == n and not others and not self._corrupt,
+            recoverable=recoverable,
+            good_shares=good,
+            happiness=servers_of_happiness({n: set(held) for n, held in good.items()}),
+            other_versions=others,
+            newer_unrecoverable=bool(choice.newer_unrecoverable),
+            rivals=bool(choice.rivals),
+            required_shares=k,
+            total_shares=n,
+            corrupt=self._corrupt,
+            unreachable=sorted(peer.name for peer in found.failed),
+            reasons={peer.name: str(error) for peer, error in found.failed.items()},
+        )
+
+    async def _leased(self, found: ShareMap, result: MutableCheckResult) -> MutableCheckResult:
+        renewed: list[str] = []
+        problems: list[str] = []
+
+        async def add(peer: Peer) -> None:
+            try:
+                await self._slot.add_lease(peer)
+                renewed.append(peer.name)
+            except ServerError as error:
+                problems.append(str(error))
+
+        holders = [peer for peer, copies in found.copies.items() if copies]
+        await few_at_a_time(LEASES_AT_ONCE, [partial(add, peer) for peer in holders])
+        return attrs.evolve(result, renewed=sorted(renewed), lease_problems=sorted(set(problems)))
+
+
+def check_repairable(result: MutableCheckResult) -> None:
+    """
+    Raise UncoordinatedWriteError where a repair would have to choose between what two people wrote.
+
+    The best version there is would be written over a newer one of which too few shares are there, or over
+    another one with the same number.
+    """
+    if result.newer_unrecoverable:
+        raise UncoordinatedWriteError(
+            "there are shares of a newer version of this mutable file, but too few to read it; its other "
+            "servers may come back: try again later, or repair with force, and it is lost",
+            result.other_versions[0][0],
+        )
+    if result.rivals:
+        raise UncoordinatedWriteError(
+            "two versions of this mutable file with the same number can be read, and a repair keeps one: "
+            "repair with force if that does not matter",
+            result.other_versions[0][0],
+        )
+
+
+def _of(copy: Copy, error: CorruptionError) -> CorruptionError:
+    error.server = copy.peer.name
+    return error

@@ -1,0 +1,213 @@
+"""
+What is remembered of mutable files: the newest version seen, where its shares are, and the key to write it.
+
+With it a writer who knows the version needs one round trip, and an older version that is offered later is
+known to be older (rollback). Nothing of it is believed by anybody else: a server tests the checkstring.
+
+A file for each mutable file, in a directory beside the client's other caches, mode 0600: JSON of one or two
+kilobytes. The private key in it is encrypted with the write key, as in every share, so that whoever reads it
+without a cap learns storage indexes and sequence numbers, which servers know as well. At most ``MAX_FILES``
+are kept; beyond, those not used for longest are removed. A file that is damaged, or gone, costs a round trip.
+
+**Several processes** replace each other's files whole; a lower sequence number never replaces a higher one,
+but for a race of microseconds, and then only the hint is lost.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import os
+import tempfile
+from base64 import b64decode, b64encode
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from pipegrid.core import base32
+from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.core.mutable.versions import Version, parse_version
+
+MAX_FILES = 10_000
+MAX_IN_MEMORY = 1000
+MAX_CONTENT_BYTES = 1 << 20
+"""Of one file whose content is kept in memory, so that a change of it need not read it again."""
+MAX_CONTENTS_BYTES = 32 << 20
+_MAX_FILE_BYTES = 64 << 10
+_MAX_COPIES = 1024
+_FORMAT = 1
+
+
+@attrs.define(eq=False)
+class Known:
+    """
+    What is remembered of one file.
+
+    Attributes:
+        sequence_number, root_hash: of the newest version that was read or written.
+        version: the one that all shares in ``copies`` have; None if that is not known.
+        copies: share numbers by server id: where they were last.
+        encrypted_key: the private key as shares hold it, b"" if it was not seen.
+        signing_key: the same, opened; in this process only.
+        content: of ``version``; in this process only.
+        contended_s: when other writers were last met, by the clock of the process; None: never.
+    """
+
+    sequence_number: int = 0
+    root_hash: bytes = b""
+    version: Version | None = None
+    copies: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
+    encrypted_key: bytes = attrs.field(default=b"", repr=False)
+    signing_key: SigningKey | None = attrs.field(default=None, repr=False)
+    content: bytes | None = attrs.field(default=None, repr=False)
+    contended_s: float | None = None
+
+    @property
+    def newest(self) -> tuple[int, bytes]:
+        """Sequence number and root hash: what an older version is compared with."""
+        return self.sequence_number, self.root_hash
+
+    def saw(self, version: Version) -> None:
+        """A version was read, or written by all the rules."""
+        self.sequence_number, self.root_hash = max(
+            self.newest, (version.sequence_number, version.root_hash)
+        )
+
+    def forget_version(self) -> None:
+        """What is there is known no more, only where to look for it, and the newest that was seen."""
+        self.version = None
+        self.content = None
+
+
+class KnownFiles:
+    """
+    What is remembered of all files.
+
+    Args:
+        directory: where it is kept; None: for this process only.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._files: OrderedDict[bytes, Known] = OrderedDict()
+        self._saved: dict[bytes, tuple[int, bytes]] = {}
+        self._writes = 0
+
+    def of(self, storage_index: bytes) -> Known:
+        """Return what is remembered of a file; nothing, perhaps."""
+        known = self._files.get(storage_index)
+        if known is None:
+            known = self._files[storage_index] = self._load(storage_index)
+            while len(self._files) > MAX_IN_MEMORY:
+                self._files.popitem(last=False)
+        self._files.move_to_end(storage_index)
+        return known
+
+    def save(self, storage_index: bytes, known: Known) -> None:
+        """Write down what has changed; whatever goes wrong, it is remembered in this process."""
+        self._bound_contents()
+        if self._directory is None:
+            return
+        with suppress(OSError):
+            stored = self._load(storage_index)
+            if stored.newest > known.newest:
+                return
+            self._write(self._path(storage_index), pack(known))
+            self._writes += 1
+            if self._writes % 100 == 1:
+                self._remove_old()
+
+    def _bound_contents(self) -> None:
+        total = 0
+        for known in reversed(self._files.values()):
+            if known.content is not None:
+                total += len(known.content)
+                if len(known.content) > MAX_CONTENT_BYTES or total > MAX_CONTENTS_BYTES:
+                    known.content = None
+
+    def _path(self, storage_index: bytes) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{base32.encode(storage_index)}.json"
+
+    def _load(self, storage_index: bytes) -> Known:
+        if self._directory is None:
+            return Known()
+        try:
+            with open(self._path(storage_index), "rb") as file:
+                return unpack(file.read(_MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return Known()
+
+    def _write(self, path: Path, data: bytes) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new.")  # mode 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+
+    def _remove_old(self) -> None:
+        """Remove the files that were not written for longest, if there are too many."""
+        assert self._directory is not None
+        with os.scandir(self._directory) as entries:
+            files = [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]
+        if len(files) <= MAX_FILES:
+            return
+        by_age = sorted(files, key=lambda path: os.stat(path).st_mtime)
+        for path in by_age[: len(files) - MAX_FILES]:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def pack(known: Known) -> bytes:
+    """Return the file's content."""
+    document = {
+        "format": _FORMAT,
+        "sequence-number": known.sequence_number,
+        "root-hash": known.root_hash.hex(),
+        "version": "" if known.version is None else known.version.signed_prefix.hex(),
+        "copies": {server: list(numbers) for server, numbers in known.copies.items()},
+        "encrypted-key": b64encode(known.encrypted_key).decode("ascii"),
+    }
+    return json.dumps(document).encode("ascii")
+
+
+def unpack(data: bytes) -> Known:
+    """
+    Return what a file says.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    document = json.loads(data)
+    if not isinstance(document, Mapping) or document.get("format") != _FORMAT:
+        raise ValueError("not what is remembered of a mutable file")
+    number, copies = document.get("sequence-number"), document.get("copies")
+    if type(number) is not int or not 0 <= number < 1 << 64 or not isinstance(copies, dict):
+        raise ValueError("no sequence number, or no servers")
+    prefix = _bytes_from_hex(document, "version")
+    version = parse_version(prefix) if prefix else None
+    root_hash = _bytes_from_hex(document, "root-hash")
+    held = {
+        server: tuple(n for n in numbers if type(n) is int and 0 <= n < 255)
+        for server, numbers in copies.items()
+        if isinstance(numbers, list)
+    }
+    if len(root_hash) not in (0, 32) or sum(map(len, held.values())) > _MAX_COPIES:
+        raise ValueError("a root hash of another length, or too many shares")
+    try:
+        key = b64decode(str(document.get("encrypted-key", "")), validate=True)
+    except binascii.Error:
+        key = b""
+    return Known(number, root_hash, version, held, key)
+
+
+def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:
+    return bytes.fromhex(str(document.get(name, "")))

@@ -1,0 +1,232 @@
+"""
+Writing the shares of one version: each to its server, if what is there is what was seen.
+
+One read-test-write a server, with all of its shares: they are written together or not at all. What came of it
+follows from the answers alone:
+
+* written: the tests passed; or they failed and the share that is there is this very version, so that the
+  request had been carried out before its answer was lost;
+* a conflict: somebody else's version is there, in place of what was seen, or beside it;
+* failed: the server did not answer, or will not do it. Its shares go to others.
+
+**With a leader**, which is how those write who have met others: the server of one share is written first, and
+the rest only if that was taken. Whoever is refused there has touched nothing else; so of many writers one
+goes on, and versions do not destroy each other halfway.
+
+Source: the format reference for mutable files, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+
+from pipegrid.core.encoder import ShareWrite
+from pipegrid.core.hashes import Buffer
+from pipegrid.core.mutable.encoding import EncodedVersion
+from pipegrid.errors import ServerError, ServerTimeout
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.transfer.mutable.mapping import HEAD_BYTES, spare
+from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.peers import Peer
+from pipegrid.wire.messages import ShareChange
+
+Places = dict[Peer, dict[int, bytes | None]]
+"""Of each server, what must be there of each share: its first bytes, or None: nothing."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of share data in one request; a server that holds more shares of a large file gets several."""
+
+JOINED_PIECES = 4
+"""A write of more pieces is joined into one: servers bound the number of writes in a request."""
+
+
+@attrs.define
+class Outcome:
+    """
+    What came of writing a version.
+
+    Attributes:
+        placed: share number to the servers that have it now.
+        refused: servers where something else was there than expected.
+        surprises: servers that took the shares, but have others beside that were not known.
+        failed: servers that did not do it, and why.
+        seen: of each server that answered, how all its shares began before.
+    """
+
+    placed: dict[int, list[Peer]] = attrs.field(factory=dict)
+    refused: list[Peer] = attrs.field(factory=list)
+    surprises: list[Peer] = attrs.field(factory=list)
+    failed: dict[Peer, ServerError] = attrs.field(factory=dict)
+    seen: dict[Peer, dict[int, bytes]] = attrs.field(factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nobody else's write was met."""
+        return not self.refused and not self.surprises
+
+
+class Publication:
+    """
+    Writes one version, once.
+
+    Args:
+        places: see ``mapping.place``.
+        heads: how each share that is known begins, also those that are not written.
+        may_move: whether a share whose server fails may go elsewhere: whole shares may.
+        read_bytes: of each share, to be seen in the answers.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        encoded: EncodedVersion,
+        places: Places,
+        heads: Mapping[Peer, Mapping[int, bytes]],
+        may_move: bool = True,
+        read_bytes: int = HEAD_BYTES,
+    ) -> None:
+        self.outcome = Outcome()
+        self._slot = slot
+        self._encoded = encoded
+        self._head = encoded.version.signed_prefix[:HEAD_BYTES]
+        self._places = {peer: dict(shares) for peer, shares in places.items()}
+        self._heads = heads
+        self._may_move = may_move
+        self._read_bytes = max(HEAD_BYTES, read_bytes)
+        self._changed = Wakeup(slot.clock)
+        self._running: dict[Deferred[None], Peer] = {}
+        self._bug: BaseException | None = None
+
+    async def run(self, leader: Peer | None = None) -> Outcome:
+        """
+        Write, and wait for the answers; stragglers have their grace.
+
+        Args:
+            leader: is written first; if it refuses, nobody else is.
+        """
+        try:
+            if leader is not None and leader in self._places:
+                self._start(leader, self._places[leader])
+                await self._wait()
+                if not self.outcome.is_clean:
+                    return self.outcome
+            for peer, shares in list(self._places.items()):
+                if peer is not leader:
+                    self._start(peer, shares)
+            await self._wait()
+            return self.outcome
+        finally:
+            for running in list(self._running):
+                running.addErrback(lambda _: None)
+                running.cancel()
+
+    async def _wait(self) -> None:
+        clock, settings = self._slot.clock, self._slot.settings
+        began_s = clock.seconds()
+        grace_ends_s: float | None = None
+        while self._running:
+            if grace_ends_s is None and len(self.outcome.placed) >= self._enough():
+                grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
+            timeout_s = None if grace_ends_s is None else grace_ends_s - clock.seconds()
+            if timeout_s is not None and timeout_s <= 0:
+                self._give_up_stragglers()
+                return
+            await self._changed.wait(timeout_s)
+            if self._bug is not None:
+                raise self._bug
+
+    def _enough(self) -> int:
+        """So many shares must be written before anybody counts as a straggler: more than could be left."""
+        version = self._encoded.version
+        wanted = max(version.required_shares, version.total_shares - version.required_shares + 1)
+        return min(wanted, len(self._encoded.writes))
+
+    def _give_up_stragglers(self) -> None:
+        for running, peer in list(self._running.items()):
+            self.outcome.failed[peer] = ServerTimeout(
+                f"{peer.name} was much slower than the others", peer.name, True
+            )
+            running.addErrback(lambda _: None)
+            running.cancel()
+        self._running.clear()
+
+    def _start(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
+        batch: dict[int, bytes | None] = {}
+        size = 0
+        for number, head in shares.items():
+            length = sum(write.length for write in self._writes(number))
+            if batch and size + length > MAX_MESSAGE_BYTES:
+                self._send(peer, batch)
+                batch, size = {}, 0
+            batch[number] = head
+            size += length
+        if batch:
+            self._send(peer, batch)
+
+    def _writes(self, number: int) -> tuple[ShareWrite, ...]:
+        return self._encoded.writes[number]
+
+    def _send(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
+        running = Deferred.fromCoroutine(self._write(peer, dict(shares)))
+        if not running.called:
+            self._running[running] = peer
+        running.addBoth(self._ended, running)
+
+    def _ended(self, result: object, running: Deferred[None]) -> None:
+        self._running.pop(running, None)
+        error = getattr(result, "value", None)
+        if isinstance(error, BaseException) and not isinstance(error, CancelledError):
+            self._bug = self._bug or error
+        self._changed.fire()
+
+    async def _write(self, peer: Peer, shares: dict[int, bytes | None]) -> None:
+        changes = {number: self._change(number, head) for number, head in shares.items()}
+        try:
+            result = await self._slot.change(peer, changes, self._read_bytes)
+        except ServerError as error:
+            self.outcome.failed[peer] = error
+            if self._may_move:
+                self._move(shares)
+            return
+        seen = {number: pieces[0] for number, pieces in result.data.items()}
+        self.outcome.seen.setdefault(peer, seen)
+        ours = all(seen.get(number, b"")[:HEAD_BYTES] == self._head for number in shares)
+        if not result.success and not ours:
+            self.outcome.refused.append(peer)
+            return
+        for number in shares:
+            self.outcome.placed.setdefault(number, []).append(peer)
+        expected = {n: head[:HEAD_BYTES] for n, head in self._heads.get(peer, {}).items()}
+        for number, data in seen.items():
+            head = data[:HEAD_BYTES]
+            if number not in shares and head not in (expected.get(number), self._head):
+                self.outcome.surprises.append(peer)
+                return
+
+    def _change(self, number: int, head: bytes | None) -> ShareChange:
+        test = (0, 1, b"") if head is None else (0, max(HEAD_BYTES, len(head)), head)
+        writes: list[tuple[int, Buffer]] = []
+        for write in self._writes(number):
+            pieces = write.pieces
+            if len(pieces) > JOINED_PIECES:
+                pieces = (b"".join(pieces),)
+            offset = write.offset
+            for piece in pieces:
+                writes.append((offset, piece))
+                offset += len(piece)
+        return ShareChange((test,), tuple(writes), self._encoded.share_bytes)
+
+    def _move(self, shares: Mapping[int, bytes | None]) -> None:
+        """Give the shares of a server that failed to others."""
+        for number in shares:
+            if number in self.outcome.placed:
+                continue
+            peer = spare(
+                number, self._places, self._heads, self._slot.peers, set(self.outcome.failed)
+            )
+            if peer is not None:
+                self._places.setdefault(peer, {})[number] = None
+                self._send(peer, {number: None})

@@ -1,0 +1,197 @@
+"""
+Reading a version whose shares are known: k shares are read ahead, in pieces, all on their way at once.
+
+One loop: look what is lacking of the segments in the window, ask for it, decode what can be decoded, hand it
+on, wait. A share that proves bad, or whose server fails, is replaced by another copy or another share;
+when none is left the error says how many good ones there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twisted.internet.defer import CancelledError, Deferred
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.core.mutable.reading import VersionReader
+from pipegrid.core.mutable.share import MutableShare
+from pipegrid.core.mutable.versions import Version
+from pipegrid.core.spans import Spans
+from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.transfer.mutable.mapping import Copy, ShareMap
+from pipegrid.transfer.mutable.slot import Slot
+
+PIECE_BYTES = 1 << 20
+"""Of one read; larger gaps are several."""
+NEAR_BYTES = 1 << 10
+"""Gaps that are no further apart are one read: a request costs as much as so many bytes."""
+
+
+class ContentReader:
+    """
+    Reads bytes of one version.
+
+    Args:
+        found: knows who has its shares.
+        ready: whether more plaintext may be handed on now; whoever makes it so fires ``changed``.
+        write: takes plaintext, in order.
+
+    Attributes:
+        changed: to be fired when ``ready`` has changed.
+        servers: share number to the name of the server that it was read from.
+        corrupt: what was wrong with shares.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        found: ShareMap,
+        version: Version,
+        write: Callable[[Sequence[Buffer]], None],
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.changed = Wakeup(slot.clock)
+        self.servers: dict[int, str] = {}
+        self.corrupt: list[CorruptionError] = []
+        self._slot = slot
+        self._version = version
+        self._write = write
+        self._ready = ready
+        readkey = None if slot.cap.access == "verify" else slot.cap.readonly().secret
+        self._reader = VersionReader(version, readkey)
+        self._holders = found.holders(version)
+        self._in_use: dict[int, Copy] = {}
+        self._asked: dict[int, Spans] = {}
+        self._running: dict[Deferred[None], int] = {}
+        self._bug: BaseException | None = None
+        self._told = 0
+
+    async def read(self, start: int, length: int) -> None:
+        """
+        Hand on the plaintext bytes ``[start, start + length)``, which lie within the version.
+
+        Raises:
+            NotEnoughSharesError: too few good shares can be had.
+            CorruptionError: the version itself is inconsistent.
+        """
+        geometry = self._version.geometry
+        segment_bytes = max(1, geometry.segment_bytes)
+        segment = start // segment_bytes
+        end_segment = -(-(start + length) // segment_bytes) if length else segment
+        k = geometry.required_shares
+        stored = max(1, k * (geometry.block_bytes + geometry.salt_bytes))
+        window = max(1, self._slot.settings.memory_bytes // stored)
+        ahead = segment
+        try:
+            while segment < end_segment:
+                self._choose()
+                if ahead - segment <= window // 2:  # in large steps, so that requests are large
+                    ahead = min(segment + window, end_segment)
+                self._ask(segment, ahead)
+                job = None
+                if self._ready():
+                    first = segment * segment_bytes
+                    job = self._reader.job(segment, max(0, start - first), start + length - first)
+                if job is not None:
+                    result = await self._slot.workers.run_if_large(stored, job.run)
+                    pieces = self._reader.finish(result)
+                    if pieces is not None:
+                        self._write(pieces)
+                        segment += 1
+                elif not self._is_bad_news():
+                    await self.changed.wait()
+                    if self._bug is not None:
+                        raise self._bug
+        finally:
+            self._tell_of_corrupt()
+            for running in list(self._running):
+                running.addErrback(lambda _: None)
+                running.cancel()
+
+    def _is_bad_news(self) -> bool:
+        """Whether shares were found to be bad since last time, so that others have to be chosen."""
+        return len(self._reader.shares_in_use) < len(self._in_use) or bool(self._reader.lacking)
+
+    def _choose(self) -> None:
+        """Have k shares in use, the next best in place of those that failed."""
+        self._tell_of_corrupt()
+        for number in self._in_use.keys() - set(self._reader.shares_in_use):
+            del self._in_use[number]
+        while self._reader.lacking:
+            free = [n for n, copies in self._holders.items() if copies and n not in self._in_use]
+            if not free:
+                raise NotEnoughSharesError(
+                    f"only {len(self._in_use)} good shares of version {self._version.name} of this file "
+                    f"can be had, and {self._version.required_shares} are needed; try again when more "
+                    "servers can be reached, or repair it",
+                    len(self._in_use),
+                    self._version.required_shares,
+                )
+            number = free[0]
+            copy = self._holders[number].pop(0)
+            assert copy.share is not None
+            self._in_use[number] = copy
+            self._asked[number] = Spans()
+            self._reader.add_share(copy.share)
+            self.servers[number] = copy.peer.name
+
+    def _ask(self, first: int, end: int) -> None:
+        """Ask for what is lacking of these segments and not asked for yet."""
+        for number, copy in list(self._in_use.items()):
+            asked = self._asked[number]
+            wanted = Spans()
+            for gap in self._reader.missing(number, first, end):
+                for a, b in asked.gaps(*gap):
+                    wanted.add(a, b)
+            share = copy.share
+            assert share is not None
+            for a, b in wanted.merged(NEAR_BYTES):
+                asked.add(a, b)
+                for at in range(a, b, PIECE_BYTES):
+                    self._start(copy, share, at, min(PIECE_BYTES, b - at))
+
+    def _start(self, copy: Copy, share: MutableShare, offset: int, length: int) -> None:
+        running = Deferred.fromCoroutine(self._fetch(copy, share, offset, length))
+        if not running.called:
+            self._running[running] = copy.number
+        running.addBoth(self._ended, running)
+
+    def _ended(self, result: object, running: Deferred[None]) -> None:
+        self._running.pop(running, None)
+        error = getattr(result, "value", None)
+        if isinstance(error, BaseException) and not isinstance(error, CancelledError):
+            self._bug = self._bug or error
+        self.changed.fire()
+
+    async def _fetch(self, copy: Copy, share: MutableShare, offset: int, length: int) -> None:
+        try:
+            data = await self._slot.read(copy.peer, copy.number, offset, length)
+            share.answered(offset, length, data)
+        except CorruptionError as error:
+            if self._in_use.get(copy.number) is copy:
+                self._reader.drop_share(copy.number)
+                self.corrupt.append(error)
+        except ServerError:
+            if self._in_use.get(copy.number) is copy:
+                self._reader.drop_share(copy.number)
+
+    def _tell_of_corrupt(self) -> None:
+        """Note what the reader found wrong, and tell the servers, who else would not know."""
+        for error in self._reader.corrupt[self._told :]:
+            copy = self._in_use.get(-1 if error.share_number is None else error.share_number)
+            if copy is not None:
+                error.server = copy.peer.name
+                telling = Deferred.fromCoroutine(
+                    self._slot.complain(copy.peer, copy.number, str(error))
+                )
+                telling.addErrback(lambda _: None)
+            self.corrupt.append(error)
+        self._told = len(self._reader.corrupt)
+
+
+async def read_whole(slot: Slot, found: ShareMap, version: Version) -> bytes:
+    """Return all of a version's plaintext; see ``ContentReader.read``."""
+    pieces: list[Buffer] = []
+    await ContentReader(slot, found, version, pieces.extend).read(0, version.size)
+    return b"".join(pieces)

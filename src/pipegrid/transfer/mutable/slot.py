@@ -1,0 +1,144 @@
+"""
+One mutable file on the servers of a grid: how each of them is asked about it, with its own secrets.
+
+Who has the write cap asks by read-test-write, which lists and reads in one request whatever shares there are;
+who has not must name shares where the protocol wants that, and guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.leases import ClientSecrets, FileSecrets, write_enabler
+from pipegrid.errors import ServerError, ServerUnreachable, WrongSecret
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.settings import MutableSettings
+from pipegrid.transfer.watch import Watch
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+
+T = TypeVar("T")
+
+ATTEMPTS = 2
+"""A change whose connection was lost is sent once more; the answer tells whether the first was made."""
+
+
+@attrs.define(eq=False)
+class Slot:
+    """
+    The file, its servers, and what its operations share.
+
+    Attributes:
+        peers: in the order of the file's ring.
+        wrong_enabler: servers that know its shares under another write enabler, and only let us read.
+    """
+
+    cap: MutableCap
+    peers: Sequence[Peer]
+    clock: IReactorTime
+    workers: CpuWorkers
+    settings: MutableSettings
+    _file_secrets: FileSecrets
+    storage_index: bytes = attrs.field(init=False)
+    wrong_enabler: set[Peer] = attrs.field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self.storage_index = self.cap.storage_index
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the cap grants that."""
+        return self.cap.access == "write"
+
+    def lease(self, peer: Peer) -> LeaseSecrets:
+        """Return the secrets of this client's leases on the file, on one server."""
+        secrets = self._file_secrets.for_server(peer.identity.lease_seed)
+        return LeaseSecrets(secrets.renew, secrets.cancel)
+
+    def _secrets(self, peer: Peer) -> SlotSecrets:
+        enabler = write_enabler(self.cap.secret, peer.identity.lease_seed)
+        return SlotSecrets(self.lease(peer), enabler)
+
+    async def look(
+        self, peer: Peer, length: int, expected: AbstractSet[int] = frozenset()
+    ) -> dict[int, bytes]:
+        """
+        Return the beginning of every share that a server has, up to ``length`` bytes of each.
+
+        Args:
+            expected: which shares are probably there.
+        """
+        server, reads = peer.server, [(0, length)]
+        if self.can_write and peer not in self.wrong_enabler:
+            try:
+                result = await self._answer(
+                    peer, server.read_test_write(self.storage_index, self._secrets(peer), {}, reads)
+                )
+                return {number: pieces[0] for number, pieces in result.data.items()}
+            except WrongSecret:
+                self.wrong_enabler.add(peer)
+        found = await self._answer(peer, server.read_slot(self.storage_index, reads, expected))
+        return {number: pieces[0] for number, pieces in found.items()}
+
+    async def change(
+        self, peer: Peer, changes: Mapping[int, ShareChange], read_bytes: int
+    ) -> SlotResult:
+        """Test and write; the answer shows the beginning of every share there as it was before."""
+        for attempt in range(ATTEMPTS):
+            call = peer.server.read_test_write(
+                self.storage_index, self._secrets(peer), changes, [(0, read_bytes)]
+            )
+            try:
+                return await self._answer(peer, call)
+            except ServerUnreachable:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+        raise AssertionError("not reached")
+
+    async def read(self, peer: Peer, number: int, offset: int, length: int) -> bytes:
+        """Read from one share."""
+        call = peer.server.read_slot_share(self.storage_index, number, offset, length)
+        return await self._answer(peer, call)
+
+    async def add_lease(self, peer: Peer) -> None:
+        """Add or renew this client's lease."""
+        await self._answer(peer, peer.server.add_slot_lease(self.storage_index, self.lease(peer)))
+
+    async def complain(self, peer: Peer, number: int, reason: str) -> None:
+        """Tell the server that a share looked corrupt; whatever comes of that."""
+        try:
+            await self._answer(
+                peer, peer.server.advise_corrupt_slot_share(self.storage_index, number, reason)
+            )
+        except ServerError:
+            return
+
+    async def _answer(self, peer: Peer, call: Deferred[T]) -> T:
+        return await Watch(self.clock, self.settings.silence_s).answer(call, peer.name)
+
+
+def open_slot(
+    cap: MutableCap,
+    peers: Sequence[Peer],
+    clock: IReactorTime,
+    workers: CpuWorkers,
+    settings: MutableSettings,
+    client_secrets: ClientSecrets,
+) -> Slot:
+    """Return the slot of a file on these servers."""
+    storage_index = cap.storage_index
+    return Slot(
+        cap,
+        ring(storage_index, peers),
+        clock,
+        workers,
+        settings,
+        client_secrets.for_file(storage_index),
+    )

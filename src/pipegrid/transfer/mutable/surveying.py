@@ -1,0 +1,139 @@
+"""
+Asking servers about a mutable file: whom, how many, and when it is enough.
+
+The first servers of the ring are asked at once, where writers put shares: as many as the file has shares, for
+writers k more; then everybody, in waves that double. Servers that lag behind when all else is clear are given
+their grace, and no more. Waiting ends when a reader may take what it has (``mapping.is_settled``), or when
+all who were asked have answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.mutable.book import ShareBook
+from pipegrid.errors import ServerError
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.transfer.mutable.mapping import ShareMap, is_settled, is_whole
+from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.peers import Peer
+
+Hints = dict[Peer, frozenset[int]]
+"""Which shares servers had when they were last asked."""
+
+
+class Survey:
+    """
+    One look at a file.
+
+    Args:
+        read_bytes: of the beginning of each share.
+        hints: these servers are asked first, too.
+        usual: how many shares, k and n, a file has whose version is not known yet.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        book: ShareBook,
+        read_bytes: int,
+        hints: Hints,
+        usual: tuple[int, int],
+    ) -> None:
+        self._slot = slot
+        self._read_bytes = read_bytes
+        self._hints = hints
+        self._usual = usual
+        self._changed = Wakeup(slot.clock)
+        self._running: dict[Peer, Deferred[None]] = {}
+        self._left = [*hints, *(peer for peer in slot.peers if peer not in hints)]
+        self._bug: BaseException | None = None
+        self.found = ShareMap(book)
+
+    async def for_reader(self, least: tuple[int, bytes]) -> ShareMap:
+        """
+        Ask until there is a version to read, or nobody is left.
+
+        Args:
+            least: sequence number and root hash of the newest version seen before.
+        """
+        k, n = self._usual
+        # What was acknowledged by happy servers of n is on k, at least, of so many.
+        wanted = min(max(2 * k, n - min(self._slot.settings.happy, n) + k), n)
+        return await self._ask(n, least, lambda: is_settled(self.found, wanted, least))
+
+    async def for_writer(self, least: tuple[int, bytes]) -> ShareMap:
+        """Ask those who may have shares, until all shares are known, or all have answered."""
+        k, n = self._usual
+        return await self._ask(
+            n + k, least, lambda: is_whole(self.found) and is_settled(self.found, 0, least)
+        )
+
+    async def everyone(self) -> ShareMap:
+        """Ask all servers, and wait for all of them, but for those that lag far behind."""
+        return await self._ask(len(self._left), (0, b""), lambda: False)
+
+    async def _ask(
+        self, first: int, least: tuple[int, bytes], is_enough: Callable[[], bool]
+    ) -> ShareMap:
+        clock, settings = self._slot.clock, self._slot.settings
+        began_s = clock.seconds()
+        grace_ends_s: float | None = None
+        wave = max(first, len(self._hints))
+        try:
+            while True:
+                if is_enough():
+                    return self.found
+                if not self._running or (grace_ends_s or clock.seconds() + 1) <= clock.seconds():
+                    if is_settled(self.found, 0, least) or not self._left:
+                        return self.found
+                    self._start(wave)
+                    wave *= 2
+                    grace_ends_s = None
+                elif grace_ends_s is None and self._left_few() and is_settled(self.found, 0, least):
+                    grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
+                timeout_s = None if grace_ends_s is None else grace_ends_s - clock.seconds()
+                await self._changed.wait(timeout_s)
+                if self._bug is not None:
+                    raise self._bug
+        finally:
+            for running in list(self._running.values()):
+                running.addErrback(lambda _: None)
+                running.cancel()
+
+    def _left_few(self) -> bool:
+        return len(self._running) <= max(1, self.found.answered)
+
+    def _start(self, count: int) -> None:
+        peers, self._left = self._left[:count], self._left[count:]
+        for peer in peers:
+            running = Deferred.fromCoroutine(self._look(peer))
+            if not running.called:
+                self._running[peer] = running
+            running.addBoth(self._ended, peer)
+        self._changed.fire()
+
+    def _ended(self, result: object, peer: Peer) -> None:
+        self._running.pop(peer, None)
+        error = getattr(result, "value", None)
+        if isinstance(error, BaseException) and not isinstance(error, ServerError):
+            self._bug = self._bug or error
+        self._changed.fire()
+
+    async def _look(self, peer: Peer) -> None:
+        try:
+            data = await self._slot.look(peer, self._read_bytes, self._expected(peer))
+        except ServerError as error:
+            self.found.failed_to_answer(peer, error)
+        else:
+            self.found.heard(peer, data, self._read_bytes)
+
+    def _expected(self, peer: Peer) -> frozenset[int]:
+        """Return which shares a server has if writers have put them where they always do."""
+        if peer in self._hints:
+            return self._hints[peer]
+        _, n = self._usual
+        place = self._slot.peers.index(peer)
+        return frozenset(range(place, n, len(self._slot.peers)))

@@ -1,0 +1,204 @@
+"""
+Changing a range of an MDMF file: only the segments it touches, and hashes above, are read and written.
+
+All n shares of one version must be there, and nobody else writing. Otherwise, and for SDMF, the whole file is
+written anew with the range changed (``modifying``), which bears all that.
+
+Round trips: look, read, write. Where the version is known the look is left out: what is read is asked for
+where this client's own writes put it, and a share that is laid out otherwise fails the test of its header.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.mutable.book import ShareBook
+from pipegrid.core.mutable.geometry import SALT_BYTES, Format
+from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.core.mutable.sections import MAX_HEADER_BYTES, Header, new_sections
+from pipegrid.core.mutable.share import MutableShare
+from pipegrid.core.mutable.update import RangeUpdate
+from pipegrid.core.mutable.versions import Version, next_sequence_number
+from pipegrid.errors import CorruptionError, ServerError, UsageError
+from pipegrid.reactor.together import all_ended
+from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.transfer.mutable.mapping import Copy, ShareMap
+from pipegrid.transfer.mutable.modifying import WriteResult, check_happy, remember, write_result
+from pipegrid.transfer.mutable.publishing import Places, Publication
+from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.surveying import Survey
+from pipegrid.transfer.peers import Peer
+
+
+def splice(old: bytes, offset: int, data: bytes) -> bytes:
+    """
+    Return the content with bytes at an offset replaced, or added at its end.
+
+    Raises:
+        UsageError: the offset lies behind the end.
+    """
+    if not 0 <= offset <= len(old):
+        raise UsageError(
+            f"cannot write at byte {offset} of a file of {len(old)} bytes: from its end on at most"
+        )
+    return old[:offset] + data + old[offset + len(data) :]
+
+
+class Update:
+    """One try to change a range in place."""
+
+    def __init__(
+        self, slot: Slot, files: KnownFiles, offset: int, data: bytes, usual: tuple[int, int]
+    ) -> None:
+        self._slot = slot
+        self._files = files
+        self._known = files.of(slot.storage_index)
+        self._offset = offset
+        self._data = data
+        self._usual = usual
+
+    async def run(self) -> WriteResult | None:
+        """
+        Return what was written, or None if that cannot be done in place, here and now.
+
+        Raises:
+            UsageError: the range begins behind the end of the file.
+            UnhappyError: too few servers took their part.
+        """
+        copies = self._remembered_copies() or await self._looked_up_copies()
+        if not copies:
+            return None
+        key = self._known.signing_key
+        version = next(iter(copies.values())).version
+        assert version is not None
+        if key is None or version.format is not Format.MDMF:
+            return None
+        update = RangeUpdate(
+            version, self._offset, len(self._data), self._slot.cap.readonly().secret
+        )
+        for copy in copies.values():
+            assert copy.share is not None
+            update.add_share(copy.share)
+        if not await self._read(update, copies):
+            self._known.forget_version()
+            return None
+        return await self._write(update, copies, key)
+
+    def _remembered_copies(self) -> dict[int, Copy]:
+        """Return shares as this client's last write left them."""
+        known = self._known
+        version, key = known.version, known.signing_key
+        if version is None or key is None or version.format is not Format.MDMF:
+            return {}
+        if version.sequence_number < known.sequence_number:
+            return {}
+        geometry = version.geometry
+        sections = new_sections(geometry, len(key.public_der), len(key.encrypted))
+        header = Header(version, sections).pack()
+        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
+        copies: dict[int, Copy] = {}
+        for server, numbers in known.copies.items():
+            for number in numbers:
+                if server in by_id and number not in copies:
+                    share = MutableShare(number)
+                    share.put(0, header)
+                    copies[number] = Copy(by_id[server], number, header, share, version)
+        return copies if len(copies) == version.total_shares else {}
+
+    async def _looked_up_copies(self) -> dict[int, Copy]:
+        """Return one copy of each share, of a version of which all are there; else nothing."""
+        slot = self._slot
+        book = ShareBook(slot.cap, signing_key=self._known.signing_key)
+        survey = Survey(slot, book, slot.settings.read_bytes, {}, self._usual)
+        found = await survey.for_writer(self._known.newest)
+        if not found.choice().healthy():
+            return {}
+        best = found.choice().best
+        assert best is not None
+        self._open_key(found, book, best)
+        copies: dict[int, Copy] = {}
+        for number, held in found.holders(best).items():
+            if len(held) > 1:
+                return {}  # a copy that is not written too would be left behind
+            share = held[0].share
+            assert share is not None
+            assert share.header is not None
+            copies[number] = Copy(held[0].peer, number, share.header.pack(), share, best)
+        return copies
+
+    def _open_key(self, found: ShareMap, book: ShareBook, version: Version) -> None:
+        for copies in found.holders(version).values():
+            with suppress(CorruptionError):
+                share = copies[0].share
+                if share is not None and book.open_signing_key(share) is not None:
+                    self._known.signing_key = book.signing_key
+                    return
+
+    async def _read(self, update: RangeUpdate, copies: dict[int, Copy]) -> bool:
+        """Fetch what has to be read; False if some of it cannot be had."""
+        k = update.version.required_shares
+        with_blocks = set(sorted(copies)[:k])
+        while not update.is_ready:
+            wanted = [
+                (copies[number], span)
+                for number in copies
+                for span in update.missing(number, number in with_blocks)
+            ]
+            if update.lacking_shares:
+                return False
+            if wanted:
+                reads = [Deferred.fromCoroutine(self._fetch(copy, *span)) for copy, span in wanted]
+                try:
+                    await all_ended(reads)
+                except (ServerError, CorruptionError):
+                    return False
+            job = update.next_job()
+            if job is not None:
+                result = await self._slot.workers.run_if_large(
+                    update.version.segment_bytes, job.run
+                )
+                if not update.finish(result):
+                    return False
+            elif not wanted:
+                return False
+        return True
+
+    async def _fetch(self, copy: Copy, start: int, end: int) -> None:
+        data = await self._slot.read(copy.peer, copy.number, start, end - start)
+        assert copy.share is not None
+        copy.share.answered(start, end - start, data)
+
+    async def _write(
+        self, update: RangeUpdate, copies: dict[int, Copy], key: SigningKey
+    ) -> WriteResult | None:
+        salts = [os.urandom(SALT_BYTES) for _ in update.touched]
+        highest = max(update.version.sequence_number, self._known.sequence_number)
+        try:
+            encoded = await self._slot.workers.run_if_large(
+                6 * len(self._data),
+                update.encode,
+                self._data,
+                next_sequence_number(highest),
+                key,
+                salts,
+            )
+        except CorruptionError:
+            return None
+        places: Places = {}
+        heads: dict[Peer, dict[int, bytes]] = {}
+        for number, copy in copies.items():
+            assert len(copy.head) == MAX_HEADER_BYTES
+            places.setdefault(copy.peer, {})[number] = copy.head
+            heads.setdefault(copy.peer, {})[number] = copy.head
+        publication = Publication(self._slot, encoded, places, heads, may_move=False)
+        outcome = await publication.run()
+        if not outcome.is_clean:
+            self._known.forget_version()
+            self._known.contended_s = self._slot.clock.seconds()
+            return None
+        remember(self._files, self._slot, encoded, None, outcome, heads)
+        check_happy(self._slot, encoded.version, outcome)
+        return write_result(encoded.version, outcome, 1)

@@ -1,0 +1,154 @@
+"""Mutable files on a small grid in virtual time: the lines of ``world``, and clients of them."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.mutable import keys
+from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.reactor.workers import InlineWorkers
+from pipegrid.transfer.mutable.files import MutableFiles
+from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.settings import MutableSettings
+from pipegrid.transport.memory import MemoryServer
+from tests.transfer.world import RTT, Line
+
+
+@lru_cache(maxsize=64)
+def key(number: int = 0) -> SigningKey:
+    """Return a key pair; each is made once in a run, since that is what takes long."""
+    return keys.generate()
+
+
+class KeysAtOnce:
+    """Stands in for ``SigningKeys``: gives keys of ``key``, one behind the other, to all of a world."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def prepare(self) -> None:
+        """Nothing to do."""
+
+    def take(self) -> Deferred[SigningKey]:
+        """Give the next."""
+        self.taken += 1
+        return succeed(key(self.taken - 1))
+
+
+class MutableWorld:
+    """
+    Servers, and as many clients as are asked for.
+    """
+
+    def __init__(
+        self,
+        servers: int = 10,
+        k: int = 3,
+        n: int = 10,
+        *,
+        bytes_per_s: float | None = None,
+        **settings: Any,
+    ) -> None:
+        self.clock = Clock()
+        self.lines = [Line(self.clock, number, RTT, bytes_per_s) for number in range(servers)]
+        self.usual = (k, n)
+        self.settings = MutableSettings(**settings)
+        self.keys: Any = KeysAtOnce()
+        self.clients = 0
+
+    def client(
+        self, known: KnownFiles | Path | None = None, lines: list[Line] | None = None
+    ) -> MutableFiles:
+        """Return a client that knows nothing yet, or what was known before."""
+        self.clients += 1
+        peers = [Peer(line, Pipeline(1 << 20, self.clock)) for line in (lines or self.lines)]
+        workers: Any = InlineWorkers()
+        files = MutableFiles(
+            clock=self.clock,
+            workers=workers,
+            peers=peers,
+            client_secrets=ClientSecrets(bytes([self.clients % 256]) * 32),
+            usual=self.usual,
+            settings=self.settings,
+            known=known if isinstance(known, KnownFiles) else KnownFiles(known),
+            random=Random(self.clients).random,
+        )
+        files.keys = self.keys
+        return files
+
+    def far_lines(self, random: Random) -> list[Line]:
+        """Return lines of a client's own to the servers, each as long as it happens to be."""
+        lines = []
+        for number, line in enumerate(self.lines):
+            other = Line(self.clock, number, RTT * random.uniform(0.5, 2.0), None)
+            other.memory = MemoryServer(line.identity, line.storage)
+            other.storage = line.storage
+            lines.append(other)
+        return lines
+
+    def begin(self, work: Coroutine[Any, Any, Any] | Deferred[Any]) -> list[Any]:
+        """Start something; the list gets its outcome."""
+        outcome: list[Any] = []
+        running = work if isinstance(work, Deferred) else Deferred.fromCoroutine(work)
+        running.addBoth(outcome.append)
+        return outcome
+
+    def run(self, work: Coroutine[Any, Any, Any] | Deferred[Any], limit_s: float = 600.0) -> Any:
+        """Let time pass until it has ended; return its result or raise its error."""
+        outcome = self.begin(work)
+        self.run_until(lambda: bool(outcome), limit_s)
+        result = outcome[0]
+        if hasattr(result, "raiseException"):
+            result.raiseException()
+        return result
+
+    def run_until(self, is_done: Any, limit_s: float = 600.0) -> None:
+        """Let time pass until something is so."""
+        end_s = self.clock.seconds() + limit_s
+        while not is_done():
+            calls = self.clock.getDelayedCalls()
+            assert calls, "nothing more will happen"
+            next_s = min(call.getTime() for call in calls)
+            assert next_s <= end_s, f"not done in {limit_s} s"
+            self.clock.advance(max(0.0, next_s - self.clock.seconds()))
+
+    def round_trips(self, work: Coroutine[Any, Any, Any] | Deferred[Any]) -> tuple[float, Any]:
+        """Return how many round trips something takes, and its result."""
+        began_s = self.clock.seconds()
+        result = self.run(work)
+        return (self.clock.seconds() - began_s) / RTT, result
+
+    def create(self, content: bytes = b"first", format: Format = Format.SDMF) -> MutableCap:
+        """Store a file, by a client that is then gone."""
+        cap: MutableCap = self.run(self.client().create(content, format)).cap
+        return cap
+
+    def read(self, cap: MutableCap, files: MutableFiles | None = None, **options: Any) -> bytes:
+        """Return the content, as somebody sees it who knows nothing."""
+        pieces: list[Any] = []
+        self.run((files or self.client()).read(cap, pieces.extend, **options))
+        return b"".join(pieces)
+
+    def versions(self, cap: MutableCap) -> dict[int, set[int]]:
+        """Return the share numbers of each sequence number that servers really have."""
+        found: dict[int, set[int]] = {}
+        for line in self.lines:
+            for number, share in line.storage.slots.get(cap.storage_index, {}).items():
+                found.setdefault(int.from_bytes(share[1:9], "big"), set()).add(number)
+        return found
+
+    def leftovers(self) -> list[Any]:
+        """Return timers that nobody needs."""
+        return list(self.clock.getDelayedCalls())

@@ -1,0 +1,281 @@
+"""Servers that lie, shares that are damaged, writers that die: what is said then, and what is never done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.sections import parse_header
+from pipegrid.errors import (
+    CorruptionError,
+    NotEnoughSharesError,
+    RollbackError,
+    ServerError,
+    UncoordinatedWriteError,
+)
+from pipegrid.transfer.mutable.known import MAX_FILES, Known, KnownFiles, pack, unpack
+from tests.transfer.mutable_world import MutableWorld
+from tests.transfer.world import content
+
+
+class DamageTests(SynchronousTestCase):
+    """One server's share is damaged, at any place."""
+
+    def shares(self, world: MutableWorld, cap: MutableCap) -> list[dict[int, bytes]]:
+        """Return what the servers hold."""
+        return [line.storage.slots[cap.storage_index] for line in world.lines]
+
+    def test_any_flipped_bit(self) -> None:
+        """A bit anywhere: reading is right all the same, checking finds it or it is of no consequence."""
+        for format in (Format.SDMF, Format.MDMF):
+            world = MutableWorld(4, 2, 4, happy=4)
+            cap = world.create(content(300), format)
+            first = self.shares(world, cap)[0]
+            ((number, good),) = first.items()
+            header = parse_header(good)
+            assert header is not None
+            sections = header.sections
+            proven = [sections.public_key, sections.signature, sections.chain, sections.tree]
+            proven += [sections.data, (0, len(header.version.signed_prefix))]
+            for at in range(0, len(good), 37 if len(good) < 3000 else 61):
+                first[number] = good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :]
+                self.assertEqual(world.read(cap.readonly()), content(300), f"{format}, byte {at}")
+                found = world.run(world.client().check(cap.verifier(), verify=True))
+                self.assertTrue(found.recoverable)
+                if (
+                    found.healthy
+                ):  # the private key, which only its owner can prove, or where it ends
+                    self.assertFalse(any(a <= at < b for a, b in proven), f"{format}, byte {at}")
+                else:
+                    self.assertIn("server-", str(found.corrupt[0].server))
+                first[number] = good
+
+    def test_writers_put_it_right(self) -> None:
+        """A share that is garbage, or cut off, or empty, is written over by whoever writes next."""
+        for garbage in (b"", b"\0" * 10, b"\xff" * 3000, b"\1" + b"\xff" * 200):
+            world = MutableWorld()
+            cap = world.create(b"zero")
+            first = self.shares(world, cap)[0]
+            (number,) = first
+            first[number] = garbage
+            world.run(world.client().modify(cap, lambda old: old + b"!"))
+            self.assertEqual(world.read(cap), b"zero!")
+            future = garbage[:1] == b"\xff"  # of a format to come: left alone
+            found = world.run(world.client().check(cap, verify=True))
+            self.assertEqual(found.healthy, not future)
+            self.assertEqual(len(found.good_shares), 10, garbage[:1])
+
+    def test_too_much_damage(self) -> None:
+        """If too few good shares are left, that is what is said, and nothing wrong is handed on."""
+        world = MutableWorld()
+        cap = world.create(content(5000))
+        for shares in self.shares(world, cap)[:8]:
+            for number, share in shares.items():
+                shares[number] = share[:1000] + bytes(b ^ 1 for b in share[1000:])
+        pieces: list[Any] = []
+        with self.assertRaises(NotEnoughSharesError):
+            world.run(world.client().read(cap, pieces.extend))
+        self.assertEqual(pieces, [])
+        with self.assertRaises((NotEnoughSharesError, CorruptionError)):
+            world.run(world.client().repair(cap))
+
+    def test_shares_of_another_file(self) -> None:
+        """Valid shares of another file, signed by its owner, are nobody's here."""
+        world = MutableWorld()
+        cap, other = world.create(b"this"), world.create(b"that")
+        for line in world.lines[:8]:
+            line.storage.slots[cap.storage_index] = dict(line.storage.slots[other.storage_index])
+        with self.assertRaises(NotEnoughSharesError):
+            world.read(cap)
+        for line in world.lines[:7]:
+            del line.storage.slots[cap.storage_index]
+        with self.assertRaises(NotEnoughSharesError):
+            world.run(world.client().overwrite(cap, b"new"))
+
+    def test_old_shares_come_back(self) -> None:
+        """Some servers were away during a write: the newer version is read, and repair makes all new."""
+        world = MutableWorld()
+        cap = world.create(b"old")
+        old = [dict(shares) for shares in self.shares(world, cap)]
+        world.run(world.client().overwrite(cap, b"new"))
+        for line, shares in zip(world.lines[:5], old[:5], strict=True):
+            line.storage.slots[cap.storage_index] = shares
+        self.assertEqual(world.read(cap), b"new")
+        before = world.run(world.client().check(cap))
+        self.assertEqual((before.healthy, before.other_versions), (False, [(1, 5)]))
+        self.assertTrue(world.run(world.client().repair(cap)).whole)
+        self.assertTrue(world.run(world.client().check(cap, verify=True)).healthy)
+        self.assertEqual(world.read(cap), b"new")
+
+    def test_repair_asks_before_it_loses_something(self) -> None:
+        """A newer version that cannot be read, its servers being away: only force writes over it."""
+        world = MutableWorld()
+        cap = world.create(b"old")
+        old = [dict(shares) for shares in self.shares(world, cap)]
+        world.run(world.client().overwrite(cap, b"new"))
+        for line, shares in zip(world.lines[:8], old[:8], strict=True):
+            line.storage.slots[cap.storage_index] = shares
+        with self.assertRaises(UncoordinatedWriteError) as caught:
+            world.run(world.client().repair(cap))
+        self.assertEqual(caught.exception.theirs, 2)
+        world.run(world.client().repair(cap, force=True))
+        self.assertEqual(world.read(cap), b"old")
+        self.assertEqual(world.versions(cap), {3: set(range(10))})
+
+
+class ServerTests(SynchronousTestCase):
+    """Servers that fail, or take their time."""
+
+    def test_killed_in_mid_publish(self) -> None:
+        """Servers die while a version is written, and half of them return with old shares: 40 times."""
+        for seed in range(40):
+            world = MutableWorld(happy=5)
+            cap = world.create(b"old")
+            files = world.client()
+            dead = [line for number, line in enumerate(world.lines) if (seed >> number % 6) & 1][:5]
+            outcome = world.begin(files.overwrite(cap, b"new"))
+            world.clock.advance(0.125 + 0.06 + seed / 1000)
+            for line in dead:
+                line.silent.add("*")
+                line.down = True
+            world.run_until(lambda: bool(outcome))  # noqa: B023
+            acknowledged = not hasattr(outcome[0], "value")
+            for line in dead:
+                line.silent.clear()
+                line.down = False
+            found = world.read(cap)
+            if acknowledged:
+                self.assertEqual(found, b"new", f"seed {seed}")
+            self.assertIn(found, (b"old", b"new"))
+            world.run(world.client().repair(cap, force=True))
+            self.assertTrue(world.run(world.client().check(cap, verify=True)).healthy)
+
+    def test_lost_answers(self) -> None:
+        """A change that was made though its answer was lost is known for one's own: it is made once."""
+        world = MutableWorld(happy=4)
+        cap = world.create(b"")
+        files = world.client()
+        world.run(files.modify(cap, lambda old: old + b"a"))
+        for line in world.lines[:3]:
+            line.answers_lost.add("read_test_write")
+        outcome = world.begin(files.modify(cap, lambda old: old + b"b"))
+        world.clock.advance(0.2)
+        for line in world.lines[:3]:
+            line.answers_lost.clear()
+        world.run_until(lambda: bool(outcome))
+        self.assertEqual(outcome[0].attempts, 1)
+        self.assertEqual(world.read(cap), b"ab")
+
+    def test_slow_servers_are_not_waited_for(self) -> None:
+        """One that hangs costs its grace, and no more, of reading and of writing."""
+        world = MutableWorld(happy=7)
+        cap = world.create(b"zero")
+        world.lines[4].silent.add("*")
+        began_s = world.clock.seconds()
+        self.assertEqual(world.read(cap), b"zero")
+        self.assertLess(world.clock.seconds() - began_s, 1.0)
+        world.run(world.client().overwrite(cap, b"one"))
+        self.assertLess(world.clock.seconds() - began_s, 6.0)
+        self.assertEqual(world.read(cap), b"one")
+
+    def test_cancelling(self) -> None:
+        """Whatever is cancelled, whenever, leaves nothing behind."""
+        for operation in ("create", "read", "overwrite", "modify", "update", "check", "repair"):
+            for when_s in (0.0, 0.1, 0.2, 0.3):
+                world = MutableWorld(patience_s=5)
+                cap = world.create(content(50_000), Format.MDMF)
+                files = world.client()
+                arguments: dict[str, tuple[Any, ...]] = {
+                    "create": (b"", Format.SDMF),
+                    "read": (cap, lambda _: None),
+                    "overwrite": (cap, b"x"),
+                    "modify": (cap, lambda old: old + b"x"),
+                    "update": (cap, 5, b"x"),
+                }
+                work = getattr(files, operation)(*arguments.get(operation, (cap,)))
+                running = work if isinstance(work, Deferred) else Deferred.fromCoroutine(work)
+                running.addErrback(lambda _: None)
+                world.clock.advance(when_s)
+                running.cancel()
+                files.close()
+                world.clock.advance(1)
+                world.clock.advance(1)
+                self.assertEqual(world.leftovers(), [], f"{operation} at {when_s}")
+                self.assertEqual(world.read(cap)[:1] in (content(1), b"x"), True)
+
+    def test_errors_of_servers_are_named(self) -> None:
+        """If nobody can be reached the error says so."""
+        world = MutableWorld()
+        cap = world.create()
+        for line in world.lines:
+            line.down = True
+        with self.assertRaises(NotEnoughSharesError) as caught:
+            world.read(cap)
+        self.assertIn("10 servers did not answer", str(caught.exception))
+
+
+class KnownTests(SynchronousTestCase):
+    """What is remembered is a hint, whatever stands in its file."""
+
+    def test_damaged_files(self) -> None:
+        """Garbage, or what somebody else wrote there, costs a round trip, and is replaced."""
+        for garbage in (b"", b"{}", b"[1]", b"\xff" * 99, b'{"format": 1}', b"[" * 100_000):
+            directory = Path(self.mktemp())
+            world = MutableWorld()
+            cap = world.create()
+            world.run(world.client(directory).overwrite(cap, b"second"))
+            (path,) = directory.iterdir()
+            self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+            path.write_bytes(garbage)
+            trips, _ = world.round_trips(world.client(directory).overwrite(cap, b"third"))
+            self.assertEqual(trips, 2)
+            trips, _ = world.round_trips(world.client(directory).overwrite(cap, b"fourth"))
+            self.assertEqual(trips, 1)
+            self.assertNotIn(str(cap).encode(), path.read_bytes())
+
+    def test_packing(self) -> None:
+        """What is written is read again; a key without its cap is of no use."""
+        world = MutableWorld()
+        cap = world.create(b"zero")
+        files = world.client()
+        world.run(files.overwrite(cap, b"one"))
+        known = files.known.of(cap.storage_index)
+        again = unpack(pack(known))
+        self.assertEqual(
+            (again.newest, again.version, again.copies, again.encrypted_key),
+            (known.newest, known.version, known.copies, known.encrypted_key),
+        )
+        assert known.signing_key is not None
+        self.assertNotIn(known.signing_key.der, pack(known))
+        for broken in (b'{"format": 1, "sequence-number": -1, "copies": {}}', b"null"):
+            with self.assertRaises(ValueError):
+                unpack(broken)
+
+    def test_a_lower_number_does_not_replace_a_higher(self) -> None:
+        """Of two processes the one that has seen more is believed."""
+        directory = Path(self.mktemp())
+        index = bytes(16)
+        KnownFiles(directory).save(index, Known(5, b"r" * 32))
+        KnownFiles(directory).save(index, Known(4, b"r" * 32))
+        self.assertEqual(KnownFiles(directory).of(index).sequence_number, 5)
+        self.assertGreater(MAX_FILES, 1000)
+
+    def test_a_signed_lie(self) -> None:
+        """Servers go back; who reads remembers, and asks all of them before it says so."""
+        world = MutableWorld(12)
+        cap = world.create(b"first")
+        old = [dict(line.storage.slots.get(cap.storage_index, {})) for line in world.lines]
+        files = world.client()
+        world.run(files.overwrite(cap, b"second"))
+        for line, shares in zip(world.lines, old, strict=True):
+            line.storage.slots[cap.storage_index] = shares
+        with self.assertRaises(RollbackError):
+            world.read(cap, files)
+        self.assertTrue(all(line.calls for line in world.lines))
+        self.assertTrue(issubclass(RollbackError, Exception))
+        self.assertFalse(issubclass(RollbackError, ServerError))
