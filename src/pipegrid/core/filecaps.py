@@ -16,6 +16,39 @@ from pipegrid.core.caps import (
 from pipegrid.errors import CapError, UsageError
 
 
+def mutable_file(given: str | Cap, directories: bool = False) -> MutableCap | None:
+    """
+    Return the cap of a mutable file, whatever it grants, or None if it is another kind.
+
+    Args:
+        directories: also of the file that holds a mutable directory.
+    """
+    cap = parse_cap(given.strip()) if isinstance(given, str) else given
+    if directories and isinstance(cap, DirectoryCap):
+        cap = cap.file
+    return cap if isinstance(cap, MutableCap) else None
+
+
+def writable(given: str | Cap) -> MutableCap:
+    """
+    Return the cap that writes a mutable file, or the file of a mutable directory.
+
+    Raises:
+        CapError: it is malformed, of another kind, or does not grant that.
+    """
+    cap = mutable_file(given, directories=True)
+    if cap is None:
+        raise CapError(
+            "this is not the cap of a mutable file, and what it names can never change; write caps begin "
+            "with URI:SSK:, URI:MDMF: or URI:DIR2:"
+        )
+    if cap.access != "write":
+        raise CapError(
+            "this cap reads a mutable file but does not write it; use its write cap, or ask whoever has it"
+        )
+    return cap
+
+
 def readable(given: str | Cap) -> ChkCap | LitCap:
     """
     Return the cap of a file whose content it grants.

@@ -20,8 +20,8 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_callable, check_kind, check_whole, shown
-from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
-from pipegrid.core.filecaps import checkable, readable
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap
+from pipegrid.core.filecaps import checkable, mutable_file, readable, writable
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import MAX_SEGMENT_BYTES, Params
 from pipegrid.disk.partfile import PartFile
@@ -55,6 +55,9 @@ from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
     from pipegrid.grid.introducer import IntroducerStatus
+    from pipegrid.grid.mutables import Mutables
+    from pipegrid.transfer.mutable.files import CreateResult, Merge
+    from pipegrid.transfer.mutable.modifying import Edit, WriteResult
     from pipegrid.transfer.put.putter import Putter
     from pipegrid.transfer.renew import Renewal
 
@@ -116,6 +119,7 @@ class Grid:
         self._upload_settings = upload_settings or UploadSettings()
         self._upload_memory = Budget(UPLOAD_MEMORY_BYTES)
         self._putter: Putter | None = None
+        self._mutables: Mutables | None = None
         self._earlier = Earlier()
         self._running: set[Deferred[Any]] = set()
         self._closed = False
@@ -371,7 +375,8 @@ class Grid:
         replace: bool,
     ) -> GetResult:
         if isinstance(sink, str | os.PathLike):
-            readable(given)  # before anything is done on the disk
+            if mutable_file(given) is None:
+                readable(given)  # before anything is done on the disk
             with PartFile(os.fspath(sink), replace) as part:
                 return await self._get_to(given, part, start, length, progress, replace)
         result = await self._get(given, sink, start, length, progress)
@@ -387,6 +392,9 @@ class Grid:
         length: int | None,
         progress: Progress | None,
     ) -> GetResult:
+        mutable = mutable_file(given)
+        if mutable is not None:
+            return await self._open_mutables().get(mutable, sink, start, length, progress)
         cap = readable(given)
         check_whole(start, "the beginning of a range")
         if length is not None:
@@ -477,6 +485,9 @@ class Grid:
     async def _check(
         self, given: str | Cap, verify: bool, progress: Progress | None, add_lease: bool = False
     ) -> CheckResult:
+        mutable = mutable_file(given, directories=True)
+        if mutable is not None:
+            return await self._open_mutables().check(mutable, verify, add_lease)
         cap = checkable(given)
         check_callable(progress, "progress")
         if isinstance(cap, LitCap):
@@ -527,6 +538,9 @@ class Grid:
         return self._start(self._renew(cap))
 
     async def _renew(self, given: str | Cap) -> RenewResult:
+        mutable = mutable_file(given, directories=True)
+        if mutable is not None:
+            return await self._open_mutables().renew(mutable)
         cap = checkable(given)
         if isinstance(cap, LitCap):
             return RenewResult(cap, {}, 0, 0, [], [])
@@ -543,24 +557,33 @@ class Grid:
             silence_s=self._download_settings.silence_s,
         )
 
-    def repair(self, cap: str | Cap, *, progress: Progress | None = None) -> Deferred[RepairResult]:
+    def repair(
+        self, cap: str | Cap, *, progress: Progress | None = None, force: bool = False
+    ) -> Deferred[RepairResult]:
         """
         Check every byte of a file's shares, make those again that are missing or damaged, and renew leases.
 
         Good shares stay where they are. As many shares as can be found room for are made: ask the result.
 
         Args:
-            cap: a read cap or verify cap of an immutable file or directory.
+            cap: a read cap or verify cap of an immutable file or directory; the write cap of a mutable one,
+                which is written anew, as the version that is best now.
             progress: called with acknowledged and total bytes of the shares that are made.
+            force: of a mutable file, also where a newer version that cannot be read is lost by it.
 
         Raises (through the Deferred):
             CapError: not the cap of an immutable file.
             NotEnoughSharesError: too few good shares are left.
             CorruptionError: the shares do not make up the file of the cap.
         """
-        return self._start(self._repair(cap, progress))
+        return self._start(self._repair(cap, progress, force))
 
-    async def _repair(self, given: str | Cap, progress: Progress | None) -> RepairResult:
+    async def _repair(
+        self, given: str | Cap, progress: Progress | None, force: bool
+    ) -> RepairResult:
+        mutable = mutable_file(given, directories=True)
+        if mutable is not None:
+            return await self._open_mutables().repair(mutable, force)
         cap = checkable(given)
         check_callable(progress, "progress")
         if isinstance(cap, LitCap):
@@ -579,6 +602,92 @@ class Grid:
             progress=progress,
         )
         return await repair.run()
+
+    # Mutable files.
+
+    def create_mutable(
+        self,
+        source: SourceLike,
+        *,
+        format: str = "sdmf",
+        params: Params | None = None,
+        progress: Progress | None = None,
+    ) -> Deferred[CreateResult]:
+        """
+        Store a mutable file; fires with its write cap (``result.cap``; ``.readonly()`` is to be given away).
+
+        Args:
+            source: as for ``put``; at most 128 MiB, which are held in memory.
+            format: ``"sdmf"``, one segment; or ``"mdmf"``, of which ranges can be changed.
+            params: other than configured; the segment size is the format's.
+            progress: called once, with all bytes stored.
+
+        Raises (through the Deferred):
+            SourceError: the source cannot be read.
+            UnhappyError: too few servers took it.
+            UsageError: it is too large.
+        """
+        return self._start(self._open_mutables().create(source, format, params, progress))
+
+    def overwrite(self, cap: str | Cap, source: SourceLike) -> Deferred[WriteResult]:
+        """
+        Replace the content of a mutable file, whatever it was.
+
+        Raises (through the Deferred):
+            CapError: the cap does not write.
+            UncoordinatedWriteError: somebody else wrote at the same time, and theirs is there now.
+            NotEnoughSharesError: nothing is known of its versions, or none can be read.
+        """
+        return self._start_writing(cap, lambda own, file: own.overwrite(file, source))
+
+    def update(self, cap: str | Cap, offset: int, data: bytes) -> Deferred[WriteResult]:
+        """
+        Write bytes into a mutable file, from an offset within it or at its end; the others stay.
+
+        Of MDMF only the segments that are touched travel; SDMF is written whole.
+        """
+        return self._start_writing(cap, lambda own, file: own.update(file, offset, data))
+
+    def modify(
+        self, cap: str | Cap, function: Edit, *, merge: Merge | None = None
+    ) -> Deferred[WriteResult]:
+        """
+        Apply a function to the content of a mutable file; fires when the result is what is there.
+
+        Other writers' changes are never lost by it, nor is this one: it is applied again to what they made
+        of the file. Changes that are asked for at the same time are written as one version.
+
+        Args:
+            function: from old bytes to new bytes. It may be called several times, also with content that has
+                its change already; what it raises fails the call, and nothing is written.
+            merge: makes one content of several versions with the same number; by default the highest counts.
+        """
+        return self._start_writing(cap, lambda own, file: own.modify(file, function, merge))
+
+    def _start_writing(
+        self,
+        cap: str | Cap,
+        write: Callable[[Mutables, MutableCap], Coroutine[Any, Any, WriteResult]],
+    ) -> Deferred[WriteResult]:
+        try:
+            file = writable(cap)
+        except UsageError as error:
+            return fail(error)
+        return self._start(write(self._open_mutables(), file))
+
+    def _open_mutables(self) -> Mutables:
+        if self._mutables is None:
+            from pipegrid.grid.mutables import Mutables
+
+            self._mutables = Mutables(
+                self._reactor,
+                self.config,
+                self._peers,
+                self._workers,
+                self._readiness,
+                self._download_settings.silence_s,
+            )
+        return self._mutables
 
     def status(self) -> Deferred[list[ServerStatus]]:
         """Ask every server how it is; those that do not answer say why."""
@@ -608,6 +717,8 @@ class Grid:
         self._closed = True
         for running in list(self._running):
             running.cancel()
+        if self._mutables is not None:
+            self._mutables.close()
         if self._discovery is not None:
             self._discovery.stop()
         leaving = [peer.server.disconnect() for peer in self._peers]

@@ -1,0 +1,220 @@
+"""
+Mutable files of a grid, as applications see them: arguments in, ``transfer.mutable`` to do it, results out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pipegrid.arguments import check_callable, check_kind, check_whole, shown
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.hashes import Buffer
+from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.params import Params
+from pipegrid.disk.partfile import PartFile
+from pipegrid.errors import CapError, UsageError
+from pipegrid.grid.config import GridConfig
+from pipegrid.grid.readiness import Readiness
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.get.sink import SinkLike, open_sink
+from pipegrid.transfer.mutable.files import CreateResult, Merge, MutableFiles, ReadResult
+from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.transfer.mutable.modifying import Edit, WriteResult
+from pipegrid.transfer.mutable.reading import ContentReader
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.put.source import Source, SourceLike, open_source
+from pipegrid.transfer.results import CheckResult, GetResult, RenewResult, RepairResult
+from pipegrid.transfer.settings import MutableSettings
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorTime
+
+KNOWN_NAME = "mutable-files"
+"""Below the directory in which a client keeps what it remembers."""
+
+_FORMATS = {"sdmf": Format.SDMF, "mdmf": Format.MDMF}
+
+
+class Mutables:
+    """
+    What a grid does with mutable files.
+
+    Args:
+        silence_s: a server that gives no sign of life for so long has failed.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        config: GridConfig,
+        peers: Sequence[Peer],
+        workers: CpuWorkers,
+        readiness: Readiness,
+        silence_s: float,
+        settings: MutableSettings | None = None,
+        random: Callable[[], float] | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._config = config
+        self._workers = workers
+        self._readiness = readiness
+        self._usual = (config.params.required_shares, config.params.total_shares)
+        self._settings = settings or MutableSettings(happy=config.happy, silence_s=silence_s)
+        self.files = MutableFiles(
+            clock=reactor,
+            workers=workers,
+            peers=peers,
+            client_secrets=ClientSecrets(config.lease_secret),
+            usual=self._usual,
+            settings=self._settings,
+            known=KnownFiles(config.caches[0] / KNOWN_NAME if config.caches else None),
+            random=random,
+        )
+
+    def close(self) -> None:
+        """Give up the changes that are under way."""
+        self.files.close()
+
+    async def create(
+        self, source: SourceLike, format: str, params: Params | None, progress: Progress | None
+    ) -> CreateResult:
+        """Store a new file; see ``Grid.create_mutable``."""
+        check_kind(params, (Params, type(None)), "how a file is encoded", "a Params")
+        check_callable(progress, "progress")
+        chosen = _FORMATS.get(format.lower()) if isinstance(format, str) else None
+        if chosen is None:
+            raise UsageError(
+                f"a mutable file is of the format 'sdmf' or 'mdmf', not {shown(format)}; choose one"
+            )
+        self.files.keys.prepare()  # while the source is read, and connections come up
+        content = await self._read_source(source)
+        usual = self._usual if params is None else (params.required_shares, params.total_shares)
+        await self._readiness.wait(min(self._settings.happy, usual[1]))
+        result = await self.files.create(content, chosen, usual)
+        if progress is not None:
+            progress(len(content), len(content))
+        return result
+
+    async def _read_source(self, source: SourceLike) -> bytes:
+        opened: Source = await self._workers.run(open_source, source)
+        try:
+            if opened.size > self._settings.max_content_bytes:
+                raise UsageError(
+                    f"{opened.name} has {opened.size} bytes, too many for a mutable file that is written "
+                    f"whole ({self._settings.max_content_bytes} are allowed); store it as an immutable one"
+                )
+            return bytes(await self._workers.run(opened.read_at, 0, opened.size))
+        finally:
+            opened.close()
+
+    async def get(
+        self,
+        cap: MutableCap,
+        sink: SinkLike,
+        start: int,
+        length: int | None,
+        progress: Progress | None,
+        accept_older: bool = False,
+    ) -> GetResult:
+        """Read a file, or a range of it, into a sink; see ``Grid.get``."""
+        check_whole(start, "the beginning of a range")
+        check_callable(progress, "progress")
+        if start < 0 or (length is not None and check_length(length) < 0):
+            raise UsageError("a range has neither a beginning nor a length below 0; give others")
+        if cap.access == "verify":
+            raise CapError(
+                "this is a verifier cap: it checks a file's shares but cannot read the file"
+            )
+        await self._readiness.wait(self._usual[0])
+        began_s = self._reactor.seconds()
+        wanted = Wakeup(self._reactor)
+        readers: list[ContentReader] = []
+
+        def changed() -> None:
+            wanted.fire()
+            for reader in readers:
+                reader.changed.fire()
+
+        if isinstance(sink, PartFile):
+            sink.begin(0)
+        target = open_sink(sink, changed)
+        done = 0
+
+        def write(pieces: Sequence[Buffer]) -> None:
+            nonlocal done
+            target.write(pieces)
+            done += sum(map(len, pieces))
+            if progress is not None:
+                progress(done, done if length is None else max(done, length))
+
+        def ready() -> bool:
+            target.check()
+            return target.ready
+
+        def reading(reader: ContentReader) -> None:
+            readers[:] = [reader]
+
+        try:
+            result: ReadResult = await self.files.read(
+                cap,
+                write,
+                start,
+                length,
+                accept_older=accept_older,
+                ready=ready,
+                reading=reading,
+            )
+            while target.pending_bytes:
+                await wanted.wait()
+                target.check()
+        finally:
+            target.finish()
+        elapsed_s = self._reactor.seconds() - began_s
+        return GetResult(result.size, result.shares_used, result.corrupt, elapsed_s)
+
+    async def overwrite(self, cap: MutableCap, source: SourceLike) -> WriteResult:
+        """Replace the content; see ``Grid.overwrite``."""
+        content = await self._read_source(source)
+        await self._readiness.wait(self._usual[0])
+        return await self.files.overwrite(cap, content)
+
+    async def update(self, cap: MutableCap, offset: int, data: bytes) -> WriteResult:
+        """Write a range; see ``Grid.update``."""
+        check_whole(offset, "where to write")
+        check_kind(data, (bytes, bytearray, memoryview), "what to write", "bytes")
+        await self._readiness.wait(self._usual[0])
+        return await self.files.update(cap, offset, bytes(data))
+
+    async def modify(self, cap: MutableCap, edit: Edit, merge: Merge | None) -> WriteResult:
+        """Apply an edit; see ``Grid.modify``."""
+        if not callable(edit):
+            raise UsageError(
+                f"a change is a function from old bytes to new bytes, not {shown(edit)}"
+            )
+        await self._readiness.wait(self._usual[0])
+        return await self.files.modify(cap, edit, merge)
+
+    async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
+        """See ``Grid.check``; the result tells of versions as well."""
+        await self._readiness.wait(self._usual[0], all_told=True)
+        return await self.files.check(cap, verify, add_lease)
+
+    async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
+        """See ``Grid.repair``."""
+        await self._readiness.wait(self._usual[0], all_told=True)
+        return await self.files.repair(cap, force)
+
+    async def renew(self, cap: MutableCap) -> RenewResult:
+        """See ``Grid.renew``."""
+        await self._readiness.wait(self._usual[0], all_told=True)
+        return await self.files.renew(cap)
+
+
+def check_length(length: int) -> int:
+    """Return the length of a range, if it is a number."""
+    check_whole(length, "the length of a range")
+    return length
