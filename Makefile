@@ -11,7 +11,7 @@ TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 MIRROR_VENV := .venv-mirror-peers
 
-INTEROP := $(addprefix tests.interop.,tahoe_matrix wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again mutable_shares)
+INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
 .PHONY: demo test lint types trial attack chromium isal shells gpg nginx interop peers mirror-peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
 

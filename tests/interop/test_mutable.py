@@ -1,0 +1,19 @@
+"""A little of ``mutable_matrix``: three servers, small files."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+
+from tests.interop import mutable_matrix
+
+
+class MutableTests(mutable_matrix.TurnsTestCase):
+    """Either writes, both read, over both protocols."""
+
+    sizes = (0, 1000, 131073)
+    large = 300_000
+    servers = 3
+
+    def test_two_of_three(self) -> Deferred[None]:
+        """One share on each server."""
+        return Deferred.fromCoroutine(self.take_turns((2, 3, 3)))

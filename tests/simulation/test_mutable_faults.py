@@ -1,0 +1,29 @@
+"""
+Random faults under writers of one mutable file; ``python misc/soak/mutables.py`` tries thousands.
+
+A failure names its seed; ``python misc/soak/mutables.py --one SEED`` replays it.
+"""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.simulation.mutable_schedules import Schedule, perform
+
+SEEDS = range(12)
+
+
+class MutableFaultTests(SynchronousTestCase):
+    """What was acknowledged is there, whatever went wrong."""
+
+    def test_schedules(self) -> None:
+        """Some, of all kinds of faults."""
+        acknowledged = sum(self.attempt(seed) for seed in SEEDS)
+        self.assertGreater(acknowledged, 3 * len(SEEDS))
+
+    def attempt(self, seed: int) -> int:
+        """Return how many changes were acknowledged."""
+        try:
+            return perform(Schedule.random(seed)).acknowledged
+        except Exception as error:
+            raise self.failureException(f"seed {seed}: {error}") from error
