@@ -37,10 +37,11 @@ MAY_IMPORT = {
     "transfer": _SHARED | {"transport"},
     # A grid serves its local store, and `serve` is configured where clients are.
     "grid": _SERVERS | _CLIENTS,
+    "tree": _SERVERS | _CLIENTS | {"grid"},
     "mirror": _FOUNDATION | {"disk", "http11"},
     "speedtest": _SERVERS | _CLIENTS | {"http11", "grid", "links", "simulation"},
     "buildbot": {"errors", "speedtest"},
-    "cli": _SERVERS | _CLIENTS | {"grid", "speedtest", "mirror"},
+    "cli": _SERVERS | _CLIENTS | {"grid", "tree", "speedtest", "mirror"},
 }
 
 PURE = {

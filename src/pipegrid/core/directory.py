@@ -119,7 +119,7 @@ def unpack_immutable(data: bytes) -> list[Child]:
             raise DirectoryError(
                 f"the child {name!r} of an immutable directory has a write cap; do not trust it"
             )
-        cap = _immutable_cap(cap_text)
+        cap = immutable_cap(cap_text)
         if cap is not None:
             children[name] = Child(name, cap, metadata)
     return [children[name] for name in sorted(children)]
@@ -142,7 +142,7 @@ def unpack_readwrite(data: bytes) -> list[ReadWriteEntry]:
 def _pack_entry(name: str, child: Child) -> bytes:
     text = str(child.cap)
     marked = not isinstance(child.cap, UnknownCap) or text.startswith(_IMMUTABLE)
-    cap = _immutable_cap(text) if marked else None
+    cap = immutable_cap(text) if marked else None
     if cap is None:
         raise UsageError(
             f"cannot put {name!r} into an immutable directory, since it may change; "
@@ -158,9 +158,9 @@ def _pack_entry(name: str, child: Child) -> bytes:
     return b"".join(netstring(field) for field in (*fields, b"", metadata))
 
 
-def _immutable_cap(text: str) -> Cap | None:
+def immutable_cap(text: str) -> Cap | None:
     """
-    Return the cap of a child of an immutable directory, or None if it may not be one.
+    Return the cap of a child of an immutable directory as stored, or None if it may not be one.
 
     Where it is stored, the directory itself says ``imm.``, so the prefix is missing there.
     """

@@ -1,0 +1,1 @@
+"""Directories on a grid: paths, listings, walks, and whole trees that come and go."""
