@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         GridError,
         NoSpace,
         NoSuchChild,
+        NoSuchEntry,
         NoSuchShare,
         NotEnoughSharesError,
         Overloaded,
@@ -46,13 +47,13 @@ if TYPE_CHECKING:
     )
     from pipegrid.flow.autowindow import AutoWindow
     from pipegrid.flow.pipeline import Pipeline
-    from pipegrid.grid import Grid
     from pipegrid.http11 import PipelinedAgent
     from pipegrid.mirror.mirror import Mirror
+    from pipegrid.tree.facade import Grid
 
 _HOMES = {
     "AutoWindow": "pipegrid.flow.autowindow",
-    "Grid": "pipegrid.grid",
+    "Grid": "pipegrid.tree.facade",
     "Mirror": "pipegrid.mirror.mirror",
     "Params": "pipegrid.core.params",
     "Pipeline": "pipegrid.flow.pipeline",
@@ -73,6 +74,7 @@ __all__ = [
     "Mirror",
     "NoSpace",
     "NoSuchChild",
+    "NoSuchEntry",
     "NoSuchShare",
     "NotEnoughSharesError",
     "Overloaded",

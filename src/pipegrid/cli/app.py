@@ -26,6 +26,11 @@ COMMANDS = (
     "init",
     "put",
     "get",
+    "ls",
+    "cat",
+    "du",
+    "stats",
+    "manifest",
     "check",
     "repair",
     "renew",
@@ -138,7 +143,7 @@ def start_job(
     if isinstance(job, ReactorJob):
         return Deferred.fromCoroutine(job.run(invocation, reactor))
     if open_grid is None:
-        from pipegrid.grid import Grid
+        from pipegrid.tree.facade import Grid
 
         open_grid = Grid.open
     return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

@@ -47,6 +47,7 @@ def command(
     """
     check_caps(caps, cap_files)
     from pipegrid.cli.files import NamedFile, each_in_order, identity, named_files
+    from pipegrid.cli.trees import located
     from pipegrid.core.filecaps import checkable
 
     files = named_files(invocation.console, caps, cap_files, checkable)
@@ -57,6 +58,7 @@ def command(
         with Progress(console, "check", "share") as progress:
 
             async def check(file: NamedFile[Any]) -> CheckResult:
+                file = await located(grid, file, checkable)
                 report = progress.transfer()
                 options = {"add_lease": True} if add_lease else {}
                 return await grid.check(file.cap, verify=verify, progress=report, **options)

@@ -50,6 +50,17 @@ FILES_AT_ONCE = 4
     metavar="A-B",
     help="Only bytes A to B, both included, from 0; 'A-' is all from A on, '-N' the last N.",
 )
+@click.option(
+    "-r",
+    "--recursive",
+    is_flag=True,
+    help="Fetch a directory with all that is in it into DIR; what is there already is not fetched again.",
+)
+@click.option(
+    "--paranoid",
+    is_flag=True,
+    help="With -r: compare also files that have size and time of those on the grid, byte for byte.",
+)
 @wait_option
 @segment_limit_option
 @common_options
@@ -61,17 +72,30 @@ def command(
     output: str | None,
     force: bool,
     byte_range: str | None,
+    recursive: bool,
+    paranoid: bool,
 ) -> GridJob:
     """
-    Fetch the files that caps name.
+    Fetch the files that caps name, each perhaps with a path behind it: CAP/some/path.
 
     Every byte is verified before it is written. What was written to standard output before an error is
     good as far as it goes. Several files need '-o DIR'; there each is called as the cap file says, or
     after its storage index.
+
+    With -r directories come with all that is in them: modes, times and links as they were stored. A rerun
+    fetches what is missing or differs. Nothing that is in DIR is removed; what is in the way is named, and
+    left as it is unless -f replaces it. What cannot be fetched does not stop the rest.
     """
     check_caps(caps, cap_files)
+    if paranoid and not recursive:
+        raise click.UsageError("--paranoid goes with --recursive", click.get_current_context())
+    if recursive:
+        from pipegrid.cli.treeget import tree_job
+
+        return tree_job(caps, cap_files, output, byte_range, force, paranoid)
     from pipegrid.cli.files import each_in_order, named_files
     from pipegrid.cli.ranges import resolve
+    from pipegrid.cli.trees import located
     from pipegrid.core.filecaps import readable
 
     # All that can be wrong with the question is found before a grid is opened.
@@ -83,8 +107,12 @@ def command(
     if len(files) > 1 and byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
     places = destinations(files, output)
-    cap = files[0].cap
-    start, length = (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
+
+    def part_of(size: int) -> tuple[int, int]:
+        return (0, size) if byte_range is None else resolve(byte_range, size)
+
+    if not files[0].names:
+        part_of(files[0].cap.size)
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.progress import Progress
@@ -101,9 +129,11 @@ def command(
                 progress = stack.enter_context(Progress(console, "get"))
 
             async def get(file: NamedFile[Any]) -> GetResult:
-                part = (start, length) if len(files) == 1 else (0, file.cap.size)
+                place = places.of(file)
+                file = await located(grid, file, readable)
+                part = part_of(file.cap.size)
                 call = None if progress is None else progress.transfer()
-                return await fetch(grid, console, file.cap, part, places.of(file), force, call)
+                return await fetch(grid, console, file.cap, part, place, force, call)
 
             def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
                 lead = f"{file.label}: " if len(files) > 1 else ""

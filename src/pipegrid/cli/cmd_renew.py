@@ -36,12 +36,14 @@ def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str,
     """
     check_caps(caps, cap_files)
     from pipegrid.cli.files import each_in_order, named_files
+    from pipegrid.cli.trees import located
     from pipegrid.core.filecaps import checkable
 
     files = named_files(invocation.console, caps, cap_files, checkable)
 
     async def work(grid: Grid, console: Console) -> int:
         async def renew(file: NamedFile[Any]) -> RenewResult:
+            file = await located(grid, file, checkable)
             return await grid.renew(file.cap)
 
         def show(file: NamedFile[Any], result: RenewResult) -> ExitStatus:

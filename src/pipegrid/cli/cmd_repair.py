@@ -45,6 +45,7 @@ def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str,
     """
     check_caps(caps, cap_files)
     from pipegrid.cli.files import each_in_order, named_files
+    from pipegrid.cli.trees import located
     from pipegrid.core.filecaps import checkable
 
     files = named_files(invocation.console, caps, cap_files, checkable)
@@ -55,6 +56,7 @@ def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str,
         with Progress(console, "repair") as progress:
 
             async def repair(file: NamedFile[Any]) -> RepairResult:
+                file = await located(grid, file, checkable)
                 return await grid.repair(file.cap, progress=progress.transfer())
 
             def show(file: NamedFile[Any], result: RepairResult) -> ExitStatus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
@@ -12,7 +12,7 @@ from pipegrid.cli.capfile import Line, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
 from pipegrid.core import base32
-from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.errors import CapError, UsageError
 from pipegrid.reactor.together import few_at_a_time
 
@@ -28,12 +28,17 @@ class NamedFile(Generic[C]):
     Attributes:
         text: its cap as given.
         cap: the same, understood.
-        name: as the cap file has it, or None.
+        name: as the cap file has it, or the last of its path; or None.
+        names: the path below the cap, if that is a directory's: then ``cap`` is of no use until
+            ``trees.located`` has found what is there.
+        root: the cap that the path begins with.
     """
 
     text: str
     cap: C
     name: str | None = None
+    names: tuple[str, ...] = ()
+    root: str = attrs.field(default="", repr=False)
 
     @property
     def label(self) -> str:
@@ -86,18 +91,37 @@ def named_files(
         raise UsageError("standard input can be read only once")
     for path in cap_files:
         lines += read_cap_file(path, console.stdin)
-    found: dict[tuple[C, str | None], NamedFile[C]] = {}
+    found: dict[Any, NamedFile[C]] = {}
     for text, name, where in lines:
         try:
             if text.strip() == "-":
                 raise CapError("'-' is no cap; read them from standard input with --cap-file -")
-            cap = understand(text)
-        except CapError as error:
-            raise CapError(f"{where}: {error}" if where else str(error)) from None
-        found.setdefault((cap, name), NamedFile(text.strip(), cap, name))
+            file = _named_file(text, name, understand)
+        except UsageError as error:
+            raise type(error)(f"{where}: {error}" if where else str(error)) from None
+        found.setdefault((file.root or file.cap, file.names, file.name), file)
     if again := len(lines) - len(found):
         console.say(f"pipegrid: {again} of {len(lines)} caps were given before; each counts once")
     return list(found.values())
+
+
+def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
+    if "/" in text:
+        from pipegrid.tree.paths import has_path, parse
+
+        if has_path(text):
+            root, names = parse(text)
+            cap = parse_cap(root)
+            if names and isinstance(cap, DirectoryCap):
+                # Nobody knows yet what is there; an empty file stands for it.
+                return NamedFile(text.strip(), cast(C, LitCap(b"")), name or names[-1], names, root)
+            if names:
+                raise CapError(
+                    "the cap before the path is not that of a directory; leave the path out, or give the "
+                    "cap of the directory"
+                )
+            text = root
+    return NamedFile(text.strip(), understand(text), name)
 
 
 async def each_in_order(

@@ -20,8 +20,8 @@ from pipegrid.errors import SinkError
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
-    from pipegrid.grid import Grid
     from pipegrid.reactor.trace import Tracer
+    from pipegrid.tree.facade import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
 

@@ -75,6 +75,7 @@ class PartFile:
         replace: replace an existing file.
         resume: take up what an interrupted writer has left; otherwise it is cleared away, and nothing is
             left by us.
+        follow: a link there; otherwise it, or a device or pipe, is replaced as a file would be.
 
     Attributes:
         path: as it was given; what errors call it.
@@ -86,21 +87,28 @@ class PartFile:
         SinkError: the file exists and may not be replaced, cannot be written, or somebody else is writing it.
     """
 
-    def __init__(self, path: str, replace: bool = False, resume: bool = True) -> None:
+    def __init__(
+        self, path: str, replace: bool = False, resume: bool = True, follow: bool = True
+    ) -> None:
         self.path = path
         self.found_bytes = 0
         self.position = 0
         self.part: str | None = None
         self._replace = replace
         self._resume = resume
+        directory, name = os.path.split(path)
         self._target = os.path.realpath(path)
+        if not follow:
+            self._target = os.path.join(os.path.realpath(directory), name)
         self._fd = -1
         self._publishing = False
         self._has_whole_pieces = False
         try:
-            mode: int | None = os.stat(self._target).st_mode
+            mode: int | None = os.stat(self._target, follow_symlinks=follow).st_mode
         except OSError:
             mode = None
+        if mode is not None and not (follow or stat.S_ISDIR(mode)):
+            mode = stat.S_IFREG
         if mode is not None and stat.S_ISDIR(mode):
             raise SinkError(f"cannot write {path}: it is a directory; name a file in it")
         if mode is not None and stat.S_ISREG(mode) and not replace:

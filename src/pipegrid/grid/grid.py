@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
 T = TypeVar("T")
+G = TypeVar("G", bound="Grid")
 
 UPLOAD_MEMORY_BYTES = 32 << 20
 """
@@ -126,7 +127,7 @@ class Grid:
 
     @classmethod
     def open(
-        cls,
+        cls: type[G],
         reactor: IReactorTime,
         directory: str | os.PathLike[str] | None = None,
         *,
@@ -134,7 +135,7 @@ class Grid:
         wait_for: int = 0,
         window_bytes: int | None = None,
         max_segment_bytes: int | None = None,
-    ) -> Deferred[Grid]:
+    ) -> Deferred[G]:
         """
         Open the grid that a directory configures; nothing is waited for.
 
@@ -159,14 +160,14 @@ class Grid:
 
     @classmethod
     async def _open(
-        cls,
+        cls: type[G],
         reactor: IReactorTime,
         directory: str | os.PathLike[str] | None,
         tracer: Tracing | None,
         wait_for: int,
         fixed_window_bytes: int | None,
         max_segment_bytes: int | None,
-    ) -> Grid:
+    ) -> G:
         check_whole(wait_for, "wait_for", least=0)
         opened = open_grid(reactor, directory, tracer, fixed_window_bytes)
         if max_segment_bytes is None:

@@ -1,0 +1,54 @@
+"""``pipegrid cat``: the bytes of files, on standard output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.cli.options import (
+    cap_arguments,
+    check_caps,
+    common_options,
+    segment_limit_option,
+    wait_option,
+)
+from pipegrid.cli.outcome import ExitStatus
+from pipegrid.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipegrid.grid import Grid
+
+
+@click.command(name="cat")
+@cap_arguments
+@wait_option
+@segment_limit_option
+@common_options
+@click.pass_obj
+def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...]) -> GridJob:
+    """
+    Write files to standard output, one behind the other.
+
+    Each is a cap, perhaps with a path behind it: CAP/some/path. Every byte is verified before it is written;
+    the first that cannot be fetched ends it.
+    """
+    check_caps(caps, cap_files)
+    from pipegrid.cli.files import named_files
+    from pipegrid.cli.trees import located
+    from pipegrid.core.filecaps import readable
+
+    files = named_files(invocation.console, caps, cap_files, readable)
+
+    async def work(grid: Grid, console: Console) -> int:
+        if console.json:
+            raise UsageError("--json would mix with the files on standard output; leave it out")
+        for file in files:
+            cap = (await located(grid, file, readable)).cap
+            await grid.get(cap, console.data_sink)
+            console.data_sink.flush()
+        return ExitStatus.DONE
+
+    return GridJob(work)

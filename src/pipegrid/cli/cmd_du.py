@@ -1,0 +1,64 @@
+"""``pipegrid du``: how large is a tree?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import common_options, segment_limit_option, wait_option
+from pipegrid.cli.outcome import one_status
+
+if TYPE_CHECKING:
+    from pipegrid.tree.facade import Grid
+
+
+@click.command(name="du")
+@click.argument("path", metavar="CAP[/PATH]")
+@click.option("-s", "--summarize", is_flag=True, help="Only the sum.")
+@wait_option
+@segment_limit_option
+@common_options
+def command(path: str, summarize: bool) -> GridJob:
+    """
+    Print the bytes of the files in every directory of a tree, those below it included.
+
+    Each file counts once, where it is met first, as each is stored once. Files whose cap does not say their
+    size, such as mutable ones, count as nothing.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.cmd_ls import size_of
+        from pipegrid.cli.trees import complain, directory_at, shown_path
+        from pipegrid.tree.walk import Unreadable
+
+        place = await directory_at(grid, path)
+        statuses = set()
+        sums: list[tuple[tuple[str, ...], int]] = []
+
+        def close(depth: int) -> None:
+            while len(sums) > depth:
+                name, size = sums.pop()
+                if sums:
+                    sums[-1] = (sums[-1][0], sums[-1][1] + size)
+                if not summarize or not sums:
+                    shown = f"{size:>15} {shown_path(name)}"
+                    console.result(shown, {"path": list(name), "size": size})
+
+        assert place.cap is not None
+        with grid.tree.walk(place.cap) as tree:
+            async for met in tree:
+                close(len(met.path))
+                if isinstance(met, Unreadable):
+                    statuses.add(complain(console, met))
+                elif met.listing is not None:
+                    sums.append((met.path, 0))
+                elif met.kind == "file" and not met.again:
+                    name, size = sums[-1]
+                    sums[-1] = (name, size + (size_of(met.cap) or 0))
+        close(0)
+        return one_status(statuses)
+
+    return GridJob(work)

@@ -1,0 +1,135 @@
+"""``pipegrid ls``: what is in a directory?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import common_options, segment_limit_option, wait_option
+from pipegrid.cli.outcome import ExitStatus, one_status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipegrid.core.caps import Cap
+    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.paths import Place
+
+
+@click.command(name="ls")
+@click.argument("path", metavar="CAP[/PATH]")
+@click.option(
+    "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; with --json all comes."
+)
+@click.option("-R", "--recursive", is_flag=True, help="List all that is below, too, with its path.")
+@wait_option
+@segment_limit_option
+@common_options
+def command(path: str, long: bool, recursive: bool) -> GridJob:
+    """
+    List the names in a directory.
+
+    A directory's name is shown with a slash behind it. Characters that a terminal would obey are shown as
+    escapes. A directory that cannot be read does not stop the rest; the exit status tells.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.trees import place_of
+
+        place = await place_of(grid, path)
+        if place.kind != "directory":
+            _show(console, place.names[-1:], place, long)
+            return ExitStatus.DONE
+        if recursive:
+            return await _list_all(grid, console, place, long)
+        from pipegrid.tree.paths import Place
+
+        assert place.cap is not None
+        listing = await grid.tree.list_directory(place.cap)
+        for entry in listing.entries:
+            _show(console, (entry.name,), Place(entry.cap, (), entry.metadata_json), long)
+        return ExitStatus.DONE
+
+    return GridJob(work)
+
+
+async def _list_all(grid: Grid, console: Console, place: Place, long: bool) -> ExitStatus:
+    from pipegrid.cli.trees import complain
+    from pipegrid.tree.paths import Place
+    from pipegrid.tree.walk import Unreadable
+
+    statuses = set()
+    assert place.cap is not None
+    with grid.tree.walk(place.cap) as tree:
+        async for met in tree:
+            if isinstance(met, Unreadable):
+                statuses.add(complain(console, met))
+            elif met.path:
+                _show(console, met.path, Place(met.cap, (), met.metadata_json), long)
+    return one_status(statuses)
+
+
+def _show(console: Console, path: Sequence[str], place: Place, long: bool) -> None:
+    from pipegrid.cli.trees import shown_path
+    from pipegrid.tree.listing import metadata_of
+    from pipegrid.tree.metadata import restored
+
+    metadata: dict[str, Any] = metadata_of(place.metadata_json)
+    kept = restored(metadata)
+    size = size_of(place.cap)
+    if console.json:
+        fields: dict[str, Any] = {
+            "path": list(path),
+            "type": place.kind,
+            "cap": None if place.cap is None else str(place.cap),
+            "size": size,
+            "metadata": metadata,
+        }
+        if kept.link is not None:
+            fields["link"] = kept.link.decode("utf-8", "surrogateescape")
+        console.result("", fields)
+        return
+    name = shown_path(path) + ("/" if place.kind == "directory" else "")
+    if not long:
+        console.result(name, {})
+        return
+    link = kept.link
+    kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
+    mode = "---------" if kept.mode is None else _mode(kept.mode)
+    arrow = "" if link is None else f" -> {shown_path([link.decode('utf-8', 'replace')])}"
+    console.result(
+        f"{kind}{mode} {'?' if size is None else size:>13} {_time(metadata, kept.mtime_ns)} {name}{arrow}",
+        {},
+    )
+
+
+def size_of(cap: Cap | None) -> int | None:
+    """Return the bytes of a file, or of a directory's entries, where the cap says them."""
+    from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap
+
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    return file.size if isinstance(file, (ChkCap, LitCap)) else None
+
+
+def _mode(mode: int) -> str:
+    import stat
+
+    return stat.filemode(mode & 0o7777)[1:]
+
+
+def _time(metadata: dict[str, Any], mtime_ns: int | None) -> str:
+    """Return the time of a file in UTC, or else of its link, as a person reads it."""
+    from datetime import datetime, timezone
+
+    seconds: Any = None if mtime_ns is None else mtime_ns / 1e9
+    if seconds is None and isinstance(metadata.get("tahoe"), dict):
+        seconds = metadata["tahoe"].get("linkmotime")
+    if type(seconds) in (int, float):
+        try:
+            return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+        except (OverflowError, ValueError, OSError):
+            pass  # a year that no calendar has
+    return "-".ljust(20)

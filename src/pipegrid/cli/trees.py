@@ -1,0 +1,94 @@
+"""
+Paths on the command line, and walks that commands show.
+
+Wherever a command takes a cap it takes ``CAP/some/path`` as well. What such a path leads to is found when
+the grid is open: ``located`` is the one place for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from pipegrid.cli.files import NamedFile
+from pipegrid.cli.outcome import ExitStatus, sentence
+from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.grid.grid import Grid
+    from pipegrid.tree.paths import Place
+    from pipegrid.tree.walk import Unreadable
+
+C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap)
+
+
+async def located(grid: Grid, file: NamedFile[Any], understand: Callable[[Any], C]) -> NamedFile[C]:
+    """
+    Return a file with the cap of what its path leads to; without a path it is itself.
+
+    Args:
+        understand: returns a cap of the kind that is wanted, or raises CapError.
+
+    Raises:
+        NoSuchEntry: there is no such name on the way.
+        CapError: what is there is of another kind.
+        PipegridError: a directory on the way could not be read.
+    """
+    if not file.names:
+        return file
+    from pipegrid.tree.paths import resolve
+
+    place = await resolve(grid, file.root, file.names)
+    return attrs.evolve(file, cap=understand(_there(place)), names=())
+
+
+def _there(place: Place) -> Any:
+    if place.cap is None:
+        raise CapError(
+            f"the entry {printable(place.names[-1])!r} holds a write cap only, which the read cap of its "
+            "directory does not give; use the write cap of the directory"
+        )
+    return place.cap
+
+
+async def place_of(grid: Grid, text: str) -> Place:
+    """Return what a cap or path leads to; errors as of ``located``."""
+    from pipegrid.tree.paths import parse, resolve
+
+    root, names = parse(text)
+    place = await resolve(grid, root, names)
+    _there(place)
+    return place
+
+
+async def directory_at(grid: Grid, text: str) -> Place:
+    """
+    Return the directory that a cap or path leads to.
+
+    Raises:
+        CapError: something else is there.
+        PipegridError: as of ``located``.
+    """
+    place = await place_of(grid, text)
+    if not isinstance(place.cap, DirectoryCap):
+        raise CapError("this is not the cap of a directory; use 'get' or 'cat' for a file")
+    return place
+
+
+def shown_path(path: Sequence[str]) -> str:
+    """Return a path as a terminal can show it; ``.`` for the root."""
+    return printable("/".join(path)) or "."
+
+
+def complain(console: Console, met: Unreadable) -> ExitStatus:
+    """Tell of a directory that could not be read, in JSON too; returns the status."""
+    status = console.complain(met.error, about=shown_path(met.path))
+    if console.json:
+        error = {"path": list(met.path), "error": sentence(met.error), "exit_status": int(status)}
+        console.result("", {**error, "cap": str(met.cap)})
+    return status

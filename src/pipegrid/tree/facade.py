@@ -1,0 +1,161 @@
+"""
+The grid as applications see it: files, and whole trees of them.
+
+What walks and fetches trees is imported when the first tree is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap
+from pipegrid.grid.grid import Grid as FileGrid
+
+if TYPE_CHECKING:
+    from pipegrid.reactor.workers import CpuWorkers
+    from pipegrid.tree.download import GetTreeLimits, TreeGetResult
+    from pipegrid.tree.listing import Listing, ListingLimits
+    from pipegrid.tree.paths import Place
+    from pipegrid.tree.walk import Walk, WalkLimits
+
+
+class Trees:
+    """What a grid does with directories; ``Grid.tree`` has it."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        workers: CpuWorkers,
+        start: Callable[[Coroutine[Any, Any, Any]], Deferred[Any]],
+    ) -> None:
+        self._grid = grid
+        self._start = start
+        self._workers = workers
+
+    def resolve(self, path: str, limits: ListingLimits | None = None) -> Deferred[Place]:
+        """
+        Find what a path leads to: a listing for each name.
+
+        Args:
+            path: ``CAP/some/path``, or a cap alone.
+
+        Raises (through the Deferred):
+            NoSuchEntry: there is no such name on the way.
+            UsageError, CapError: it is no path.
+            DirectoryError: a directory on the way is damaged.
+        """
+        from pipegrid.tree.paths import parse, resolve
+
+        async def work() -> Place:
+            root, names = parse(path)
+            return await resolve(self._grid, root, names, limits)
+
+        return self._start(work())
+
+    def list_directory(
+        self, cap: str | Cap, limits: ListingLimits | None = None
+    ) -> Deferred[Listing]:
+        """
+        Read one directory.
+
+        Raises (through the Deferred):
+            CapError: not the cap of a directory.
+            DirectoryError: it is damaged, or beyond the limits.
+        """
+        from pipegrid.core.caps import DirectoryCap, parse_cap
+        from pipegrid.errors import CapError
+        from pipegrid.tree.listing import read_listing
+
+        async def work() -> Listing:
+            parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+            if not isinstance(parsed, DirectoryCap):
+                raise CapError("this is not the cap of a directory, and only those can be listed")
+            return await read_listing(self._grid, parsed, limits)
+
+        return self._start(work())
+
+    def walk(
+        self,
+        cap: str | Cap,
+        *,
+        all_paths: bool = False,
+        limits: WalkLimits | None = None,
+        listing: ListingLimits | None = None,
+    ) -> Walk:
+        """
+        Return an asynchronous iterator over all that is below a cap; see ``tree.walk``.
+
+        Raises:
+            CapError: it is no well-formed cap.
+        """
+        from pipegrid.tree.walk import walk
+
+        return walk(self._grid, cap, all_paths=all_paths, limits=limits, listing=listing)
+
+    def get_tree(
+        self,
+        cap: str | Cap,
+        directory: str | os.PathLike[str],
+        *,
+        metadata_json: bytes = b"{}",
+        force: bool = False,
+        paranoid: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        problem: Callable[[tuple[str, ...], Exception], None] | None = None,
+        done: Callable[[tuple[str, ...], str, int], None] | None = None,
+        limits: GetTreeLimits | None = None,
+    ) -> Deferred[TreeGetResult]:
+        """
+        Fetch a directory with all that is in it; what is there already is not fetched again.
+
+        What fails is told to ``problem``, and stops nothing else: look at ``failed`` of the result.
+
+        Args:
+            cap: of a directory.
+            directory: where it goes; made if missing. Nothing that is there is removed.
+            metadata_json: what the entry of the directory says, for its own mode and time.
+            force: replace files and links that are in the way.
+            paranoid: compare also those that have size and time of the file with what the cap says.
+            progress: called with bytes that are there, and those known so far.
+            problem: called with the path of what was left out, and why.
+            done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
+
+        Raises (through the Deferred):
+            CapError: not the cap of a directory.
+            SinkError: the directory cannot be made.
+            PipegridError: the root cannot be read.
+        """
+        from pipegrid.core.caps import parse_cap
+        from pipegrid.tree.download import TreeGet
+
+        async def work() -> TreeGetResult:
+            parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+            get = TreeGet(
+                self._grid,
+                self._workers,
+                parsed,
+                os.fspath(directory),
+                metadata_json=metadata_json,
+                force=force,
+                paranoid=paranoid,
+                progress=progress,
+                problem=problem,
+                done=done,
+                limits=limits,
+            )
+            return await get.run()
+
+        return self._start(work())
+
+
+class Grid(FileGrid):
+    """A storage grid, with trees: see ``pipegrid.grid.grid.Grid`` for all that has to do with files."""
+
+    @property
+    def tree(self) -> Trees:
+        """Whole directories: walked, listed and fetched."""
+        return Trees(self, self._workers, self._start)

@@ -1,0 +1,152 @@
+"""
+Paths on a grid: a directory's cap, or an alias of one, and names below it.
+
+    URI:DIR2-CHK:...            the directory itself
+    URI:DIR2-CHK:.../a/b        below it
+    URI:DIR2-CHK:...:./a/b      the same
+    home:a/b                    below what the alias ``home`` stands for
+
+Names are composed (NFC) and their case counts. ``.`` and ``..`` are names as any other. There are no
+escapes: a name with a slash in it has no path, and its entry is reached by its cap. One slash at the end
+counts for nothing; an empty name in between is a mistake.
+
+Source: the reference on trees, section 1.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
+from pipegrid.core.text import printable
+from pipegrid.errors import NoSuchEntry, UsageError
+from pipegrid.tree.listing import Kind, ListingLimits, ReadsFiles, kind_of, read_listing
+
+_CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
+
+
+@attrs.frozen
+class Place:
+    """
+    Where a path leads.
+
+    Attributes:
+        cap: of what is there; None if only its write cap is stored.
+        names: on the way from the root; empty for the root itself.
+        metadata_json: what its entry says.
+        rw_data: the encrypted write cap of its entry.
+    """
+
+    cap: Cap | None
+    names: tuple[str, ...] = ()
+    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+    rw_data: bytes = attrs.field(default=b"", repr=False)
+
+    @property
+    def kind(self) -> Kind:
+        """What is there."""
+        return kind_of(self.cap)
+
+
+def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tuple[str, ...]]:
+    """
+    Take a path apart.
+
+    Args:
+        text: spaces around it count for nothing.
+        aliases: names of directories, and their caps.
+
+    Returns:
+        the text of the cap of its root, which may be malformed, and names.
+
+    Raises:
+        UsageError: there is an empty name in it, or no such alias.
+    """
+    text = text.strip(" \t\r\n")
+    if text.startswith(_CAP_STARTS):
+        root, found, rest = text.partition(":./")
+        if not found or "/" in root:
+            root, found, rest = text.partition("/")
+        return root, names_of(rest) if found else ()
+    alias, found, rest = text.partition(":")
+    if not found or "/" in alias or not alias:
+        raise UsageError(
+            f"{_short(text)!r} does not begin with a cap or an alias; a path is written CAP/some/path"
+        )
+    if aliases is None or alias not in aliases:
+        raise UsageError(f"there is no alias {_short(alias)!r}; a path is written CAP/some/path")
+    return aliases[alias], names_of(rest)
+
+
+def names_of(path: str) -> tuple[str, ...]:
+    """
+    Return the names in what follows a root.
+
+    Raises:
+        UsageError: one is empty.
+    """
+    path = path.removesuffix("/")
+    if not path:
+        return ()
+    names = tuple(unicodedata.normalize("NFC", name) for name in path.split("/"))
+    if "" in names:
+        raise UsageError(f"there is an empty name in the path {_short(path)!r}; leave out a slash")
+    return names
+
+
+def has_path(text: str) -> bool:
+    """Return whether text is more than a cap."""
+    return "/" in text and text.strip().startswith(_CAP_STARTS)
+
+
+async def resolve(
+    grid: ReadsFiles,
+    root: str | Cap,
+    names: Sequence[str] = (),
+    limits: ListingLimits | None = None,
+) -> Place:
+    """
+    Return what a path leads to: a listing for each name.
+
+    Args:
+        grid: an open grid.
+        root: the cap of a directory, or of anything if there are no names.
+        names: below it.
+
+    Raises:
+        CapError: the root is no well-formed cap.
+        NoSuchEntry: there is nothing of such a name, or it is below a file.
+        DirectoryError: a directory on the way is damaged, or beyond the limits.
+        PipegridError: the grid could not fetch it.
+    """
+    cap: Cap | None = parse_cap(root.strip()) if isinstance(root, str) else root
+    place = Place(cap)
+    for depth, name in enumerate(names):
+        if not isinstance(place.cap, DirectoryCap):
+            what = f"{shown(names[:depth])!r} is" if depth else "the cap before the path is that of"
+            raise NoSuchEntry(
+                f"{what} no directory, so there is no {printable(name)!r} in it; check the path"
+            )
+        listing = await read_listing(grid, place.cap, limits)
+        name = unicodedata.normalize("NFC", name)
+        entry = next((each for each in listing.entries if each.name == name), None)
+        if entry is None:
+            where = f" in {shown(names[:depth])!r}" if depth else ""
+            raise NoSuchEntry(
+                f"there is no {printable(name)!r}{where}; 'pipegrid ls' shows what there is"
+            )
+        place = Place(entry.cap, (*place.names, name), entry.metadata_json, entry.rw_data)
+    return place
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return a path as a terminal can show it, without its root."""
+    return printable("/".join(names))
+
+
+def _short(text: str) -> str:
+    # It may be a cap with a slip in it.
+    return printable(text[:12] + ("..." if len(text) > 12 else ""))

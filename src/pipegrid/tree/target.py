@@ -1,0 +1,302 @@
+"""
+The local side of fetching a tree: what is there, and how files, directories and links come to be.
+
+Nothing is written through a symbolic link: what stands where a directory should be is looked at without
+following links, and a file replaces a link instead of what it leads to. Nothing that is there is removed,
+but for what a file or link replaces if it may. Links are made last, so that nothing of the same tree can go
+through them.
+
+A file gets its mode and time before it gets its name: one that has size and time of its entry is that file,
+also after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import Literal
+
+from pipegrid.core.text import printable
+from pipegrid.disk.partfile import PartFile
+from pipegrid.errors import SinkError
+from pipegrid.tree.metadata import Kept
+
+_WRITABLE = stat.S_IRWXU
+
+Standing = Literal["missing", "same", "perhaps", "other"]
+
+
+class Differs(Exception):
+    """A file that is there is not the one that it was taken for."""
+
+
+class TreePart(PartFile):
+    """
+    A file on its way into a tree: see ``PartFile``; mode and time come before the name.
+
+    Args:
+        path: where it shall be; a link there is replaced, not followed.
+        replace: what is there, if it is a file or a link.
+        kept: what its entry says of it.
+    """
+
+    def __init__(self, path: str, replace: bool, kept: Kept) -> None:
+        self._kept = kept
+        super().__init__(path, replace, follow=False)
+
+    def publish(self) -> None:
+        """Give it its mode, its time, and then its name."""
+        if not self.closed and self.part is not None:
+            with suppress(
+                OSError
+            ):  # a file system that keeps no modes or times is no reason to fail
+                if self._kept.mode is not None:
+                    os.fchmod(self.fileno(), self._kept.mode)
+            with suppress(OSError, OverflowError):
+                if self._kept.mtime_ns is not None:
+                    os.utime(self.fileno(), ns=(self._kept.mtime_ns, self._kept.mtime_ns))
+        super().publish()
+
+
+class FileThere(PartFile):
+    """
+    A file that is there, to be compared with one on the grid; stands where a part would, and is only read.
+
+    What a get would write means that it differs: ``Differs`` ends it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.part = path
+        self.position = 0
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self.found_bytes = os.fstat(self._fd).st_size
+
+    def begin(self, length: int) -> int:
+        """Compare from the beginning on."""
+        self.position = 0
+        if self.found_bytes != length:
+            raise Differs
+        return length
+
+    def write_pieces(self, pieces: object) -> None:
+        """Whatever is to be written is not there."""
+        if pieces:
+            raise Differs
+
+    def skip(self, length: int) -> None:
+        """The next bytes are as they should be."""
+        self.position += length
+
+    def forget_rest(self) -> None:
+        """It is another file."""
+        raise Differs
+
+    def publish(self) -> None:
+        """It has its name."""
+
+    def leave(self) -> str | None:
+        """Let go of it."""
+        self.close()
+        return None
+
+
+def standing(path: str, size: int | None, kept: Kept) -> Standing:
+    """
+    Return what stands where a file shall be.
+
+    Args:
+        size: of the file; None if nobody knows before it is read.
+
+    Returns:
+        ``missing``; ``same``: it has size and time of the file; ``perhaps``: it has its size; or ``other``.
+
+    Raises:
+        SinkError: it cannot be looked at.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError) as error:
+        raise failed("look at", path, error) from error
+    if not stat.S_ISREG(found.st_mode) or size is None or found.st_size != size:
+        return "other"
+    same = kept.mtime_ns is not None and found.st_mtime_ns == kept.mtime_ns
+    return "same" if same else "perhaps"
+
+
+def holds(path: str, data: bytes) -> bool:
+    """Return whether a file has exactly this content."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            return file.read(len(data) + 1) == data
+    except OSError:
+        return False
+
+
+def in_the_way(path: str) -> SinkError:
+    """Return the error for what stands where something else shall be."""
+    what = "something else"
+    with suppress(OSError):
+        mode = os.lstat(path).st_mode
+        what = (
+            "a directory"
+            if stat.S_ISDIR(mode)
+            else "a link"
+            if stat.S_ISLNK(mode)
+            else "another file"
+            if stat.S_ISREG(mode)
+            else what
+        )
+    help_ = "move it away" if what == "a directory" else "move it away, or replace it with --force"
+    return SinkError(f"{printable(path)} is {what} already, and was left as it is; {help_}")
+
+
+def make_directory(path: str, force: bool) -> tuple[bool, int | None]:
+    """
+    Make a directory, or take the one that is there.
+
+    Args:
+        force: a file or link in the way goes.
+
+    Returns:
+        whether it was made; and its mode, if it was there.
+
+    Raises:
+        SinkError: something else is in the way, or it cannot be made.
+    """
+    try:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISDIR(mode):
+                if not force:
+                    raise in_the_way(path) from None
+                os.unlink(path)
+                os.mkdir(path)
+                return True, None
+            if (
+                mode & _WRITABLE != _WRITABLE
+            ):  # as it should be, from an earlier time; it gets it back
+                with suppress(OSError):
+                    os.chmod(path, stat.S_IMODE(mode) | _WRITABLE)
+            return False, stat.S_IMODE(mode)
+    except (OSError, ValueError) as error:
+        raise failed("make the directory", path, error) from error
+    return True, None
+
+
+def finish_directory(path: str, kept: Kept, mode_before: int | None) -> None:
+    """
+    Give a directory its mode and time, when all that is in it is there.
+
+    Args:
+        mode_before: what it had when it was found.
+    """
+    mode = kept.mode if kept.mode is not None else mode_before
+    if mode is None and kept.mtime_ns is None:
+        return
+    with suppress(OSError, OverflowError):  # a file system that keeps neither is no reason to fail
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if kept.mtime_ns is not None:
+                os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
+            if mode is not None:
+                os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+
+def restore_times(path: str, kept: Kept) -> None:
+    """Give a file that is there the mode and time that its entry says."""
+    with suppress(OSError):
+        if kept.mode is not None:
+            os.chmod(path, kept.mode)
+    with suppress(OSError, OverflowError):
+        if kept.mtime_ns is not None:
+            os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns), follow_symlinks=False)
+
+
+def make_link(path: str, kept: Kept, force: bool) -> bool:
+    """
+    Make a symbolic link, or find that it is there; returns whether it was made.
+
+    Raises:
+        SinkError: something else is in the way, or it cannot be made.
+    """
+    assert kept.link is not None
+    to = os.fsdecode(kept.link)
+    try:
+        made = True
+        try:
+            os.symlink(to, path)
+        except FileExistsError:
+            if os.path.islink(path) and os.readlink(path) == to:
+                made = False
+            elif not force or (os.path.isdir(path) and not os.path.islink(path)):
+                raise in_the_way(path) from None
+            else:
+                os.unlink(path)
+                os.symlink(to, path)
+    except (OSError, ValueError) as error:
+        raise failed("make the link", path, error) from error
+    with suppress(OSError, OverflowError, NotImplementedError):
+        if kept.mtime_ns is not None:
+            os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns), follow_symlinks=False)
+    return made
+
+
+def write_whole(path: str, data: bytes, replace: bool, kept: Kept) -> None:
+    """
+    Write a small file in one go: under a hidden name, synced, and renamed.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    try:
+        with TreePart(path, replace, kept) as part:
+            part.begin(len(data))
+            part.write_pieces([data])
+    except OSError as error:
+        raise failed("write", path, error) from error
+
+
+def folds_names(directory: str) -> bool:
+    """Return whether the file system holds names that differ in case to be the same, by trying it."""
+    probe = os.path.join(directory, f".pipegrid-{os.urandom(6).hex()}-a")
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    try:
+        return os.path.lexists(probe[:-1] + "A")
+    finally:
+        with suppress(OSError):
+            os.unlink(probe)
+
+
+def room_for(path: str, size: int) -> None:
+    """
+    Raises:
+        SinkError: a file of this size cannot fit onto the disk.
+    """
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return
+    free = found.f_bavail * found.f_frsize
+    if size > free:
+        raise SinkError(
+            f"a file of {size} bytes does not fit: {free} bytes are free in {printable(path)}; free some "
+            "space or choose another place"
+        )
+
+
+def failed(what: str, path: str, error: Exception) -> SinkError:
+    """Return the error for something that could not be done on the disk."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return SinkError(f"cannot {what} {printable(path)}: {reason}")
