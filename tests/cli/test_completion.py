@@ -12,7 +12,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "reference-cli.md"
 
 COMPLETED = (
     # What is typed before Tab, and what stands there afterwards.
-    ("pipegrid sta", "pipegrid status "),
+    ("pipegrid statu", "pipegrid status "),
     # ("pipegrid ren", "pipegrid renew "),
     ("pipegrid put --seg", "pipegrid put --segment-size "),
     ("pipegrid -q check --veri", "pipegrid -q check --verify "),

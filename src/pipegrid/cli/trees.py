@@ -50,7 +50,7 @@ async def located(grid: Grid, file: NamedFile[Any], understand: Callable[[Any], 
 def _there(place: Place) -> Any:
     if place.cap is None:
         raise CapError(
-            f"the entry {printable(place.names[-1])!r} holds a write cap only, which the read cap of its "
+            f"the entry '{printable(place.names[-1])}' holds a write cap only, which the read cap of its "
             "directory does not give; use the write cap of the directory"
         )
     return place.cap

@@ -183,7 +183,7 @@ def _entries(data: bytes, can_change: bool, limits: ListingLimits) -> Iterator[E
         if 4 * len(name) > limits.name_bytes < len(name.encode("utf-8")):
             raise DirectoryError(
                 f"an entry of this directory has a name of more than {limits.name_bytes} bytes, which "
-                f"begins with {printable(name[:20])!r}; the directory was left out"
+                f"begins with '{printable(name[:20])}'; the directory was left out"
             )
         if can_change:
             cap = readonly_cap(stored.cap_text)

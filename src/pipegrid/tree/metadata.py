@@ -149,4 +149,5 @@ def _whole(value: Any, least: int, end: int) -> int | None:
 def _from_float(value: Any) -> int | None:
     if type(value) not in (int, float) or not -_MAX_NS / 1e9 < value < _MAX_NS / 1e9:
         return None
-    return round(value * 1e9)
+    seconds: float = value
+    return round(seconds * 1e9)

@@ -78,14 +78,14 @@ class TakenNames:
         other = self._taken.get(key)
         if other is not None:
             raise SinkError(
-                f"two entries of this directory would both be {printable(other)!r} here, and the second, "
-                f"{printable(name)!r}, was left out; fetch it by its own path to another place"
+                f"two entries of this directory would both be '{printable(other)}' here, and the second, "
+                f"'{printable(name)}', was left out; fetch it by its own path to another place"
             )
         self._taken[key] = name
 
 
 def _unfit(name: str, why: str) -> SinkError:
     return SinkError(
-        f"no file here can be called {printable(name)!r}, since {why}; it was left out: fetch it by its cap, "
+        f"no file here can be called '{printable(name)}', since {why}; it was left out: fetch it by its cap, "
         "which 'ls --json' shows"
     )

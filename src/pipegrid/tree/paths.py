@@ -74,10 +74,10 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
     alias, found, rest = text.partition(":")
     if not found or "/" in alias or not alias:
         raise UsageError(
-            f"{_short(text)!r} does not begin with a cap or an alias; a path is written CAP/some/path"
+            f"'{_short(text)}' does not begin with a cap or an alias; a path is written CAP/some/path"
         )
     if aliases is None or alias not in aliases:
-        raise UsageError(f"there is no alias {_short(alias)!r}; a path is written CAP/some/path")
+        raise UsageError(f"there is no alias '{_short(alias)}'; a path is written CAP/some/path")
     return aliases[alias], names_of(rest)
 
 
@@ -93,7 +93,7 @@ def names_of(path: str) -> tuple[str, ...]:
         return ()
     names = tuple(unicodedata.normalize("NFC", name) for name in path.split("/"))
     if "" in names:
-        raise UsageError(f"there is an empty name in the path {_short(path)!r}; leave out a slash")
+        raise UsageError(f"there is an empty name in the path '{_short(path)}'; leave out a slash")
     return names
 
 
@@ -126,17 +126,17 @@ async def resolve(
     place = Place(cap)
     for depth, name in enumerate(names):
         if not isinstance(place.cap, DirectoryCap):
-            what = f"{shown(names[:depth])!r} is" if depth else "the cap before the path is that of"
+            what = f"'{shown(names[:depth])}' is" if depth else "the cap before the path is that of"
             raise NoSuchEntry(
-                f"{what} no directory, so there is no {printable(name)!r} in it; check the path"
+                f"{what} no directory, so there is no '{printable(name)}' in it; check the path"
             )
         listing = await read_listing(grid, place.cap, limits)
         name = unicodedata.normalize("NFC", name)
         entry = next((each for each in listing.entries if each.name == name), None)
         if entry is None:
-            where = f" in {shown(names[:depth])!r}" if depth else ""
+            where = f" in '{shown(names[:depth])}'" if depth else ""
             raise NoSuchEntry(
-                f"there is no {printable(name)!r}{where}; 'pipegrid ls' shows what there is"
+                f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is"
             )
         place = Place(entry.cap, (*place.names, name), entry.metadata_json, entry.rw_data)
     return place

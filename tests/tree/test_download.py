@@ -1,0 +1,484 @@
+"""Trees come down whole, in few round trips, and what cannot be had is named while the rest goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
+from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.errors import CapError, NotEnoughSharesError
+from pipegrid.transfer.put.many import MAX_FILES
+from pipegrid.tree import target
+from pipegrid.tree.download import GetTreeLimits, TreeGet, TreeGetResult
+from pipegrid.tree.facade import Trees
+from tests.simulation.grid_budgets import warm_up
+from tests.simulation.grid_world import CLIENT, GridWorld
+from tests.tree.support import entry_bytes
+
+RTT_S = 0.1
+WHEN_NS = 1_600_000_000_123_456_789
+
+
+def kept(mode: int = 0o644, mtime_ns: int = WHEN_NS, **more: Any) -> dict[str, Any]:
+    """Return metadata as they are stored."""
+    return {"pipegrid": {"mode": mode, "mtime_ns": mtime_ns, **more}}
+
+
+class TreeTestCase(SynchronousTestCase):
+    """Ten servers, 100 ms away, and a local directory."""
+
+    def setUp(self) -> None:
+        self.world = GridWorld(latency_s=RTT_S / 2)
+        self.addCleanup(self.world.close)
+        self.addCleanup(lambda: self.assertEqual(self.world.leaks(), []))
+        self.client = self.world.client()
+        warm_up(self.world, self.client)
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.scratch = Path(tempfile.mkdtemp(prefix="pipegrid-tree-", dir=memory))
+        self.addCleanup(shutil.rmtree, self.scratch, ignore_errors=True)
+        self.target = self.scratch / "target"
+        grid: Any = self.client.grid
+        self.trees = Trees(grid, grid._workers, grid._start)
+        self.problems: dict[str, Exception] = {}
+        self.told: list[tuple[str, str]] = []
+
+    # Making trees.
+
+    def put(self, data: bytes) -> Cap:
+        """Store a file."""
+        return self.world.run(self.client.grid.put(data)).cap
+
+    def packed(self, data: bytes) -> DirectoryCap:
+        """Store the bytes of a directory."""
+        return directory_cap(self.put(data))
+
+    def directory(self, tree: Mapping[str, Any]) -> DirectoryCap:
+        """Store a tree: names to bytes, caps or trees; a tuple has metadata as its second."""
+        children = []
+        for name, given in tree.items():
+            metadata: dict[str, Any] = {}
+            if isinstance(given, tuple):
+                given, metadata = given
+            if isinstance(given, bytes):
+                given = self.put(given)
+            elif isinstance(given, Mapping):
+                given = self.directory(given)
+            children.append(Child(name, given, metadata))
+        return self.packed(pack_immutable(children))
+
+    # Fetching them.
+
+    def start(self, cap: Cap, **options: Any) -> Deferred[TreeGetResult]:
+        """Begin to fetch a tree."""
+        self.problems.clear()
+        self.told.clear()
+
+        def problem(path: tuple[str, ...], error: Exception) -> None:
+            self.problems["/".join(path)] = error
+
+        def done(path: tuple[str, ...], how: str, size: int) -> None:
+            self.told.append(("/".join(path), how))
+
+        return self.trees.get_tree(cap, self.target, problem=problem, done=done, **options)
+
+    def get(self, cap: Cap, **options: Any) -> TreeGetResult:
+        """Fetch a tree."""
+        return self.world.run(self.start(cap, **options))
+
+    def received_bytes(self, since: int) -> int:
+        """Return how much came to the client since an entry of the network's log."""
+        log = list(self.world.network.log)[since:]
+        return sum(sent.size_bytes for sent in log if sent.to_host == CLIENT)
+
+    def content(self) -> dict[str, bytes | str | None]:
+        """Return all that is in the target: bytes of files, texts of links, None for directories."""
+        found: dict[str, bytes | str | None] = {}
+        for path in sorted(self.target.rglob("*")):
+            name = str(path.relative_to(self.target))
+            if path.is_symlink():
+                found[name] = os.readlink(path)
+            else:
+                found[name] = None if path.is_dir() else path.read_bytes()
+        return found
+
+
+class RoundTripTests(TreeTestCase):
+    """What trees cost on a line where bytes take no time."""
+
+    def test_depth_twenty(self) -> None:
+        """Twenty levels with a file in each take a round trip a level, and little more."""
+        random = Random(1)
+        tree: dict[str, Any] = {}
+        for level in range(20):
+            tree = (
+                {"down": tree, f"file {level}": random.randbytes(500)}
+                if tree
+                else {"file": random.randbytes(500)}
+            )
+        cap = self.directory(tree)
+        self.world.clock.advance(1)
+        result, took_s = self.world.timed(lambda: self.start(cap))
+        self.assertEqual((result.failed, result.files, result.directories), (0, 20, 20))
+        self.assertLessEqual(took_s / RTT_S, 22.0)
+
+    def test_many_small_files(self) -> None:
+        """Two hundred files in twenty directories take a round trip a level, and one for wrong guesses."""
+        random = Random(2)
+        cap = self.directory(
+            {f"d{n}": {f"f{m}": random.randbytes(300) for m in range(10)} for n in range(20)}
+        )
+        self.world.clock.advance(1)
+        result, took_s = self.world.timed(lambda: self.start(cap))
+        self.assertEqual((result.failed, result.files), (0, 200))
+        self.assertLessEqual(took_s / RTT_S, 4.1)
+
+    def test_large_and_small_together(self) -> None:
+        """A few large files do not keep the small ones waiting."""
+        random = Random(3)
+        tree: dict[str, Any] = {f"a{n}": random.randbytes(1_200_000) for n in range(2)}
+        tree |= {f"b{n}": random.randbytes(300) for n in range(100)}
+        cap = self.directory(tree)
+        self.world.clock.advance(1)
+        result, took_s = self.world.timed(lambda: self.start(cap))
+        self.assertEqual((result.failed, result.files), (0, 102))
+        self.assertLessEqual(took_s / RTT_S, 6.0)
+
+    def test_a_directory_of_ten_thousand_entries(self) -> None:
+        """It is listed in one round trip more than its bytes take."""
+        lit = parse_cap("URI:LIT:ifsgc")
+        cap = self.packed(pack_immutable(Child(f"{n:05}", lit, kept()) for n in range(10_000)))
+        self.world.clock.advance(1)
+        file: Any = cap.file
+        _, bytes_s = self.world.timed(lambda: self.client.grid.read(file))
+        listing, took_s = self.world.timed(lambda: self.trees.list_directory(cap))
+        self.assertEqual(len(listing.entries), 10_000)
+        self.assertLessEqual(took_s, bytes_s + RTT_S)
+        self.assertLessEqual(took_s / RTT_S, 2.5)
+
+
+class RestoreTests(TreeTestCase):
+    """What comes back."""
+
+    def tree(self) -> DirectoryCap:
+        """Return a tree with some of everything."""
+        random = Random(4)
+        self.big = random.randbytes(2_500_000)
+        self.medium = random.randbytes(3000)
+        return self.directory(
+            {
+                "big": (self.big, kept(0o600)),
+                "empty": ({}, kept(0o755)),
+                "sub": (
+                    {
+                        "medium": (self.medium, kept(0o755)),
+                        "little": (b"little", kept(0o444)),
+                        "link": (b"../big", kept(0o777, link="../big")),
+                        "no metadata": b"x" * 100,
+                    },
+                    kept(0o550, WHEN_NS - 10**9),
+                ),
+            }
+        )
+
+    def test_everything_comes_back(self) -> None:
+        """Bytes, modes, times to the nanosecond, links, empty directories."""
+        result = self.get(self.tree())
+        self.assertEqual(self.problems, {})
+        self.assertEqual(
+            self.content(),
+            {
+                "big": self.big,
+                "empty": None,
+                "sub": None,
+                "sub/medium": self.medium,
+                "sub/little": b"little",
+                "sub/link": "../big",
+                "sub/no metadata": b"x" * 100,
+            },
+        )
+        expected = {
+            "big": (0o600, WHEN_NS),
+            "empty": (0o755, WHEN_NS),
+            "sub": (0o550, WHEN_NS - 10**9),
+            "sub/medium": (0o755, WHEN_NS),
+            "sub/little": (0o444, WHEN_NS),
+        }
+        for name, (mode, mtime_ns) in expected.items():
+            found = (self.target / name).stat()
+            self.assertEqual(
+                (stat.S_IMODE(found.st_mode), found.st_mtime_ns), (mode, mtime_ns), name
+            )
+        self.assertEqual((self.target / "sub/link").lstat().st_mtime_ns, WHEN_NS)
+        self.assertEqual((result.files, result.links, result.directories), (4, 1, 3))
+        self.assertEqual(result.size, len(self.big) + len(self.medium) + 106)
+
+    def test_a_rerun_fetches_only_directories(self) -> None:
+        """What is there is not fetched again; what is missing is, and nothing else changes."""
+        cap = self.tree()
+        self.get(cap)
+        before = self.content()
+        since = len(self.world.network.log)
+        result = self.get(cap)
+        self.assertEqual((result.files, result.present, result.links), (0, 4, 1))
+        self.assertLess(self.received_bytes(since), 60_000)
+        (self.target / "sub").chmod(0o700)
+        (self.target / "sub/medium").unlink()
+        (self.target / "sub").chmod(0o550)
+        result = self.get(cap)
+        self.assertEqual((result.files, result.fetched_bytes), (1, len(self.medium)))
+        self.assertEqual(self.content(), before)
+        self.assertEqual((self.target / "sub").stat().st_mtime_ns, WHEN_NS - 10**9)
+        self.assertEqual(stat.S_IMODE((self.target / "sub").stat().st_mode), 0o550)
+
+    def test_what_differs_is_named_unless_forced(self) -> None:
+        """
+        Neither another file, nor a directory or link in the way, is touched; --force replaces what it may.
+        """
+        cap = self.tree()
+        self.get(cap)
+        (self.target / "big").write_bytes(b"mine")
+        (self.target / "sub").chmod(0o700)
+        (self.target / "sub/medium").unlink()
+        (self.target / "sub/medium").mkdir()
+        (self.target / "sub/little").unlink()
+        (self.target / "sub/little").symlink_to("/nowhere")
+        (self.target / "sub/link").unlink()
+        (self.target / "sub/link").symlink_to("elsewhere")
+        (self.target / "of mine").write_bytes(b"mine, too")
+        before = self.content()
+        result = self.get(cap)
+        self.assertEqual(self.content(), before)
+        self.assertEqual(set(self.problems), {"big", "sub/medium", "sub/little", "sub/link"})
+        self.assertEqual(result.failed, 4)
+        for error in self.problems.values():
+            self.assertIn("left as it is", str(error))
+        self.get(cap, force=True)
+        self.assertEqual(set(self.problems), {"sub/medium"})
+        after = self.content()
+        self.assertEqual((after["big"], after["sub/little"]), (self.big, b"little"))
+        self.assertEqual((after["sub/link"], after["of mine"]), ("../big", b"mine, too"))
+
+    def test_paranoia(self) -> None:
+        """A file changed behind the back of its time is found by comparing, and only then."""
+        cap = self.tree()
+        self.get(cap)
+        for name, length in (("big", len(self.big)), ("sub/medium", 3000), ("sub/little", 6)):
+            path = self.target / name
+            path.chmod(0o600)
+            with path.open("r+b") as file:
+                file.seek(length - 3)
+                file.write(b"bad")
+            os.utime(path, ns=(WHEN_NS, WHEN_NS))
+        self.assertEqual(self.get(cap).present, 4)
+        result = self.get(cap, paranoid=True)
+        self.assertEqual(set(self.problems), {"big", "sub/medium", "sub/little"})
+        self.assertEqual(result.present, 1)
+        result = self.get(cap, paranoid=True, force=True)
+        self.assertEqual((result.files, self.problems), (3, {}))
+        since = len(self.world.network.log)
+        result = self.get(cap, paranoid=True)
+        self.assertEqual((result.files, result.present), (0, 4))
+        self.assertLess(self.received_bytes(since), 200_000)
+
+    def test_a_file_without_a_time(self) -> None:
+        """One whose entry says no time is compared, and kept if it is the same."""
+        data = b"x" * 5000
+        cap = self.directory({"f": data})
+        self.get(cap)
+        os.utime(self.target / "f", ns=(1, 1))
+        self.assertEqual(self.get(cap).present, 1)
+        (self.target / "f").write_bytes(b"y" * 5000)
+        self.get(cap)
+        self.assertEqual(set(self.problems), {"f"})
+
+    def test_the_same_directory_in_two_places(self) -> None:
+        """It comes down in both."""
+        same = self.directory({"f": b"f" * 100, "g": b"g"})
+        self.get(self.directory({"a": same, "b": {"c": same}}))
+        self.assertEqual(self.problems, {})
+        self.assertEqual(len(self.content()), 3 + 4)
+
+    def test_cut_and_rerun(self) -> None:
+        """Cancelled at any moment, a rerun completes, and little is fetched twice."""
+        cap = self.tree()
+        whole = len(self.big) + 3106
+        for at_s in (0.05, 0.12, 0.18, 0.22, 0.27, 0.32, 0.4):
+            shutil.rmtree(self.target, ignore_errors=True)
+            running = self.start(cap)
+            running.addErrback(lambda failure: failure.trap(CancelledError))
+            self.world.clock.advance(at_s)
+            running.cancel()
+            self.world.clock.advance(1)
+            for path in self.target.rglob("medium"):
+                self.assertEqual(path.read_bytes(), self.medium)
+            files = [p for p in self.target.rglob("*") if p.is_file()]
+            here = sum(p.stat().st_size for p in files)
+            since = len(self.world.network.log)
+            result = self.get(cap)
+            self.assertEqual((result.failed, result.files + result.present), (0, 4))
+            left = max(0, whole - here)
+            self.assertLess(self.received_bytes(since), 1.2 * left + 300_000, at_s)
+            self.assertEqual((self.target / "big").read_bytes(), self.big)
+            self.assertEqual(list(self.target.rglob(".*")), [])
+
+    def test_a_file_is_not_a_tree(self) -> None:
+        """The cap of a file is a sentence; so is a root that is lost."""
+        failed = self.failureResultOf(self.start(LitCap(b"x")))
+        self.assertTrue(failed.check(CapError))
+        lost = self.directory({"f": b"f" * 100})
+        self.lose(lost.file)
+        self.assertRaises(NotEnoughSharesError, self.get, lost)
+
+    def lose(self, cap: Any) -> None:
+        """Take nearly all shares of a file away."""
+        for server in self.world.servers[:8]:
+            for number in server.shares(cap.storage_index):
+                os.unlink(server.share_path(cap.storage_index, number))
+
+    def test_lost_files_and_directories(self) -> None:
+        """Each is named, and the rest comes down."""
+        lost_file = self.put(b"lost" * 100)
+        lost_directory = self.directory({"f": b"f" * 100})
+        self.lose(lost_file)
+        self.lose(lost_directory.file)
+        cap = self.directory({"a": lost_file, "b": lost_directory, "c": {"d": b"there"}, "e": b"e"})
+        result = self.get(cap)
+        self.assertEqual(set(self.problems), {"a", "b"})
+        self.assertEqual(self.content(), {"c": None, "c/d": b"there", "e": b"e"})
+        self.assertEqual((result.failed, result.files), (2, 2))
+
+    def test_a_disk_that_fills(self) -> None:
+        """What does not fit is named, and the rest goes on; no part is taken for a whole."""
+        cap = self.tree()
+        write = target.TreePart.write_pieces
+
+        def full(part: Any, pieces: Any) -> None:
+            if sum(map(len, pieces)) > 100_000 or part.position:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(part, pieces)
+
+        with patch.object(target.TreePart, "write_pieces", full):
+            self.get(cap)
+        self.assertEqual(set(self.problems), {"big"})
+        self.assertIn("No space left", str(self.problems["big"]))
+        self.assertFalse((self.target / "big").exists())
+        self.assertEqual(self.get(cap).failed, 0)
+
+
+class HostileTreeTests(TreeTestCase):
+    """Trees that somebody made to do harm."""
+
+    def test_names(self) -> None:
+        """
+        Nothing is written outside of the target, whatever names say; each is told, harmless to a terminal.
+        """
+        lit = "URI:LIT:ifsgc"
+        names = ["", ".", "..", "/etc/x", "../out", "a/b", "n" * 300, "x\0y", "\x1b[2J/"]
+        data = b"".join(entry_bytes(name, lit) for name in [*names, "good", "esc\x1b[2J"])
+        evil = b'{"pipegrid": {"name_quoted": "..%2Fout"}}'
+        data += entry_bytes("quoted", lit, metadata=evil)
+        result = self.get(self.packed(data))
+        self.assertEqual(set(self.content()), {"good", "esc\x1b[2J"})
+        self.assertEqual(result.failed, len(names) + 1)
+        self.assertEqual(os.listdir(self.scratch), ["target"])
+        for error in self.problems.values():
+            self.assertTrue(str(error).isprintable(), str(error))
+
+    def test_links_are_not_written_through(self) -> None:
+        """A link of the tree, or one that stands in the target, leads no file elsewhere."""
+        outside = self.scratch / "outside"
+        outside.mkdir()
+        (outside / "f").write_bytes(b"precious")
+        self.target.mkdir()
+        (self.target / "standing").symlink_to(outside)
+        (self.target / "file").symlink_to(outside / "f")
+        cap = self.directory(
+            {
+                "standing": {"f": b"evil", "g": b"evil" * 50},
+                "file": b"evil",
+                "a": (str(outside).encode(), kept(link=str(outside))),
+            }
+        )
+        self.get(cap)
+        self.assertEqual(set(self.problems), {"standing", "file"})
+        self.assertEqual((outside / "f").read_bytes(), b"precious")
+        self.assertEqual(os.listdir(outside), ["f"])
+        self.get(cap, force=True)
+        self.assertEqual(self.problems, {})
+        self.assertEqual((outside / "f").read_bytes(), b"precious")
+        self.assertEqual(os.listdir(outside), ["f"])
+        self.assertTrue((self.target / "standing").is_dir())
+
+    def test_a_file_of_two_to_the_sixtieth_bytes(self) -> None:
+        """It is refused before anything is fetched, and the rest comes down."""
+        huge = ChkCap(b"k" * 16, b"u" * 32, 3, 10, 1 << 60)
+        result = self.get(self.directory({"huge": huge, "f": b"f" * 100}))
+        self.assertEqual((result.failed, result.files), (1, 1))
+        self.assertIn("does not fit", str(self.problems["huge"]))
+
+    def test_what_is_neither_file_nor_directory(self) -> None:
+        """Unknown caps are named."""
+        future = parse_cap("imm.lafs://from_the_future")
+        result = self.get(self.directory({"future": future, "f": b"f"}))
+        self.assertEqual((set(self.problems), result.files), ({"future"}, 1))
+
+    def test_folding_file_systems(self) -> None:
+        """Where names are the same that differ in case, the second is named and overwrites nothing."""
+        cap = self.directory({"Readme": b"first", "README": b"second", "d": {}, "D": {"f": b"f"}})
+        with patch.object(target, "folds_names", lambda directory: True):
+            self.get(cap, force=True)
+        self.assertEqual(set(self.problems), {"Readme", "d"})
+
+    def test_what_is_on_its_way_is_bounded(self) -> None:
+        """Of a hundred files no more are fetched at once than their bytes allow."""
+        random = Random(5)
+        cap = self.directory({f"f{n:03}": random.randbytes(3000) for n in range(100)})
+        grid: Any = self.client.grid
+        under_way = 0
+        most = 0
+        read = grid.read
+
+        def counted(cap: Any, *more: Any) -> Any:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+
+            def ended(result: Any) -> Any:
+                nonlocal under_way
+                under_way -= 1
+                return result
+
+            return read(cap, *more).addBoth(ended)
+
+        with patch.object(grid, "read", counted):
+            result = self.get(cap, limits=GetTreeLimits(in_flight_bytes=10 * 36_000))
+        self.assertEqual((result.files, result.failed), (100, 0))
+        self.assertLessEqual(most, 10)
+        self.assertLess(10, MAX_FILES)
+
+    def test_a_mistake_of_ours_is_not_hidden(self) -> None:
+        """What nobody foresaw ends it, as what it is."""
+        cap = self.directory({"f": b"f" * 100, "g": b"g" * 100})
+        self.target.mkdir()
+        grid: Any = self.client.grid
+        get = TreeGet(grid, grid._workers, cap, str(self.target))
+
+        def broken(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        with patch.object(target, "write_whole", broken):
+            running = Deferred.fromCoroutine(get.run())
+            self.world.clock.advance(5)
+        self.failureResultOf(running, ZeroDivisionError)
