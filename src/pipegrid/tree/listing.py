@@ -176,7 +176,7 @@ def _entries(data: bytes, can_change: bool, limits: ListingLimits) -> Iterator[E
         if count >= limits.entries:
             raise DirectoryError(
                 f"this directory has more than {limits.entries} entries, and was left out; "
-                "if you trust whoever made it, allow more with --max-entries"
+                "programs can allow more with ListingLimits"
             )
         name = stored.name
         # Bytes are counted only where characters, of four at most, do not tell.
@@ -200,6 +200,6 @@ def _entries(data: bytes, can_change: bool, limits: ListingLimits) -> Iterator[E
 
 def _too_large(limits: ListingLimits) -> PipegridError:
     return DirectoryError(
-        f"this directory has more than {limits.directory_bytes / (1 << 20):.4g} MiB, and was left out; if "
-        "you trust whoever made it, allow more with --max-directory"
+        f"this directory has more than {limits.directory_bytes / (1 << 20):.4g} MiB, and was left out; "
+        "programs can allow more with ListingLimits"
     )
