@@ -48,10 +48,6 @@ class SegmentTooLarge(UsageError):
         self.segment_bytes = segment_bytes
 
 
-class NoSuchEntry(UsageError):
-    """A path leads nowhere: there is no such name in a directory, or there is a file on the way."""
-
-
 class DirectoryError(PipegridError):
     """A file that should be a directory does not hold one; perhaps the cap is that of a file."""
 

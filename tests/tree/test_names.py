@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
-from pipegrid.errors import CapError, DirectoryError, NoSuchEntry, SinkError, UsageError
+from pipegrid.errors import CapError, DirectoryError, NoSuchChild, SinkError, UsageError
 from pipegrid.tree.listing import Listing, unpack
 from pipegrid.tree.names import TakenNames, local_name
 from pipegrid.tree.paths import has_path, parse, resolve
@@ -126,7 +126,7 @@ class PathTests(SynchronousTestCase):
             (("a\x1b",), "a\\x1b"),
         ):
             failure = self.failureResultOf(Deferred.fromCoroutine(resolve(grid, cap, names)))
-            self.assertTrue(failure.check(NoSuchEntry))
+            self.assertTrue(failure.check(NoSuchChild))
             self.assertIn(said, failure.getErrorMessage())
         failure = self.failureResultOf(Deferred.fromCoroutine(resolve(grid, "URI:CHK:x", ("a",))))
         self.assertTrue(failure.check(CapError))

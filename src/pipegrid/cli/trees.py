@@ -35,7 +35,7 @@ async def located(grid: Grid, file: NamedFile[Any], understand: Callable[[Any], 
         understand: returns a cap of the kind that is wanted, or raises CapError.
 
     Raises:
-        NoSuchEntry: there is no such name on the way.
+        NoSuchChild: there is no such name on the way.
         CapError: what is there is of another kind.
         PipegridError: a directory on the way could not be read.
     """

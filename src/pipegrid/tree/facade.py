@@ -44,7 +44,7 @@ class Trees:
             path: ``CAP/some/path``, or a cap alone.
 
         Raises (through the Deferred):
-            NoSuchEntry: there is no such name on the way.
+            NoSuchChild: there is no such name on the way.
             UsageError, CapError: it is no path.
             DirectoryError: a directory on the way is damaged.
         """

@@ -190,7 +190,8 @@ def _entries(data: bytes, can_change: bool, limits: ListingLimits) -> Iterator[E
         else:
             if stored.rw_data:
                 raise DirectoryError(
-                    f"the child '{printable(name)}' of an immutable directory has a write cap; do not trust it"
+                    f"the child '{printable(name)}' of an immutable directory has a write cap; do not "
+                    "trust it"
                 )
             cap = immutable_cap(stored.cap_text)
             if cap is None:

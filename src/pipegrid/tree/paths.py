@@ -22,7 +22,7 @@ import attrs
 
 from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
 from pipegrid.core.text import printable
-from pipegrid.errors import NoSuchEntry, UsageError
+from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree.listing import Kind, ListingLimits, ReadsFiles, kind_of, read_listing
 
 _CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
@@ -118,7 +118,7 @@ async def resolve(
 
     Raises:
         CapError: the root is no well-formed cap.
-        NoSuchEntry: there is nothing of such a name, or it is below a file.
+        NoSuchChild: there is nothing of such a name, or it is below a file.
         DirectoryError: a directory on the way is damaged, or beyond the limits.
         PipegridError: the grid could not fetch it.
     """
@@ -127,16 +127,18 @@ async def resolve(
     for depth, name in enumerate(names):
         if not isinstance(place.cap, DirectoryCap):
             what = f"'{shown(names[:depth])}' is" if depth else "the cap before the path is that of"
-            raise NoSuchEntry(
-                f"{what} no directory, so there is no '{printable(name)}' in it; check the path"
+            raise NoSuchChild(
+                f"{what} no directory, so there is no '{printable(name)}' in it; check the path",
+                name,
             )
         listing = await read_listing(grid, place.cap, limits)
         name = unicodedata.normalize("NFC", name)
         entry = next((each for each in listing.entries if each.name == name), None)
         if entry is None:
             where = f" in '{shown(names[:depth])}'" if depth else ""
-            raise NoSuchEntry(
-                f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is"
+            raise NoSuchChild(
+                f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is",
+                name,
             )
         place = Place(entry.cap, (*place.names, name), entry.metadata_json, entry.rw_data)
     return place
