@@ -330,7 +330,8 @@ class RestoreTests(TreeTestCase):
             since = len(self.world.network.log)
             result = self.get(cap)
             self.assertEqual((result.failed, result.files + result.present), (0, 4))
-            self.assertLess(self.received_bytes(since), uncut - 0.8 * here + 500_000, at_s)
+            # A window of what had been asked for when it was cut may come twice.
+            self.assertLess(self.received_bytes(since), uncut - 0.8 * here + 2_000_000, at_s)
             self.assertEqual((self.target / "big").read_bytes(), self.big)
             self.assertEqual(list(self.target.rglob(".*")), [])
 
