@@ -202,6 +202,7 @@ class Grid:
         progress: Progress | None = None,
         found: Progress | None = None,
         hashing: Progress | None = None,
+        cap_known: Callable[[ChkCap], None] | None = None,
     ) -> Deferred[PutResult]:
         """
         Store one file; fires when enough servers hold it, with its cap.
@@ -218,6 +219,8 @@ class Grid:
             found: called with bytes of shares that turned out to be there already, and the total.
             hashing: called before that, with the bytes of the file that its key was made from so far,
                 and its size; not for a file that is read in one go.
+            cap_known: called with the file's cap as soon as it is known: when all of it is coded, long before it
+                is stored, and perhaps in vain; not for a file that lives in its cap.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read, or changes meanwhile.
@@ -225,7 +228,8 @@ class Grid:
             UsageError: the parameters are impossible.
         """
         options = (params, happy, convergence, random_key)
-        return self._start(self._put(source, *options, PutReports(progress, found, hashing)))
+        reports = PutReports(progress, found, hashing, cap_known)
+        return self._start(self._put(source, *options, reports))
 
     async def _put(
         self,
@@ -239,7 +243,7 @@ class Grid:
         params = self.config.params if params is None else params
         check_kind(params, Params, "how a file is encoded", "a Params")
         check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes")
-        for name in ("progress", "found", "hashing"):
+        for name in ("progress", "found", "hashing", "cap_known"):
             check_callable(getattr(reports, name), name)
         if happy is None:
             happy = min(self.config.happy, params.total_shares)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import attrs
 
+from pipegrid.core.caps import ChkCap
+
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is to do, in the unit that the transfer names."""
 
@@ -23,11 +25,14 @@ class PutReports:
         progress: of bytes of shares, those that are acknowledged.
         found: of bytes of shares, those that servers had before.
         hashing: of bytes of the file, those that its key was made from; before the others.
+        cap_known: not a part, but the file's cap, as soon as all of it is coded and long before it is stored;
+            perhaps more than once. Not told of files that live in their caps.
     """
 
     progress: Progress | None = None
     found: Progress | None = None
     hashing: Progress | None = None
+    cap_known: Callable[[ChkCap], None] | None = None
 
 
 class ProgressReport:

@@ -227,6 +227,7 @@ class Putter:
                 progress=reports.progress,
                 found=reports.found,
                 begun=begun,
+                cap_known=reports.cap_known if begun is None else None,
             )
             begun = None
             try:

@@ -21,6 +21,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core import hashes
+from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoder import Encoder, ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
@@ -70,6 +71,7 @@ class Upload:
         progress: called with acknowledged and total bytes of shares.
         found: called with bytes of shares that servers had before, and with all that there are.
         begun: what ``WholePut`` has begun, and did not end.
+        cap_known: called with the file's cap when all of it is coded.
 
     What somebody else stores at the same time (``contended``) a later try finds.
     """
@@ -91,6 +93,7 @@ class Upload:
         progress: Progress | None = None,
         found: Progress | None = None,
         begun: Begun | None = None,
+        cap_known: Callable[[ChkCap], None] | None = None,
     ) -> None:
         self._clock = clock
         self._workers = workers
@@ -98,6 +101,7 @@ class Upload:
         self._geometry = geometry
         self._settings = settings
         self._check_source = check_source
+        self._cap_known = cap_known
         self._encoder = Encoder(geometry, key)
         self._storage_index = hashes.storage_index(key)
         self._plan: UploadPlan[Peer] = UploadPlan(
@@ -248,6 +252,8 @@ class Upload:
         await self._check_source()
         trees = 32 * self._geometry.num_segments * self._geometry.total_shares
         self._send(await self._workers.run_if_large(16 * trees, self._encoder.finish), None)
+        if self._cap_known is not None:
+            self._cap_known(self._encoder.cap)
         if self._allocations.has_news:
             self._take_stock()
         may_hold = self._asking.may_hold_back(self._clock.seconds())

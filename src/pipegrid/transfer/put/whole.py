@@ -166,6 +166,8 @@ class WholePut:
     ) -> PutResult | Begun:
         """Send the file; returns the result, or what there is if it takes more than that."""
         shares, cap = wholeshares.encode(self._geometry, key, plaintext)
+        if self._reports.cap_known is not None:
+            self._reports.cap_known(cap)
         share_bytes = len(shares[0])
         progress = ProgressReport(self._reports.progress, self._geometry.total_shares * share_bytes)
         overdue.add(self)
