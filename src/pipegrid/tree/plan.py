@@ -1,0 +1,233 @@
+"""
+Which directories of a tree can be packed now; pure.
+
+The cap of an immutable object follows from its content, so a directory can be packed as soon as the caps of
+its children are *known*, which is when they are coded, long before they are stored. Then its own cap is known,
+and feeds its parent: a tree of any depth is on its way at once. The other side of that: a child may fail after
+directories that hold its cap have left. So a directory is **settled** only when it is stored as it should be,
+and all that is in it is settled. When its last child settles and one of them has failed, or has become another
+one, it is packed once more, without it.
+
+**Memory.** The entries of a directory are held until it is settled. So what is held are the directories on the
+way from the root to where the walk is, and those with something on its way to the grid, which whoever drives this
+bounds. What readers would not take of a directory (``has_room``) whoever drives this leaves out.
+
+    walk:   enter(dir) ─ expect(child)… ─ leave(dir)
+    file:   known(cap) ─ stored(cap)   or   failed()
+    out:    take_ready() → a directory and what is to be packed → known, stored or failed of that directory
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import attrs
+
+from pipegrid.core.caps import Cap
+from pipegrid.core.directory import Child
+
+MAX_ENTRIES = 200_000
+MAX_DIRECTORY_BYTES = 60 << 20
+"""Readers take directories of 64 MiB and 200,000 entries."""
+
+_CAP_BYTES = 150
+"""At most what the cap of an immutable file or directory has."""
+
+_METADATA_BYTES = 400
+"""What an entry has beside its name and its cap; see ``metadata``. Links have longer ones, but are few."""
+
+
+@attrs.define
+class _Entry:
+    cap: Cap | None
+    metadata: dict[str, Any]
+
+
+class Place:
+    """
+    Where in the tree something belongs: a file under way, or a directory.
+
+    Attributes:
+        parent: the directory that it is in; None for the root.
+        name: of its entry there.
+    """
+
+    __slots__ = ("name", "parent")
+
+    def __init__(self, parent: Directory | None, name: str) -> None:
+        self.parent = parent
+        self.name = name
+
+
+class Directory(Place):
+    """A directory that is not settled yet; its fields are the plan's."""
+
+    __slots__ = (
+        "bytes",
+        "cap",
+        "dirty",
+        "entries",
+        "failed",
+        "left",
+        "packed",
+        "sending",
+        "unknown",
+        "unsettled",
+    )
+
+    def __init__(self, parent: Directory | None, name: str) -> None:
+        super().__init__(parent, name)
+        self.entries: dict[str, _Entry] = {}
+        self.bytes = 0
+        self.unknown = 0  # children without a cap
+        self.unsettled = 0
+        self.left = False  # the walk has nothing more for it
+        self.packed = False  # at least once
+        self.sending = False  # on its way
+        self.dirty = False  # what was packed last is not what it should be
+        self.failed = False
+        self.cap: Cap | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Directory {self.name!r}: {len(self.entries)} entries, {self.unknown} unknown, "
+            f"{self.unsettled} unsettled>"
+        )
+
+
+class TreePlan:
+    """
+    One tree.
+
+    Attributes:
+        root_cap: when the root is settled, its cap.
+        root_failed: it cannot be stored.
+    """
+
+    def __init__(self) -> None:
+        self.root_cap: Cap | None = None
+        self.root_failed = False
+        self._ready: deque[Directory] = deque()
+
+    @property
+    def done(self) -> bool:
+        """Whether the root is settled, or never will be."""
+        return self.root_failed or self.root_cap is not None
+
+    # What the walk meets.
+
+    def enter(self, parent: Directory | None, name: str, metadata: dict[str, Any]) -> Directory:
+        """A directory begins; of the root, name and metadata do not count."""
+        directory = Directory(parent, name)
+        if parent is not None:
+            self._expect(parent, name, metadata)
+        return directory
+
+    def expect(self, parent: Directory, name: str, metadata: dict[str, Any]) -> Place:
+        """A file is met, the cap of which will follow."""
+        self._expect(parent, name, metadata)
+        return Place(parent, name)
+
+    def has_room(self, directory: Directory) -> bool:
+        """Whether readers would take the directory with one more entry."""
+        return len(directory.entries) < MAX_ENTRIES and directory.bytes < MAX_DIRECTORY_BYTES
+
+    def leave(self, directory: Directory) -> None:
+        """The walk has met all that is in it."""
+        directory.left = True
+        self._look_at(directory)
+
+    # What becomes of it.
+
+    def known(self, place: Place, cap: Cap) -> None:
+        """The cap of something is known; it is not stored yet. Telling it again changes nothing."""
+        parent = place.parent
+        if isinstance(place, Directory):
+            place.cap = cap
+        entry = None if parent is None or parent.failed else parent.entries.get(place.name)
+        if parent is None or entry is None or entry.cap == cap:
+            return
+        if entry.cap is None:
+            parent.unknown -= 1
+        elif parent.packed:
+            parent.dirty = True
+        entry.cap = cap
+        self._look_at(parent)
+
+    def stored(self, place: Place, cap: Cap) -> None:
+        """Something is stored under this cap; of a directory: what was packed last."""
+        if isinstance(place, Directory):
+            if place.failed:
+                return
+            place.sending = False
+        self.known(place, cap)
+        if isinstance(place, Directory):
+            self._look_at(place)
+        else:
+            self._child_ended(place)
+
+    def failed(self, place: Place) -> None:
+        """Something cannot be stored, and is left out; a directory with all that is in it."""
+        if isinstance(place, Directory):
+            if place.failed:
+                return
+            place.failed = True
+            place.entries.clear()
+        parent = place.parent
+        if parent is None:
+            self.root_failed = True
+            return
+        if parent.failed:
+            return
+        if parent.entries.pop(place.name).cap is None:
+            parent.unknown -= 1
+        if parent.packed:
+            parent.dirty = True
+        self._child_ended(place)
+
+    def take_ready(self) -> tuple[Directory, list[Child]] | None:
+        """Return a directory that is to be stored now, and what is to be packed; None: there is none."""
+        while self._ready:
+            directory = self._ready.popleft()
+            if not directory.failed:
+                return directory, _children(directory)
+        return None
+
+    # Within.
+
+    def _expect(self, parent: Directory, name: str, metadata: dict[str, Any]) -> None:
+        assert not parent.left and name not in parent.entries
+        parent.entries[name] = _Entry(None, metadata)
+        parent.bytes += len(name.encode("utf-8")) + _METADATA_BYTES + _CAP_BYTES
+        parent.unknown += 1
+        parent.unsettled += 1
+
+    def _child_ended(self, place: Place) -> None:
+        parent = place.parent
+        if parent is not None and not parent.failed:
+            parent.unsettled -= 1
+            self._look_at(parent)
+
+    def _look_at(self, directory: Directory) -> None:
+        """Pack a directory if that is due, or settle it."""
+        if directory.failed or not directory.left or directory.unknown or directory.sending:
+            return
+        if not directory.packed or (directory.dirty and not directory.unsettled):
+            directory.packed = directory.sending = True
+            directory.dirty = False
+            self._ready.append(directory)
+        elif not directory.unsettled:
+            directory.entries.clear()
+            if directory.parent is None:
+                self.root_cap = directory.cap
+            else:
+                self._child_ended(directory)
+
+
+def _children(directory: Directory) -> list[Child]:
+    children = []
+    for name, entry in directory.entries.items():
+        assert entry.cap is not None
+        children.append(Child(name, entry.cap, entry.metadata))
+    return children

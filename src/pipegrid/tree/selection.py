@@ -1,0 +1,202 @@
+"""
+Which of a directory's contents are stored; pure.
+
+Paths are relative to the directory, with ``/``, as Python spells names (bytes that are no text are surrogates).
+
+**Patterns.** ``*`` and ``?`` stand for any characters but ``/``, ``[a-z]`` for one of some, ``**`` for any
+number of directories. A pattern without ``/`` is that of a name, wherever it is (as in ``tahoe backup``); one
+with ``/`` is that of a path from the directory down; one that ends in ``/`` is that of directories only. Large
+and small letters differ. What is excluded is not looked into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from pipegrid.errors import UsageError
+
+VCS = (
+    "CVS/",
+    "RCS/",
+    "SCCS/",
+    ".git",
+    ".svn/",
+    ".arch-ids/",
+    "{arch}/",
+    ".bzr/",
+    ".hg/",
+    ".jj/",
+    "_darcs/",
+)
+"""Where version control keeps what it can fetch again. ``.git`` is a file in some working copies."""
+
+MAX_PATTERNS = 10_000
+MAX_PATTERN = 4096
+MAX_LISTED = 1_000_000
+
+
+class Selection:
+    """
+    Decides for one walk through a directory.
+
+    Args:
+        exclude: patterns of what is left out.
+        only: paths of what is wanted, directories with all that is in them; None: everything.
+
+    Raises:
+        UsageError: a pattern or path makes no sense, or there are too many.
+    """
+
+    def __init__(self, exclude: Sequence[str] = (), only: Iterable[str] | None = None) -> None:
+        if len(exclude) > MAX_PATTERNS:
+            raise UsageError(f"there are more than {MAX_PATTERNS} patterns; give fewer")
+        names, paths, directory_names, directory_paths = [], [], [], []
+        for pattern in exclude:
+            bare = pattern.rstrip("/")
+            if not bare or len(pattern) > MAX_PATTERN:
+                raise UsageError(f"{pattern[:50]!r} is not a pattern of names; see --exclude")
+            of_path = "/" in bare
+            regex = _regex(bare.removeprefix("/"))
+            if pattern.endswith("/"):
+                (directory_paths if of_path else directory_names).append(regex)
+            else:
+                (paths if of_path else names).append(regex)
+        self._names, self._paths = _any(names), _any(paths)
+        self._directory_names = _any(names + directory_names)
+        self._directory_paths = _any(paths + directory_paths)
+        self._wanted: set[str] | None = None
+        self._above: set[str] = set()
+        self._unmet: set[str] = set()
+        if only is not None:
+            self._wanted = set(_checked(only))
+            self._unmet = self._wanted - {""}
+            for path in self._wanted:
+                parts = path.split("/")
+                self._above.update("/".join(parts[:n]) for n in range(1, len(parts)))
+
+    @property
+    def unmet(self) -> list[str]:
+        """Paths that were wanted and that nobody has asked about: they are not there."""
+        return sorted(self._unmet)
+
+    def takes(self, path: str, is_directory: bool) -> bool:
+        """Whether something is stored, or at least entered."""
+        name = path.rpartition("/")[2]
+        names = self._directory_names if is_directory else self._names
+        paths = self._directory_paths if is_directory else self._paths
+        self._unmet.discard(path)
+        if (names and names.fullmatch(name)) or (paths and paths.fullmatch(path)):
+            return False
+        return self._wanted is None or self._is_wanted(path, is_directory)
+
+    def _is_wanted(self, path: str, is_directory: bool) -> bool:
+        assert self._wanted is not None
+        if path in self._wanted or "" in self._wanted:
+            return True
+        if is_directory and path in self._above:
+            return True
+        end = path.rfind("/")
+        while end > 0:
+            if path[:end] in self._wanted:
+                return True
+            end = path.rfind("/", 0, end)
+        return False
+
+
+def patterns_of(text: str) -> list[str]:
+    """Return the patterns of a file for ``--exclude-from``: one a line; empty lines and ``#`` are nothing."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def paths_below(directory: str, lines: Iterable[str]) -> list[str]:
+    """
+    Return the paths of a list for ``--files-from``, relative to the directory; empty lines are nothing.
+
+    Args:
+        directory: absolute, normalised.
+        lines: paths relative to it, or absolute.
+
+    Raises:
+        UsageError: one is not below it.
+    """
+    found = []
+    for line in lines:
+        if not line:
+            continue
+        path = line
+        if path.startswith("/"):
+            inside = directory.rstrip("/") + "/"
+            if not (path + "/").startswith(inside):
+                raise UsageError(f"{line!r} is not below {directory}; list what is")
+            path = path[len(inside) :]
+        found.append(path)
+        if len(found) > MAX_LISTED:
+            raise UsageError(f"the list has more than {MAX_LISTED} paths; list directories instead")
+    return found
+
+
+def _checked(only: Iterable[str]) -> Iterable[str]:
+    for path in only:
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if ".." in parts or path.startswith("/"):
+            raise UsageError(f"{path!r} is not a path below the directory; list what is")
+        yield "/".join(parts)
+
+
+def _any(regexes: list[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(f"(?:{each})" for each in regexes), re.DOTALL) if regexes else None
+
+
+def _regex(pattern: str) -> str:
+    out = []
+    position = 0
+    while position < len(pattern):
+        if pattern.startswith("**/", position):
+            out.append("(?:.*/)?")
+            position += 3
+            continue
+        if pattern.startswith("**", position):
+            out.append(".*")
+            position += 2
+            continue
+        char = pattern[position]
+        position += 1
+        if char == "*":
+            out.append("[^/]*")
+        elif char == "?":
+            out.append("[^/]")
+        elif char == "[":
+            some, position = _some(pattern, position)
+            out.append(some)
+        elif char == "\\" and position < len(pattern):
+            out.append(re.escape(pattern[position]))
+            position += 1
+        else:
+            out.append(re.escape(char))
+    return "".join(out)
+
+
+def _some(pattern: str, start: int) -> tuple[str, int]:
+    """Return what one of some characters is as a regular expression, and where the pattern goes on."""
+    inner = start + (pattern[start : start + 1] in ("!", "^"))
+    end = pattern.find("]", inner + 1)
+    if end < 0:
+        return re.escape("["), start  # as shells have it
+    ranges = []
+    chars = pattern[inner:end]
+    position = 0
+    while position < len(chars):
+        first = chars[position]
+        if chars[position + 1 : position + 2] == "-" and position + 2 < len(chars):
+            last = chars[position + 2]
+            if first <= last:
+                ranges.append(f"{re.escape(first)}-{re.escape(last)}")
+            position += 3
+        else:
+            ranges.append(re.escape(first))
+            position += 1
+    if not ranges:
+        return "(?!)", end + 1
+    return f"(?!/)[{'^' if inner > start else ''}{''.join(ranges)}]", end + 1
