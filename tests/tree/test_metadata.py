@@ -73,7 +73,8 @@ class MetadataTests(SynchronousTestCase):
 
     def test_nonsense(self) -> None:
         """What is no mode, time, link or name counts as not said."""
-        for nonsense in (None, True, "7", -1, 1e300, [], {}, 1 << 70):
+        cases: list[Any] = [None, True, "7", -1, 1e300, [], {}, 1 << 70]
+        for nonsense in cases:
             ours = {"mode": nonsense, "mtime_ns": nonsense, "link": nonsense and [nonsense]}
             self.assertEqual(
                 restored({"pipegrid": ours | {"name_quoted": [nonsense]}, "mtime": 3}),

@@ -11,7 +11,6 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
 from pipegrid.tree.plan import MAX_DIRECTORY_BYTES, MAX_ENTRIES, Directory, Place, TreePlan
 
-
 STORED: dict[Cap, bytes] = {}
 
 

@@ -191,6 +191,16 @@ class Grid:
         """What to tell the user of servers and introducers that were skipped, or are out of reach."""
         return self._warnings()
 
+    @property
+    def workers(self) -> CpuWorkers:
+        """Threads for what takes long; they end with the grid."""
+        return self._workers
+
+    @property
+    def clock(self) -> IReactorTime:
+        """The reactor, as far as it tells the time."""
+        return self._reactor
+
     def put(
         self,
         source: SourceLike,
@@ -219,8 +229,8 @@ class Grid:
             found: called with bytes of shares that turned out to be there already, and the total.
             hashing: called before that, with the bytes of the file that its key was made from so far,
                 and its size; not for a file that is read in one go.
-            cap_known: called with the file's cap as soon as it is known: when all of it is coded, long before it
-                is stored, and perhaps in vain; not for a file that lives in its cap.
+            cap_known: called with the file's cap as soon as all of it is coded, long before it is stored,
+                and perhaps in vain; not for a file that lives in its cap.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read, or changes meanwhile.

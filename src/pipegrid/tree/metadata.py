@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -87,6 +88,16 @@ def entry_metadata(
     }
 
 
+def entry_name(raw: bytes) -> tuple[str, bytes | None]:
+    """
+    Return what the entry of something with this name is called, and the name if that does not say it.
+
+    Entries have names in Unicode's composed form; what is no UTF-8 shows as U+FFFD.
+    """
+    name = unicodedata.normalize("NFC", raw.decode("utf-8", "replace"))
+    return name, None if name.encode("utf-8") == raw else raw
+
+
 def restored(metadata: Mapping[str, Any]) -> Kept:
     """
     Return what an entry's metadata say that can be brought back; what makes no sense counts as not said.
@@ -129,7 +140,10 @@ def _mode(says: Mapping[str, Any], metadata: Mapping[str, Any]) -> int | None:
 
 def _whole(value: Any, least: int, end: int) -> int | None:
     # JSON's true is an int for Python.
-    return value if type(value) is int and least <= value < end else None
+    if type(value) is not int:
+        return None
+    number: int = value
+    return number if least <= number < end else None
 
 
 def _from_float(value: Any) -> int | None:

@@ -210,19 +210,26 @@ class TreePlan:
             self._look_at(parent)
 
     def _look_at(self, directory: Directory) -> None:
-        """Pack a directory if that is due, or settle it."""
-        if directory.failed or not directory.left or directory.unknown or directory.sending:
-            return
-        if not directory.packed or (directory.dirty and not directory.unsettled):
-            directory.packed = directory.sending = True
-            directory.dirty = False
-            self._ready.append(directory)
-        elif not directory.unsettled:
+        """Pack a directory if that is due, or settle it, and those above that this settles."""
+        while not (
+            directory.failed or not directory.left or directory.unknown or directory.sending
+        ):
+            if not directory.packed or (directory.dirty and not directory.unsettled):
+                directory.packed = directory.sending = True
+                directory.dirty = False
+                self._ready.append(directory)
+                return
+            if directory.unsettled:
+                return
             directory.entries.clear()
-            if directory.parent is None:
+            parent = directory.parent
+            if parent is None:
                 self.root_cap = directory.cap
-            else:
-                self._child_ended(directory)
+                return
+            if parent.failed:
+                return
+            parent.unsettled -= 1
+            directory = parent
 
 
 def _children(directory: Directory) -> list[Child]:

@@ -51,7 +51,10 @@ class Selection:
     def __init__(self, exclude: Sequence[str] = (), only: Iterable[str] | None = None) -> None:
         if len(exclude) > MAX_PATTERNS:
             raise UsageError(f"there are more than {MAX_PATTERNS} patterns; give fewer")
-        names, paths, directory_names, directory_paths = [], [], [], []
+        names: list[str] = []
+        paths: list[str] = []
+        directory_names: list[str] = []
+        directory_paths: list[str] = []
         for pattern in exclude:
             bare = pattern.rstrip("/")
             if not bare or len(pattern) > MAX_PATTERN:

@@ -1,0 +1,289 @@
+"""Reading a directory of this machine."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.tree import localwalk
+from pipegrid.tree.localwalk import Begun, Ended, LeftOut, LocalWalk, Met
+from pipegrid.tree.selection import Selection
+
+
+def everything(walk: LocalWalk) -> list[Any]:
+    """Return all that a walk meets."""
+    things = []
+    while batch := walk.batch():
+        things += batch
+    walk.close()
+    return things
+
+
+class LocalWalkTests(SynchronousTestCase):
+    """What is met, and what is left out."""
+
+    def setUp(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="pg"))
+        self.addCleanup(shutil.rmtree, self.root, True)
+
+    def write(self, path: str, content: bytes = b"x") -> Path:
+        """Make a file."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        return target
+
+    def seen(self, **options: Any) -> list[str]:
+        """Return what is met, as short text."""
+        texts = []
+        for thing in everything(LocalWalk(str(self.root), **options)):
+            if isinstance(thing, Begun):
+                texts.append(f"+{thing.path}")
+            elif isinstance(thing, Ended):
+                texts.append("-")
+            elif isinstance(thing, LeftOut):
+                texts.append(f"!{thing.path}: {thing.why}")
+            else:
+                texts.append(thing.path)
+        return texts
+
+    def test_order(self) -> None:
+        """Files of a directory first, by name; then what is below it."""
+        for path in ("b", "a/y", "a/x/deep", "c"):
+            self.write(path)
+        (self.root / "empty").mkdir()
+        self.assertEqual(
+            self.seen(),
+            ["+", "b", "c", "+a", "a/y", "+a/x", "a/x/deep", "-", "-", "+empty", "-", "-"],
+        )
+
+    def test_contents(self) -> None:
+        """Small files come with their bytes, large ones open, links with what they lead to."""
+        self.write("small", b"content")
+        self.write("large", b"y" * (localwalk.SMALL_BYTES + 1))
+        os.symlink("no/such", self.root / "link")
+        os.symlink(self.root, self.root / "loop")
+        met = {
+            each.path: each
+            for each in everything(LocalWalk(str(self.root)))
+            if isinstance(each, Met)
+        }
+        self.assertEqual(met["small"].content, b"content")
+        self.assertEqual(met["link"].link, b"no/such")
+        self.assertEqual(met["loop"].link, os.fsencode(self.root))
+        file = met["large"].content
+        assert isinstance(file, io.FileIO)
+        self.assertEqual(len(file.read()), localwalk.SMALL_BYTES + 1)
+        self.assertEqual(file.name, str(self.root / "large"))
+        file.close()
+
+    def test_what_has_no_content(self) -> None:
+        """Sockets, pipes and devices are named, and nobody waits for them."""
+        os.mkfifo(self.root / "pipe")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(self.root / "sock"))
+        self.write("z")
+        self.assertEqual(
+            self.seen(),
+            [
+                "+",
+                "!pipe: it is a named pipe, which has no content to store",
+                "!sock: it is a socket, which has no content to store",
+                "z",
+                "-",
+            ],
+        )
+
+    def test_unreadable(self) -> None:
+        """A file and a directory that cannot be opened are named; all else is met."""
+        for path in ("a", "bad", "dir/bad/x", "z"):
+            self.write(path)
+        real = os.open
+
+        def refusing(path: Any, *args: Any, **options: Any) -> int:
+            if path == "bad":
+                raise PermissionError(13, "Permission denied", path)
+            return real(path, *args, **options)
+
+        self.patch(localwalk.os, "open", refusing)
+        self.assertEqual(
+            self.seen(),
+            [
+                "+",
+                "a",
+                "!bad: it cannot be read: Permission denied",
+                "z",
+                "+dir",
+                "!dir/bad: it cannot be read: Permission denied",
+                "-",
+                "-",
+            ],
+        )
+
+    def test_what_vanishes(self) -> None:
+        """A file and a directory that are gone when their turn comes are named."""
+        for path in ("a", "b", "d/x", "e/x"):
+            self.write(path)
+
+        def know(path: str, found: os.stat_result) -> None:
+            if path == "a":
+                (self.root / "b").unlink()
+                shutil.rmtree(self.root / "d")
+
+        vanished = "it vanished while the directory was read"
+        self.assertEqual(
+            self.seen(know=know),
+            ["+", "a", f"!b: {vanished}", f"!d: {vanished}", "+e", "e/x", "-", "-"],
+        )
+
+    def test_a_file_that_changes(self) -> None:
+        """It is read again; if it never stands still it is named."""
+        self.write("a", b"1234")
+        real = os.pread
+        reads = []
+
+        def changing(fd: int, length: int, offset: int) -> bytes:
+            data = real(fd, length, offset)
+            reads.append(data)
+            if len(reads) < self.changes:
+                with open(self.root / "a", "ab") as file:
+                    file.write(b"5")
+            return data
+
+        self.changes = 3
+        self.patch(localwalk.os, "pread", changing)
+        (met,) = (each for each in everything(LocalWalk(str(self.root))) if isinstance(each, Met))
+        self.assertEqual(met.content, b"123455")
+        self.assertEqual(met.found.st_size, 6)
+        self.changes = 1000
+        self.assertIn(
+            "!a: it changed while it was read; store it again when nobody writes to it", self.seen()
+        )
+
+    def test_what_is_known(self) -> None:
+        """Is not opened, nor is anything if nothing shall be read."""
+        self.write("a")
+        self.write("b")
+        (a, b) = (
+            each
+            for each in everything(
+                LocalWalk(str(self.root), know=lambda path, found: "cap" if path == "a" else None)
+            )
+            if isinstance(each, Met)
+        )
+        self.assertEqual((a.known, a.content, b.known, b.content), ("cap", None, None, b"x"))
+        (a, b) = (
+            each
+            for each in everything(LocalWalk(str(self.root), read=False))
+            if isinstance(each, Met)
+        )
+        self.assertEqual((a.content, b.content), (None, None))
+
+    def test_selection(self) -> None:
+        """What is excluded is not looked into; what was listed and is not there is named."""
+        for path in ("a/b", "skip/x", "c.tmp"):
+            self.write(path)
+        self.assertEqual(
+            self.seen(selection=Selection(["skip/", "*.tmp"])), ["+", "+a", "a/b", "-", "-"]
+        )
+        self.assertEqual(
+            self.seen(selection=Selection(only=["a", "no"])),
+            ["+", "+a", "a/b", "-", "-", "!no: it was listed, and is not there"],
+        )
+
+    def test_depth(self) -> None:
+        """A tree deeper than descriptors go is met whole, and its directories are let go of."""
+        before = len(os.listdir("/proc/self/fd"))
+        depth = 3 * localwalk._OPEN_LEVELS
+        path = "/".join(["d"] * depth)
+        self.write(path + "/file")
+        for level in range(1, depth):
+            self.write("/".join(["d"] * level) + "/z")
+        seen = self.seen()
+        self.assertEqual(seen.count("-"), depth + 1)
+        self.assertEqual(sum(each.endswith("z") for each in seen), depth - 1)
+        self.assertFalse([each for each in seen if each.startswith("!")])
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_too_deep(self) -> None:
+        """Deeper than readers go is named."""
+        self.patch(localwalk, "MAX_DEPTH", 3)
+        self.write("a/b/c/d/e")
+        self.assertIn("!a/b/c/d: it is more than 3 levels deep; readers take no more", self.seen())
+
+    def test_too_many(self) -> None:
+        """A directory with more than readers take is named; it is there, and empty."""
+        self.patch(localwalk, "MAX_ENTRIES", 3)
+        for n in range(4):
+            self.write(f"many/{n}")
+        self.write("z")
+        seen = self.seen()
+        self.assertEqual(seen[:3], ["+", "z", "+many"])
+        self.assertIn("more than 3 entries", seen[3])
+
+    def test_one_file_system(self) -> None:
+        """What is mounted in it comes as an empty directory."""
+        self.write("mounted/x")
+        real = os.fstat
+
+        def elsewhere(fd: int) -> os.stat_result:
+            found = real(fd)
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("mounted"):
+                fields = list(found)
+                fields[2] = 9999
+                return os.stat_result(fields, {"st_mtime_ns": 1, "st_mtime": 0.0})
+            return found
+
+        self.patch(localwalk.os, "fstat", elsewhere)
+        self.assertEqual(self.seen(one_file_system=True), ["+", "+mounted", "-", "-"])
+        self.assertEqual(self.seen(), ["+", "+mounted", "mounted/x", "-", "-"])
+
+    def test_batches(self) -> None:
+        """They end with so many things, so many bytes, or a file that is open."""
+        for n in range(300):
+            self.write(f"{n:03}", b"")
+        walk = LocalWalk(str(self.root))
+        self.assertEqual([len(walk.batch()) for _ in range(4)], [128, 128, 46, 0])
+        shutil.rmtree(self.root)
+        for n in range(40):
+            self.write(f"{n:03}", bytes(100_000))
+        self.write("030", bytes(200_000))
+        walk = LocalWalk(str(self.root))
+        self.assertEqual([len(walk.batch()) for _ in range(5)], [12, 11, 9, 10, 0][:5])
+        walk.close()
+
+    def test_names_that_are_no_text(self) -> None:
+        """Come as the bytes that they are."""
+        name = os.fsencode(str(self.root)) + b"/caf\xe9"
+        with open(name, "wb"):
+            pass
+        (met,) = (each for each in everything(LocalWalk(str(self.root))) if isinstance(each, Met))
+        self.assertEqual(met.name, b"caf\xe9")
+
+    def test_the_root(self) -> None:
+        """A link to it is followed; if it is none, the first batch says so."""
+        self.write("d/x")
+        os.symlink("d", self.root / "link")
+        walk = LocalWalk(str(self.root / "link"))
+        self.assertEqual(len(walk.batch()), 3)
+        walk.close()
+        self.assertRaises(NotADirectoryError, LocalWalk(str(self.root / "d/x")).batch)
+        self.assertRaises(FileNotFoundError, LocalWalk(str(self.root / "no")).batch)
+
+    def test_open_again(self) -> None:
+        """A file that was met is opened again, but through no link."""
+        self.write("a/b/c", b"again")
+        walk = LocalWalk(str(self.root))
+        with walk.open("a/b/c") as file:
+            self.assertEqual(file.read(), b"again")
+        os.rename(self.root / "a/b", self.root / "a/real")
+        os.symlink("real", self.root / "a/b")
+        self.assertRaises(OSError, walk.open, "a/b/c")
+        walk.close()

@@ -1,0 +1,226 @@
+"""Whole trees on their way to a grid in virtual time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.caps import Cap, DirectoryCap, LitCap
+from pipegrid.core.directory import unpack_immutable
+from pipegrid.errors import GridError, SourceError
+from pipegrid.tree import upload as uploading
+from pipegrid.tree.metadata import restored
+from pipegrid.tree.store import GridStore
+from pipegrid.tree.upload import TreeReports, TreeResult, put_tree
+from tests.simulation.grid_budgets import warm_up
+from tests.simulation.grid_world import Client, GridWorld
+
+RTT = 0.1
+
+
+class TreeUploadTests(SynchronousTestCase):
+    """What is stored, and in how many round trips."""
+
+    def setUp(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="pg"))
+        self.addCleanup(shutil.rmtree, self.root, True)
+        self.world = GridWorld(latency_s=RTT / 2)
+        self.addCleanup(self.world.close)
+        self.client: Client = self.world.client()
+        warm_up(self.world, self.client)
+        self.left_out: list[tuple[str, str]] = []
+
+    def write(self, path: str, content: bytes) -> None:
+        """Make a file."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+    def put(self, **options: Any) -> TreeResult:
+        """Store the directory."""
+        return self.world.run(self.start(**options))
+
+    def start(self, **options: Any) -> Deferred[TreeResult]:
+        """Begin to."""
+        reports = TreeReports(lambda path, why: self.left_out.append((path, why)))
+        return put_tree(self.client.grid, self.root, reports=reports, **options)
+
+    def contents(self, cap: Cap) -> Any:
+        """Fetch a tree: names and contents."""
+        if isinstance(cap, DirectoryCap):
+            return {each.name: self.contents(each.cap) for each in self.entries(cap)}
+        assert not isinstance(cap, LitCap) or cap.data is not None
+        return self.world.run(self.client.grid.read(cap))
+
+    def entries(self, cap: DirectoryCap) -> Any:
+        """Fetch one directory."""
+        return unpack_immutable(self.world.run(self.client.grid.read(cap.file)))
+
+    def test_a_tree(self) -> None:
+        """Everything is there, with what brings it back."""
+        random = Random(1)
+        small, large = random.randbytes(1000), random.randbytes(3 << 20)
+        self.write("a/small", small)
+        self.write("a/large", large)
+        self.write("literal", b"literal")
+        (self.root / "a/empty").mkdir()
+        os.symlink("../literal", self.root / "a/link")
+        os.utime(self.root / "a/small", ns=(5, 1_700_000_000_123_456_789))
+        (self.root / "a/small").chmod(0o751)
+        result = self.put()
+        self.assertEqual(self.left_out, [])
+        self.assertEqual(
+            self.contents(result.cap),
+            {
+                "a": {"empty": {}, "large": large, "link": b"../literal", "small": small},
+                "literal": b"literal",
+            },
+        )
+        a = {
+            each.name: restored(each.metadata)
+            for each in self.entries(self.entries(result.cap)[0].cap)
+        }
+        self.assertEqual((a["small"].mode, a["small"].mtime_ns), (0o751, 1_700_000_000_123_456_789))
+        self.assertEqual(a["link"].link, b"../literal")
+        counts = result.counts
+        self.assertEqual((counts.files, counts.directories, counts.links), (3, 3, 1))
+        self.assertEqual((counts.sent_files, counts.sent_directories), (2, 2))
+        self.assertEqual(self.world.leaks(), [])
+
+    def test_the_same_tree_has_the_same_cap(self) -> None:
+        """Wherever it lies, and whenever its inodes were made."""
+        self.write("d/a", b"x" * 100)
+        os.utime(self.root / "d/a", ns=(1, 10**18))
+        os.utime(self.root / "d", ns=(1, 10**18))
+        first = self.put()
+        copy = Path(tempfile.mkdtemp(prefix="pg"))
+        self.addCleanup(shutil.rmtree, copy, True)
+        shutil.copytree(self.root / "d", copy / "d")
+        self.root = copy
+        self.assertEqual(self.put().cap, first.cap)
+
+    def test_depth_twenty(self) -> None:
+        """One file in each of twenty directories within one another takes at most two round trips."""
+        random = Random(2)
+        for depth in range(20):
+            self.write("d/" * depth + "file", random.randbytes(500))
+        result = self.put()
+        self.assertLessEqual(result.elapsed_s, 1.1 * RTT)
+        self.assertEqual(result.counts.sent_directories, 20)
+
+    def test_a_hundred_directories(self) -> None:
+        """A thousand files in a hundred directories: round trips by what may be under way at once."""
+        random = Random(3)
+        for n in range(1000):
+            self.write(f"d{n // 10}/f{n}", random.randbytes(300))
+        result = self.put()
+        self.assertEqual(result.counts.sent_files, 1000)
+        self.assertLessEqual(result.elapsed_s, 5.1 * RTT)
+
+    def test_what_is_under_way_is_bounded(self) -> None:
+        """By number and by bytes, give or take a batch."""
+        random = Random(4)
+        for n in range(600):
+            self.write(f"s{n:03}", random.randbytes(100))
+        for n in range(60):
+            self.write(f"z{n:02}", random.randbytes(900_000))
+        most = [0, 0]
+        begin = uploading.TreeUpload._begin
+
+        def counting(tree: uploading.TreeUpload, *args: Any) -> None:
+            begin(tree, *args)
+            most[0] = max(most[0], len(tree._running))
+            most[1] = max(most[1], tree._weight)
+
+        self.patch(uploading.TreeUpload, "_begin", counting)
+        self.put()
+        self.assertGreaterEqual(most[0], uploading.MAX_OBJECTS // 2)
+        self.assertLessEqual(most[0], uploading.MAX_OBJECTS + 128)
+        self.assertGreaterEqual(most[1], uploading.MAX_BYTES // 2)
+        self.assertLessEqual(most[1], uploading.MAX_BYTES + (2 << 20))
+
+    def test_what_cannot_be_read(self) -> None:
+        """Is named; all else is stored."""
+        self.write("good", b"g" * 100)
+        os.mkfifo(self.root / "pipe")
+        result = self.put()
+        self.assertEqual(self.contents(result.cap), {"good": b"g" * 100})
+        self.assertEqual([path for path, _ in self.left_out], ["pipe"])
+        self.assertEqual(result.counts.left_out, 1)
+
+    def test_a_large_file_that_changes(self) -> None:
+        """Is left out of a tree that is otherwise whole, though its directory may have left already."""
+        self.write("d/large", bytes(5 << 20))
+        self.write("d/small", b"s" * 100)
+        put = GridStore.put
+
+        def late(store: GridStore, source: Any, *args: Any) -> Any:
+            if not isinstance(source, bytes):
+                with open(self.root / "d/large", "r+b") as file:
+                    file.write(b"more")
+            return put(store, source, *args)
+
+        self.patch(GridStore, "put", late)
+        result = self.put()
+        self.assertEqual(self.contents(result.cap), {"d": {"small": b"s" * 100}})
+        ((path, why),) = self.left_out
+        self.assertEqual(path, "d/large")
+        self.assertIn("changed while it was read", why)
+
+    def test_a_grid_that_takes_nothing(self) -> None:
+        """Ends it, and not with a sentence for each of many files."""
+        for server in self.world.servers:
+            server.room_bytes = 0
+        for n in range(200):
+            self.write(f"{n}", b"x" * 100 + b"%d" % n)
+        self.failureResultOf(self.settle(self.start()), GridError)
+        self.assertLess(len(self.left_out), 200)
+        self.assertEqual(self.world.leaks(), [])
+
+    def settle(self, running: Deferred[Any]) -> Deferred[Any]:
+        """Let time pass until it has ended."""
+        self.world.clock.advance(0)
+        for _ in range(100_000):
+            if running.called:
+                break
+            self.world.clock.advance(0.05)
+        return running
+
+    def test_cancelled(self) -> None:
+        """Nothing is left of it."""
+        for n in range(300):
+            self.write(f"{n}", b"x" * 1000 + b"%d" % n)
+        running = self.start()
+        self.world.clock.advance(0.06)
+        running.cancel()
+        self.failureResultOf(self.settle(running))
+        self.assertEqual(self.world.leaks(), [])
+
+    def test_no_such_directory(self) -> None:
+        """A sentence."""
+        shutil.rmtree(self.root)
+        error = self.failureResultOf(self.settle(self.start()), SourceError).value
+        self.assertEqual(str(error), f"cannot read {self.root}: No such file or directory")
+
+    def test_names(self) -> None:
+        """Those that are no text, or not composed, are kept exactly; of two that look the same both."""
+        root = os.fsencode(self.root)
+        names = [b"caf\xe9", "caf\ufffd".encode(), "e\u0301".encode(), "\u00e9".encode()]
+        for name in names:
+            with open(os.path.join(root, name), "wb") as file:
+                file.write(name)
+        found = self.entries(self.put().cap)
+        self.assertEqual(len(found), 4)
+        for each in found:
+            exact = restored(each.metadata).name or each.name.encode()
+            self.assertEqual(exact, self.world.run(self.client.grid.read(each.cap)))
+        self.assertEqual(
+            {restored(each.metadata).name or each.name.encode() for each in found}, set(names)
+        )
