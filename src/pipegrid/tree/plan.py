@@ -2,15 +2,16 @@
 Which directories of a tree can be packed now; pure.
 
 The cap of an immutable object follows from its content, so a directory can be packed as soon as the caps of
-its children are *known*, which is when they are coded, long before they are stored. Then its own cap is known,
-and feeds its parent: a tree of any depth is on its way at once. The other side of that: a child may fail after
-directories that hold its cap have left. So a directory is **settled** only when it is stored as it should be,
-and all that is in it is settled. When its last child settles and one of them has failed, or has become another
-one, it is packed once more, without it.
+its children are *known*, which is when they are coded, long before they are stored. Then its own cap is
+known,
+and feeds its parent: a tree of any depth is on its way at once. The other side of that: a child may fail
+after directories that hold its cap have left. So a directory is **settled** only when it is stored as it
+should be, and all that is in it is settled. When its last child settles and one of them has failed, or has
+become another one, it is packed once more, without it.
 
-**Memory.** The entries of a directory are held until it is settled. So what is held are the directories on the
-way from the root to where the walk is, and those with something on its way to the grid, which whoever drives this
-bounds. What readers would not take of a directory (``has_room``) whoever drives this leaves out.
+**Memory.** The entries of a directory are held until it is settled. So what is held are the directories on
+the way from the root to where the walk is, and those with something on its way to the grid, which whoever
+drives this bounds. What readers would not take of a directory (``has_room``) whoever drives this leaves out.
 
     walk:   enter(dir) ─ expect(child)… ─ leave(dir)
     file:   known(cap) ─ stored(cap)   or   failed()

@@ -1,12 +1,13 @@
 """
 Which of a directory's contents are stored; pure.
 
-Paths are relative to the directory, with ``/``, as Python spells names (bytes that are no text are surrogates).
+Paths are relative to the directory, with ``/``, as Python spells names (bytes that are no text are
+surrogates).
 
 **Patterns.** ``*`` and ``?`` stand for any characters but ``/``, ``[a-z]`` for one of some, ``**`` for any
 number of directories. A pattern without ``/`` is that of a name, wherever it is (as in ``tahoe backup``); one
-with ``/`` is that of a path from the directory down; one that ends in ``/`` is that of directories only. Large
-and small letters differ. What is excluded is not looked into.
+with ``/`` is that of a path from the directory down; one that ends in ``/`` is that of directories only.
+Large and small letters differ. What is excluded is not looked into.
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@ A directory of this machine on its way to a grid, as one pipeline.
 
     local walk (thread) ─ files, in batches → puts, side by side ─ caps known → plan ─ directories → puts
 
-Files are read when there is room for them. A directory leaves as soon as the caps of its children are known, which
-is when they are coded; so a tree of any depth takes a round trip and its bytes. What counts is what is *stored*:
-``plan`` says when that is all. What cannot be read or stored is told, and left out; the rest goes on.
+Files are read when there is room for them. A directory leaves as soon as the caps of its children are known,
+which is when they are coded; so a tree of any depth takes a round trip and its bytes. What counts is what is
+*stored*: ``plan`` says when that is all. What cannot be read or stored is told, and left out; the rest goes
+on.
 
-**Bounds.** Of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a large file
-counts as half of the bytes at most, so that two of them leave room for nobody, and one for small ones. What
-coding takes is bounded by the grid. A batch of the walk comes when there is room for anything, and is taken whole.
+**Bounds.** Of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a
+large file counts as half of the bytes at most, so that two of them leave room for nobody, and one for small
+ones. What coding takes is bounded by the grid. A batch of the walk comes when there is room for anything,
+and is taken whole.
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ class TreeCounts:
     Attributes:
         files, directories, links: met so far, without those that were left out.
         bytes: of those files.
-        sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its cap
-            is not sent.
+        sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its
+            cap is not sent.
         checked: known objects that were looked for on the grid, and were found whole or stored again.
         left_out: files, directories and whatever else is not in the tree, or only in part.
     """

@@ -1,0 +1,227 @@
+"""
+The list of all runs of a client's backups, stored on the grid as a directory: one cap brings back all.
+
+Each run is an entry, named after the backup and its time, ``home 2026-11-22_18:23:31Z``, whose cap is that
+of the root of its tree. So whatever reads directories, Tahoe-LAFS included, lists the runs and what is in
+them. The entry's metadata are those of the root, and under ``backup`` within ``pipegrid`` what was said of
+the run.
+
+Where the list is kept is a ``CatalogueStore``'s matter. In an immutable directory its cap changes with every
+run, and each is printed; older ones still read what was listed then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, Protocol
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap
+from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
+from pipegrid.errors import CapError, DirectoryError, UsageError
+from pipegrid.grid.grid import Grid
+from pipegrid.tree.metadata import KEY
+
+MAX_BYTES = 64 << 20
+MAX_NAME = 200
+TIME_FORMAT = "%Y-%m-%d_%H:%M:%SZ"
+
+
+@attrs.frozen
+class Run:
+    """
+    One stored state of a directory.
+
+    Attributes:
+        name: of the backup.
+        time: UTC, ``2026-11-22_18:23:31Z``.
+        cap: of the root of the tree.
+        metadata: of the root.
+        files, bytes: in the tree.
+        left_out: how many things are not in it that should be.
+    """
+
+    name: str
+    time: str
+    cap: DirectoryCap
+    metadata: dict[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    files: int = 0
+    bytes: int = 0
+    left_out: int = 0
+
+    @property
+    def at(self) -> datetime:
+        """The time."""
+        return parse_time(self.time)
+
+
+class CatalogueStore(Protocol):
+    """Where the list is kept."""
+
+    async def load(self, cap: DirectoryCap) -> list[Run]:
+        """
+        Return the runs, oldest first.
+
+        Raises:
+            PipegridError: it cannot be read, or is no catalogue.
+        """
+
+    async def save(self, runs: Sequence[Run], former: DirectoryCap | None) -> DirectoryCap:
+        """
+        Store the list; return the cap that brings it back.
+
+        Args:
+            former: the cap of what it replaces, if there was something.
+
+        Raises:
+            PipegridError: it could not be stored.
+        """
+
+
+class ImmutableCatalogues:
+    """Keeps each list as an immutable directory of its own."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    async def load(self, cap: DirectoryCap) -> list[Run]:
+        """Return the runs."""
+        file = cap.file
+        if not isinstance(file, (ChkCap, LitCap)):
+            raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
+        if file.size > MAX_BYTES:
+            raise DirectoryError("this is no catalogue of backups: it is too large for one")
+        return runs_of(unpack_immutable(await self._grid.read(file)))
+
+    async def save(self, runs: Sequence[Run], former: DirectoryCap | None) -> DirectoryCap:
+        """Store the list."""
+        result = await self._grid.put(pack_immutable(children_of(runs)))
+        return directory_cap(result.cap)
+
+
+def children_of(runs: Sequence[Run]) -> list[Child]:
+    """Return the entries of a catalogue; of two runs in one second the later one counts."""
+    children: dict[str, Child] = {}
+    for run in runs:
+        ours = dict(run.metadata.get(KEY) or {})
+        ours["backup"] = {
+            "name": run.name,
+            "time": run.time,
+            "files": run.files,
+            "bytes": run.bytes,
+            "left_out": run.left_out,
+        }
+        metadata = {**run.metadata, KEY: ours}
+        name = f"{run.name} {run.time}"
+        children[name] = Child(name, run.cap, metadata)
+    return list(children.values())
+
+
+def runs_of(children: Sequence[Child]) -> list[Run]:
+    """
+    Return the runs that a catalogue lists, oldest first.
+
+    Raises:
+        DirectoryError: it is not a catalogue.
+    """
+    runs = []
+    for child in children:
+        ours = child.metadata.get(KEY)
+        said = ours.get("backup") if isinstance(ours, dict) else None
+        if not isinstance(said, dict) or not isinstance(child.cap, DirectoryCap):
+            raise DirectoryError(
+                "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"
+            )
+        assert isinstance(ours, dict)
+        metadata = {**child.metadata, KEY: {k: v for k, v in ours.items() if k != "backup"}}
+        name, _, time = child.name.rpartition(" ")
+        try:
+            parse_time(time)
+        except UsageError:
+            raise DirectoryError(
+                f"the entry {child.name!r} of this catalogue has no time"
+            ) from None
+        counts = [_count(said.get(key)) for key in ("files", "bytes", "left_out")]
+        runs.append(Run(name, time, child.cap, metadata, *counts))
+    return sorted(runs, key=lambda run: (run.time, run.name))
+
+
+def shown_time(seconds: float) -> str:
+    """Return a time (seconds since 1970) as runs have it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime(TIME_FORMAT)
+
+
+def parse_time(text: str) -> datetime:
+    """
+    Return a time in UTC: as runs have it, or shorter (``2026-11-22``, ``2026-11-22_18:23``); ``T`` or a
+    space will do for ``_``. A shorter one means the end of that day or minute.
+
+    Raises:
+        UsageError: it is none.
+    """
+    bare = text.strip().removesuffix("Z").replace("T", "_").replace(" ", "_")
+    for form, rest in (
+        ("%Y-%m-%d_%H:%M:%S", {}),
+        ("%Y-%m-%d_%H:%M", {"second": 59}),
+        ("%Y-%m-%d", {"hour": 23, "minute": 59, "second": 59}),
+    ):
+        try:
+            found = datetime.strptime(bare, form)
+        except ValueError:
+            continue
+        return found.replace(tzinfo=timezone.utc, **rest)  # type: ignore[arg-type]
+    raise UsageError(
+        f"{text!r} is no time; give one such as 2026-11-22 or 2026-11-22_18:23:31Z (UTC)"
+    )
+
+
+def chosen(runs: Sequence[Run], name: str | None, at: str | None) -> Run:
+    """
+    Return the run that was the newest at a time (now, if None is given).
+
+    Args:
+        name: of the backup; None, if there is only one.
+
+    Raises:
+        UsageError: there is none, or it is not clear which.
+    """
+    names = sorted({run.name for run in runs})
+    if not names:
+        raise UsageError("the catalogue lists no backup")
+    if name is None:
+        if len(names) > 1:
+            raise UsageError(f"there are backups of {', '.join(names)}; choose one with --as")
+        name = names[0]
+    if name not in names:
+        raise UsageError(f"there is no backup called {name!r}; there are {', '.join(names)}")
+    limit = None if at is None else parse_time(at)
+    fitting = [run for run in runs if run.name == name and (limit is None or run.at <= limit)]
+    if not fitting:
+        oldest = min(run.time for run in runs if run.name == name)
+        raise UsageError(f"no run of {name!r} is as old as that; the oldest is of {oldest}")
+    return max(fitting, key=lambda run: run.at)
+
+
+def check_name(name: str) -> str:
+    """
+    Return the name of a backup.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    if (
+        not name
+        or len(name.encode("utf-8", "replace")) > MAX_NAME
+        or not name.isprintable()
+        or "/" in name
+    ):
+        raise UsageError(
+            f"{name!r} cannot be the name of a backup; give one of letters without '/', such as 'home'"
+        )
+    return name
+
+
+def _count(value: Any) -> int:
+    return int(value) if type(value) is int and value >= 0 else 0

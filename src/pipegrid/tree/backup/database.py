@@ -1,0 +1,276 @@
+"""
+What a client remembers of its backups: which files had which cap, and when each cap was last found on the
+grid.
+
+One SQLite file, written in WAL mode and in small transactions, so that a process that is killed loses a
+window of
+what it had learned and nothing else: what is missing is read and stored again. What is recorded was stored
+before.
+A database that is damaged is set aside, and a new one begun: nothing is lost but time.
+
+Paths, names and caps are secrets; the file is nobody else's to read. Two threads use it, each its own
+connection: one reads while the walk asks, the reactor's writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pipegrid.core.caps import ChkCap, LitCap, parse_cap
+from pipegrid.disk.private import open_private
+from pipegrid.errors import CapError, UsageError
+from pipegrid.tree.backup.changes import Recorded, Signature, is_due, is_unchanged, signature_of
+from pipegrid.tree.localwalk import Met
+from pipegrid.tree.upload import Known
+
+VERSION = 1
+
+COMMIT_ROWS = 200
+COMMIT_S = 1.0
+"""What a process that is killed forgets at most."""
+
+_FORGET_S = 120 * 86400.0
+"""What nobody has met for so long is not there any more: everything that is met is checked within 24 days."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    path BLOB PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
+    inode INTEGER NOT NULL, read_ns INTEGER NOT NULL, context BLOB NOT NULL, cap TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS directories (digest BLOB PRIMARY KEY, cap TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS objects (cap TEXT PRIMARY KEY, checked REAL NOT NULL) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """
+    The memory of one client's backups.
+
+    Args:
+        path: where it is; made if missing.
+        context: how files are encoded and keyed; what was stored otherwise counts as not stored.
+        root: absolute path of the directory that is stored.
+        now: seconds since 1970.
+        say: told if a damaged database was set aside.
+
+    Raises:
+        UsageError: it was made by a later PipeGrid, or cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        context: bytes,
+        root: str,
+        *,
+        now: Callable[[], float] = time.time,
+        say: Callable[[str], None] = lambda sentence: None,
+        read_only: bool = False,
+    ) -> None:
+        self._path = path
+        self._context = hashlib.sha256(b"pipegrid backup" + context).digest()[:16]
+        self._root = os.fsencode(root)
+        self._now = now
+        self._say = say
+        self._read_only = read_only
+        self._rows = 0
+        self._committed_s = now()
+        self._broken = False
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            self._close_connections()
+            self._set_aside(error)
+            try:
+                self._open()
+            except sqlite3.Error as second:
+                raise UsageError(
+                    f"cannot make a database at {path}: {second}; see that its disk has room and is local"
+                ) from second
+
+    def _open(self) -> None:
+        try:
+            os.close(open_private(str(self._path), os.O_RDWR))
+        except OSError as error:
+            raise UsageError(f"cannot open {self._path}: {error.strerror}") from error
+        self._writing = self._connect()
+        version = self._writing.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            self._writing.close()
+            raise UsageError(
+                f"{self._path} was made by a later PipeGrid; use that one, or move the file away"
+            )
+        damage = self._writing.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError(damage)
+        self._writing.execute("PRAGMA journal_mode=WAL")
+        self._writing.execute("PRAGMA synchronous=NORMAL")
+        self._writing.executescript(_SCHEMA)
+        self._writing.execute(f"PRAGMA user_version={VERSION}")
+        self._reading = self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        # The thread that asks is another one every time, but only one at a time.
+        return sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
+
+    # Memory, as uploads ask it.
+
+    def file(self, path: str, found: os.stat_result) -> Known | None:
+        """Return what is known of a regular file, if it is unchanged."""
+        row = self._ask(
+            self._reading,
+            "SELECT size, mtime_ns, ctime_ns, inode, read_ns, files.cap, checked FROM files "
+            "LEFT JOIN objects ON objects.cap = files.cap WHERE path = ? AND context = ?",
+            (self._key(path), self._context),
+        )
+        if row is None or not is_unchanged(Recorded(Signature(*row[:4]), row[4]), found):
+            return None
+        return self._known(row[5], row[6])
+
+    def directory(self, packed: bytes) -> Known | None:
+        """Return what is known of a directory of exactly these bytes."""
+        row = self._ask(
+            self._writing,
+            "SELECT directories.cap, checked FROM directories "
+            "LEFT JOIN objects ON objects.cap = directories.cap WHERE digest = ?",
+            (self._digest(packed),),
+        )
+        return None if row is None else self._known(*row)
+
+    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
+        """A file was read, and is stored."""
+        signature = signature_of(met.found)
+        text = str(cap)
+        self._write(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                self._key(met.path),
+                signature.size,
+                signature.mtime_ns,
+                signature.ctime_ns,
+                signature.inode,
+                met.began_ns,
+                self._context,
+                text,
+            ),
+        )
+        self.checked(cap)
+
+    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
+        """A directory is stored."""
+        self._write(
+            "INSERT OR REPLACE INTO directories VALUES (?, ?)", (self._digest(packed), str(cap))
+        )
+        self.checked(cap)
+
+    def checked(self, cap: ChkCap | LitCap) -> None:
+        """What this cap reads is whole now."""
+        self._write("INSERT OR REPLACE INTO objects VALUES (?, ?)", (str(cap), self._now()))
+
+    # The end.
+
+    def finish(self) -> None:
+        """A run has ended well: forget what nobody has met for long."""
+        before = (self._now() - _FORGET_S,)
+        old = "(SELECT cap FROM objects WHERE checked < ?)"
+        self._write(f"DELETE FROM files WHERE cap IN {old}", before)
+        self._write(f"DELETE FROM directories WHERE cap IN {old}", before)
+        self._write("DELETE FROM objects WHERE checked < ?", before)
+
+    def close(self) -> None:
+        """Write down what was learned."""
+        self._commit()
+        self._close_connections()
+        if self._broken:
+            self._set_aside(None)
+
+    def _close_connections(self) -> None:
+        for name in ("_reading", "_writing"):
+            connection = getattr(self, name, None)
+            if connection is not None:
+                connection.close()
+
+    # Within.
+
+    def _known(self, text: str, checked: float | None) -> Known | None:
+        try:
+            cap = parse_cap(text)
+        except CapError:
+            return None
+        if not isinstance(cap, (ChkCap, LitCap)):
+            return None
+        due = isinstance(cap, ChkCap) and is_due(text, checked or 0.0, self._now())
+        return Known(cap, due)
+
+    def _key(self, path: str) -> bytes:
+        return os.path.join(self._root, os.fsencode(path))
+
+    def _digest(self, packed: bytes) -> bytes:
+        return hashlib.sha256(self._context + packed).digest()
+
+    def _ask(
+        self, connection: sqlite3.Connection, statement: str, values: tuple[object, ...]
+    ) -> tuple[object, ...] | None:
+        if self._broken:
+            return None
+        try:
+            row: tuple[object, ...] | None = connection.execute(statement, values).fetchone()
+        except sqlite3.DatabaseError:
+            self._broken = True  # what is not remembered is read and stored again
+            return None
+        return row
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        if self._broken or self._read_only:
+            return
+        try:
+            if not self._writing.in_transaction:
+                self._writing.execute("BEGIN")
+            self._writing.execute(statement, values)
+        except sqlite3.OperationalError as error:  # the disk is full: what is there is good
+            self._stop_writing(error)
+            return
+        except sqlite3.DatabaseError:
+            self._broken = True
+            return
+        self._rows += 1
+        now_s = self._now()
+        if self._rows >= COMMIT_ROWS or not 0 <= now_s - self._committed_s < COMMIT_S:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._rows = 0
+        self._committed_s = self._now()
+        try:
+            if self._writing.in_transaction:
+                self._writing.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            self._stop_writing(error)
+        except sqlite3.DatabaseError:
+            self._broken = True
+
+    def _stop_writing(self, error: Exception) -> None:
+        if not self._read_only:
+            self._read_only = True
+            self._say(
+                f"cannot write to {self._path} ({error}); what is stored now will be read again next time"
+            )
+
+    def _set_aside(self, error: Exception | None) -> None:
+        """Move a database away that cannot be used."""
+        aside = self._path.with_name(f"{self._path.name}.damaged-{int(self._now())}")
+        for suffix in ("", "-wal", "-shm"):
+            try:
+                os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
+            except FileNotFoundError:
+                pass
+        why = f" ({error})" if error is not None else ""
+        self._say(
+            f"the database of backups was damaged{why} and was moved to {aside}; nothing is lost, but every "
+            "file is read once more"
+        )

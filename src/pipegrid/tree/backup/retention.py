@@ -1,0 +1,57 @@
+"""Which runs of a backup are kept; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import attrs
+
+from pipegrid.tree.backup.catalogue import Run
+
+
+@attrs.frozen
+class Retention:
+    """
+    How many runs to keep of each backup; None: the rule keeps none of its own. Without any rule all are kept.
+
+    Attributes:
+        last: so many, the newest.
+        daily, weekly: of so many days or weeks in which there was a run, the newest of each (UTC; weeks begin
+            on Mondays).
+    """
+
+    last: int | None = None
+    daily: int | None = None
+    weekly: int | None = None
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether there is no rule."""
+        return self.last is None and self.daily is None and self.weekly is None
+
+
+def kept(runs: Sequence[Run], rules: Retention) -> list[Run]:
+    """Return the runs that some rule keeps, in the order given; the newest of each backup always stays."""
+    if rules.keeps_all:
+        return list(runs)
+    keep: set[Run] = set()
+    for name in {run.name for run in runs}:
+        newest_first = sorted(
+            (run for run in runs if run.name == name), key=lambda run: run.time, reverse=True
+        )
+        keep.update(newest_first[: max(1, rules.last or 0)])
+        keep.update(_first_of_each(newest_first, rules.daily or 0, lambda at: at.date()))
+        keep.update(
+            _first_of_each(newest_first, rules.weekly or 0, lambda at: at.isocalendar()[:2])
+        )
+    return [run for run in runs if run in keep]
+
+
+def _first_of_each(
+    runs: Sequence[Run], count: int, period_of: Callable[[datetime], object]
+) -> list[Run]:
+    found: dict[object, Run] = {}
+    for run in runs:
+        found.setdefault(period_of(run.at), run)
+    return list(found.values())[:count]

@@ -1,0 +1,416 @@
+"""Backups of a directory on a grid in virtual time: what is sent, remembered and listed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.caps import DirectoryCap, LitCap
+from pipegrid.core.directory import unpack_immutable
+from pipegrid.errors import PipegridError, UsageError
+from pipegrid.tree import localwalk
+from pipegrid.tree.backup.catalogue import Run, chosen, parse_time, shown_time
+from pipegrid.tree.backup.changes import (
+    LATEST_S,
+    RACY_NS,
+    SOONEST_S,
+    Recorded,
+    Signature,
+    is_due,
+    is_unchanged,
+)
+from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.backup.run import BackupOptions, BackupResult, Backups
+from pipegrid.tree.selection import Selection
+from pipegrid.tree.upload import TreeReports
+from tests.simulation.grid_budgets import warm_up
+from tests.simulation.grid_world import Client, GridWorld
+from tests.tree.test_metadata import status
+
+RTT = 0.1
+DAY_S = 86400.0
+
+
+class ChangesTests(SynchronousTestCase):
+    """What counts as unchanged, and when something is looked for."""
+
+    def found(self) -> Any:
+        """A file's state."""
+        return status(mtime_ns=10 * 10**9)
+
+    def recorded(self, read_ns: int, **changes: int) -> Recorded:
+        """The same file as it was recorded."""
+        same = Signature(5, 10 * 10**9, 9, 77)
+        return Recorded(attrs.evolve(same, **changes), read_ns)
+
+    def test_unchanged(self) -> None:
+        """All of it must be as it was."""
+        later = 10 * 10**9 + RACY_NS + 1
+        found = os.stat_result(
+            (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
+            {"st_mtime_ns": 10 * 10**9, "st_ctime_ns": 9},
+        )
+        self.assertTrue(is_unchanged(self.recorded(later), found))
+        for change in ({"size": 6}, {"mtime_ns": 1}, {"ctime_ns": 8}, {"inode": 1}):
+            self.assertFalse(is_unchanged(self.recorded(later, **change), found))
+
+    def test_racily_clean(self) -> None:
+        """What was changed just before it was read may have been changed just after it as well."""
+        found = os.stat_result(
+            (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
+            {"st_mtime_ns": 10 * 10**9, "st_ctime_ns": 9},
+        )
+        self.assertFalse(is_unchanged(self.recorded(10 * 10**9 + RACY_NS), found))
+        self.assertFalse(is_unchanged(self.recorded(10 * 10**9 - 1), found))
+
+    def test_due(self) -> None:
+        """Each at an age of its own, none earlier or later than said."""
+        ages = []
+        for n in range(200):
+            cap = f"URI:CHK:{n}"
+            self.assertFalse(is_due(cap, 0.0, SOONEST_S - 1))
+            self.assertTrue(is_due(cap, 0.0, LATEST_S + 1))
+            ages.append(sum(not is_due(cap, 0.0, day * DAY_S) for day in range(30)))
+        self.assertGreater(len(set(ages)), 10)
+        self.assertTrue(is_due("URI:CHK:x", 100 * DAY_S, 0.0))  # the clock was set back
+
+
+class RetentionTests(SynchronousTestCase):
+    """Which runs are kept."""
+
+    def runs(self, *times: str, name: str = "home") -> list[Run]:
+        """Runs at these times."""
+        cap = DirectoryCap(LitCap(b""))
+        return [Run(name, f"2026-{time}:00:00Z", cap) for time in times]
+
+    def kept(self, runs: list[Run], **rules: int) -> list[str]:
+        """Times of what is kept."""
+        return [run.time[5:13] for run in kept(runs, Retention(**rules))]
+
+    def test_rules(self) -> None:
+        """The newest, the newest of each day, the newest of each week."""
+        runs = self.runs("11-01_01", "11-02_01", "11-02_23", "11-03_05", "11-09_01")
+        self.assertEqual(len(self.kept(runs)), 5)
+        self.assertEqual(self.kept(runs, last=2), ["11-03_05", "11-09_01"])
+        self.assertEqual(self.kept(runs, daily=3), ["11-02_23", "11-03_05", "11-09_01"])
+        self.assertEqual(self.kept(runs, weekly=2), ["11-03_05", "11-09_01"])
+        self.assertEqual(self.kept(runs, weekly=3), ["11-01_01", "11-03_05", "11-09_01"])
+        self.assertEqual(self.kept(runs, last=1, daily=2), ["11-03_05", "11-09_01"])
+
+    def test_the_newest_always_stays(self) -> None:
+        """Of every backup, whatever the rules."""
+        runs = self.runs("11-01_01", "11-02_01") + self.runs("10-01_01", name="etc")
+        self.assertEqual(self.kept(runs, last=0), ["11-02_01", "10-01_01"])
+
+
+class CatalogueTests(SynchronousTestCase):
+    """Which run is meant."""
+
+    def test_chosen(self) -> None:
+        """The newest, or that of a time, of the only backup or of one that is named."""
+        cap = DirectoryCap(LitCap(b""))
+        runs = [Run("home", f"2026-11-0{day}_10:00:00Z", cap) for day in (1, 2, 3)]
+        self.assertEqual(chosen(runs, None, None), runs[2])
+        self.assertEqual(chosen(runs, None, "2026-11-02"), runs[1])
+        self.assertEqual(chosen(runs, "home", "2026-11-02T09:59"), runs[0])
+        self.assertEqual(chosen(runs, None, "2026-11-02_10:00:00Z"), runs[1])
+        other = [*runs, Run("etc", "2026-01-01_00:00:00Z", cap)]
+        for call in (
+            lambda: chosen([], None, None),
+            lambda: chosen(other, None, None),
+            lambda: chosen(runs, "etc", None),
+            lambda: chosen(runs, None, "2026-10-01"),
+            lambda: parse_time("yesterday"),
+        ):
+            self.assertRaises(UsageError, call)
+
+
+class BackupTests(SynchronousTestCase):
+    """Whole runs."""
+
+    def setUp(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="pg"))
+        self.private = Path(tempfile.mkdtemp(prefix="pg"))
+        for path in (self.root, self.private):
+            self.addCleanup(shutil.rmtree, path, True)
+        self.world = GridWorld(latency_s=RTT / 2)
+        self.addCleanup(self.world.close)
+        self.client = self.start_client()
+        warm_up(self.world, self.client)
+        self.random = Random(1)
+        self.said: list[str] = []
+        self.left_out: list[str] = []
+        self.days = 1.0
+        self.opened: list[str] = []
+        really_open = localwalk._open_file
+
+        def noting(fd: int, name: str, shown: str) -> Any:
+            self.opened.append(os.path.relpath(shown, self.root))
+            return really_open(fd, name, shown)
+
+        self.patch(localwalk, "_open_file", noting)
+
+    def start_client(self) -> Client:
+        """Another process of the same client."""
+        client = self.world.client()
+        client.grid.config = attrs.evolve(client.grid.config, caches=(self.private,))
+        return client
+
+    def write(self, path: str, size: int = 500) -> None:
+        """Make a file, or another one in its place."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(self.random.randbytes(size))
+
+    def write_many(self, count: int = 200) -> None:
+        """Make files in directories."""
+        for n in range(count):
+            self.write(f"d{n // 10}/f{n}")
+
+    def backups(self) -> Backups:
+        """Begin a run, some days from now, so that nothing is racily clean."""
+        import time
+
+        now_s = time.time() + self.days * DAY_S
+        return Backups(self.client.grid, say=self.said.append, now=lambda: now_s)
+
+    def start(self, name: str = "home", **options: Any) -> Deferred[BackupResult]:
+        """Begin a run."""
+        self.opened.clear()
+        reports = TreeReports(lambda path, why: self.left_out.append(f"{path}: {why}"))
+        run = self.backups().run(str(self.root), name, BackupOptions(**options), reports)
+        return Deferred.fromCoroutine(run)
+
+    def run_backup(self, name: str = "home", **options: Any) -> BackupResult:
+        """Make a run."""
+        return self.world.run(self.start(name, **options))
+
+    def names_in(self, cap: DirectoryCap) -> list[str]:
+        """List a directory."""
+        data = self.world.run(self.client.grid.read(cap.file))
+        return [each.name for each in unpack_immutable(data)]
+
+    def test_nothing_changed(self) -> None:
+        """Nothing is opened, nothing is sent but the list of runs: one round trip."""
+        self.write_many()
+        first = self.run_backup()
+        self.assertEqual(first.counts.sent_files, 200)
+        self.days += 1
+        again = self.run_backup()
+        self.assertEqual(self.opened, [])
+        self.assertEqual((again.counts.sent_files, again.counts.sent_directories), (0, 0))
+        self.assertEqual(again.run.cap, first.run.cap)
+        self.assertLessEqual(again.elapsed_s, 1.1 * RTT)
+        self.assertNotEqual(again.catalogue, first.catalogue)
+
+    def test_ten_files_changed(self) -> None:
+        """They are read and sent, with the directories above them, and the list: two round trips."""
+        self.write_many()
+        self.run_backup()
+        for n in range(0, 200, 20):
+            self.write(f"d{n // 10}/f{n}")
+        self.days += 1
+        again = self.run_backup()
+        self.assertEqual(len(self.opened), 10)
+        self.assertEqual((again.counts.sent_files, again.counts.sent_directories), (10, 11))
+        self.assertLessEqual(again.elapsed_s, 2.1 * RTT)
+
+    def test_what_was_just_written_is_read_again(self) -> None:
+        """Its time stamp cannot tell whether it changed after it was read."""
+        self.write("a")
+        self.days = 0.0
+        self.run_backup()
+        self.run_backup()
+        self.assertEqual(self.opened, ["a"])
+
+    def test_what_was_not_checked_for_long(self) -> None:
+        """Is looked for, its leases are renewed, and what is missing is stored again, unread files unread."""
+        self.write_many(30)
+        first = self.run_backup()
+        self.days += 10
+        self.assertEqual(self.run_backup().counts.checked, 0)
+        self.days += 15
+        again = self.run_backup()
+        self.assertEqual((again.counts.checked, self.opened), (34, []))
+        self.assertEqual(self.run_backup().counts.checked, 0)
+        for server in self.world.servers[:6]:
+            shutil.rmtree(server.root / "shares")
+        self.days += 25
+        mended = self.run_backup()
+        self.assertEqual((mended.counts.checked, len(self.opened)), (34, 30))
+        self.assertEqual(mended.run.cap, first.run.cap)
+        for server in self.world.servers[6:]:
+            server.host.crash()
+        self.assertEqual(len(self.names_in(first.run.cap)), 3)
+
+    def test_catalogue(self) -> None:
+        """The cap that is printed and kept lists all runs of all backups, from the grid alone."""
+        self.write("a")
+        self.run_backup("home")
+        self.days += 1
+        last = self.run_backup("etc")
+        self.assertEqual(
+            (self.private / "backup/catalogue.cap").read_text().strip(), str(last.catalogue)
+        )
+        names = self.names_in(last.catalogue)
+        self.assertEqual([name.split()[0] for name in names], ["etc", "home"])
+        shutil.rmtree(self.private / "backup")
+        runs = self.world.run(
+            Deferred.fromCoroutine(self.backups().catalogues.load(last.catalogue))
+        )
+        self.assertEqual([run.name for run in runs], ["home", "etc"])
+        self.assertEqual(runs[1], last.run)
+        self.assertEqual(runs[1].metadata, last.run.metadata)
+
+    def test_the_list_is_fetched(self) -> None:
+        """If what was kept of it is damaged, the grid has it; no run is forgotten."""
+        self.write("a")
+        self.run_backup()
+        (self.private / "backup/catalogue.json").write_text("{}")
+        self.days += 1
+        self.assertEqual(len(self.names_in(self.run_backup().catalogue)), 2)
+        self.assertIn("damaged", self.said[0])
+
+    def test_a_list_that_cannot_be_read(self) -> None:
+        """Ends the run: a new list without the old runs would be a lie."""
+        self.write("a", 1)
+        self.run_backup()
+        (self.private / "backup/catalogue.json").unlink()
+        (self.private / "backup/catalogue.cap").write_text("URI:DIR2-CHK:nonsense\n")
+        running = self.start()
+        self.world.clock.advance(1)
+        self.failureResultOf(running, PipegridError)
+
+    def test_retention(self) -> None:
+        """Runs are forgotten in the list, and only there."""
+        self.write("a")
+        results = []
+        for _ in range(4):
+            self.days += 1
+            results.append(self.run_backup(retention=Retention(last=2)))
+        self.assertEqual(len(self.names_in(results[-1].catalogue)), 2)
+        self.assertEqual([run.time for run in results[-1].forgotten], [results[1].run.time])
+
+    def test_a_damaged_database(self) -> None:
+        """Is set aside; everything is read again, and the tree has the same cap."""
+        self.write_many(20)
+        first = self.run_backup()
+        path = self.private / "backup/database.sqlite"
+        data = bytearray(path.read_bytes())
+        for damage in (b"", b"not a database" * 100, bytes(data[:-5000]) + bytes(5000)):
+            path.write_bytes(damage)
+            self.said.clear()
+            self.days += 1
+            again = self.run_backup()
+            self.assertEqual(again.run.cap, first.run.cap)
+            self.assertEqual(len(self.opened), 20)
+            if damage:
+                self.assertIn("damaged", self.said[0])
+            self.days += 1
+            self.assertEqual(self.run_backup().counts.sent_files, 0)
+
+    def test_secrets(self) -> None:
+        """Nobody else can read what is remembered."""
+        self.write("a")
+        self.run_backup()
+        for path in (self.private / "backup").iterdir():
+            self.assertEqual(stat.S_IMODE(path.stat().st_mode) & 0o077, 0, path)
+        self.assertEqual(stat.S_IMODE((self.private / "backup").stat().st_mode), 0o700)
+
+    def test_two_at_once(self) -> None:
+        """The second one says so, and the first one goes on."""
+        self.write_many(20)
+        first = self.start()
+        error = self.failureResultOf(self.start(), UsageError).value
+        self.assertIn("another backup", str(error))
+        self.world.run(first)
+        self.world.run(self.start())
+
+    def test_killed_at_any_moment(self) -> None:
+        """What was recorded is stored, and what is listed is whole; the next run sends the rest, and a
+        window.""" self.write_many(300)
+        whole_bytes = 300 * 500
+        sent = 0
+        for round_number in range(6):
+            running = self.start()
+            self.world.clock.advance(RTT * (0.3 + 0.3 * round_number))
+            if running.called:
+                break
+            # What a killed process leaves: its transactions that were committed, and no more.
+            copy = Path(tempfile.mkdtemp(prefix="pg"))
+            self.addCleanup(shutil.rmtree, copy, True)
+            shutil.copytree(self.private, copy, dirs_exist_ok=True)
+            running.cancel()
+            self.world.clock.advance(1)
+            self.failureResultOf(running)
+            shutil.rmtree(self.private)
+            shutil.copytree(copy, self.private)
+            self.check_database()
+        self.days += 1
+        last = self.run_backup()
+        sent = last.counts.sent_bytes
+        self.assertLess(sent, 2 * whole_bytes)
+        self.assertEqual(len(self.names_in(last.run.cap)), 30)
+        self.assertEqual(len(self.names_in(last.catalogue)), 1)
+        self.check_database()
+
+    def check_database(self) -> None:
+        """Every cap that is recorded can be read."""
+        database = sqlite3.connect(self.private / "backup/database.sqlite")
+        caps = [cap for (cap,) in database.execute("SELECT cap FROM objects")]
+        database.close()
+        for cap in caps[:40]:
+            self.assertTrue(self.world.run(self.client.grid.check(cap)).recoverable, cap)
+
+    def test_a_file_that_cannot_be_read(self) -> None:
+        """The run is listed, and says that something was left out."""
+        self.write("a")
+        os.mkfifo(self.root / "pipe")
+        result = self.run_backup()
+        self.assertEqual(result.run.left_out, 1)
+        self.assertEqual(self.names_in(result.run.cap), ["a"])
+
+    def test_dry_run(self) -> None:
+        """Says what would be sent, and neither reads, sends nor records anything."""
+        self.write_many(20)
+
+        def would() -> Any:
+            self.opened.clear()
+            return self.world.run(Deferred.fromCoroutine(self.backups().would_send(str(self.root))))
+
+        before = would()
+        self.assertEqual((before.objects, self.opened), (23, []))
+        first = self.run_backup()
+        self.assertEqual(before.bytes, first.counts.sent_bytes)
+        self.days += 1
+        self.assertEqual(would().objects, 0)
+        self.write("d0/f0")
+        changed = would()
+        self.assertEqual(changed.objects, 3)
+        self.assertEqual(changed.bytes, self.run_backup().counts.sent_bytes)
+
+    def test_selection(self) -> None:
+        """What is excluded is not in the tree, and does not count as left out."""
+        self.write("a")
+        self.write("b.tmp")
+        result = self.run_backup(selection=lambda: Selection(["*.tmp"]))
+        self.assertEqual((self.names_in(result.run.cap), result.run.left_out), (["a"], 0))
+
+    def test_names(self) -> None:
+        """A name that could not be listed is refused before anything is read."""
+        for name in ("", "a/b", "a\nb", "x" * 500):
+            self.failureResultOf(self.start(name), UsageError)
+
+    def test_times(self) -> None:
+        """As Tahoe-LAFS names its archives."""
+        self.assertEqual(shown_time(1_700_000_000.9), "2023-11-14_22:13:20Z")
