@@ -337,8 +337,8 @@ class BackupTests(SynchronousTestCase):
         self.world.run(self.start())
 
     def test_killed_at_any_moment(self) -> None:
-        """What was recorded is stored, and what is listed is whole; the next run sends the rest, and a
-        window.""" self.write_many(300)
+        """What was recorded is stored, and what is listed is whole; the next run sends the rest."""
+        self.write_many(300)
         whole_bytes = 300 * 500
         sent = 0
         for round_number in range(6):

@@ -112,7 +112,7 @@ class LocalWalkTests(SynchronousTestCase):
                 raise PermissionError(13, "Permission denied", path)
             return real(path, *args, **options)
 
-        self.patch(localwalk.os, "open", refusing)
+        self.patch(os, "open", refusing)
         self.assertEqual(
             self.seen(),
             [
@@ -158,7 +158,7 @@ class LocalWalkTests(SynchronousTestCase):
             return data
 
         self.changes = 3
-        self.patch(localwalk.os, "pread", changing)
+        self.patch(os, "pread", changing)
         (met,) = (each for each in everything(LocalWalk(str(self.root))) if isinstance(each, Met))
         self.assertEqual(met.content, b"123455")
         self.assertEqual(met.found.st_size, 6)
@@ -241,7 +241,7 @@ class LocalWalkTests(SynchronousTestCase):
                 return os.stat_result(fields, {"st_mtime_ns": 1, "st_mtime": 0.0})
             return found
 
-        self.patch(localwalk.os, "fstat", elsewhere)
+        self.patch(os, "fstat", elsewhere)
         self.assertEqual(self.seen(one_file_system=True), ["+", "+mounted", "-", "-"])
         self.assertEqual(self.seen(), ["+", "+mounted", "mounted/x", "-", "-"])
 

@@ -18,7 +18,7 @@ from pipegrid.errors import GridError, SourceError
 from pipegrid.tree import upload as uploading
 from pipegrid.tree.metadata import restored
 from pipegrid.tree.store import GridStore
-from pipegrid.tree.upload import TreeReports, TreeResult, put_tree
+from pipegrid.tree.upload import TreeReports, TreeResult, tree_upload
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
 
@@ -50,7 +50,8 @@ class TreeUploadTests(SynchronousTestCase):
     def start(self, **options: Any) -> Deferred[TreeResult]:
         """Begin to."""
         reports = TreeReports(lambda path, why: self.left_out.append((path, why)))
-        return put_tree(self.client.grid, self.root, reports=reports, **options)
+        upload = tree_upload(self.client.grid, self.root, reports=reports, **options)
+        return Deferred.fromCoroutine(upload.run())
 
     def contents(self, cap: Cap) -> Any:
         """Fetch a tree: names and contents."""

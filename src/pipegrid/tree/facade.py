@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pipegrid.tree.download import GetTreeLimits, TreeGetResult
     from pipegrid.tree.listing import Listing, ListingLimits
     from pipegrid.tree.paths import Place
+    from pipegrid.tree.selection import Selection
+    from pipegrid.tree.upload import TreeReports, TreeResult
     from pipegrid.tree.walk import Walk, WalkLimits
 
 
@@ -150,6 +152,35 @@ class Trees:
             return await get.run()
 
         return self._start(work())
+
+    def put_tree(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        selection: Selection | None = None,
+        one_file_system: bool = False,
+        reports: TreeReports | None = None,
+        **options: Any,
+    ) -> Deferred[TreeResult]:
+        """
+        Store a directory with all that is in it; fires when all is stored.
+
+        What cannot be read, or has no content, is left out and told (``TreeReports.left_out``).
+
+        Args:
+            selection: what of it; by default everything.
+            one_file_system: what is mounted in it is stored as an empty directory.
+            options: ``params``, ``happy``, ``convergence``, ``random_key``: see ``Grid.put``.
+
+        Raises (through the Deferred):
+            SourceError: the directory itself cannot be read.
+            GridError: the grid takes nothing.
+            UsageError: the options are impossible.
+        """
+        from pipegrid.tree.upload import tree_upload
+
+        upload = tree_upload(self._grid, directory, selection, one_file_system, reports, options)
+        return self._start(upload.run())
 
 
 class Grid(FileGrid):

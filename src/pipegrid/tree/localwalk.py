@@ -1,11 +1,11 @@
 """
 A directory on this machine, met in order: what is in it, and the content of what is wanted.
 
-Everything is opened relative to the directory that it is in, and no symbolic link is followed, so nobody who
-moves directories about meanwhile can lead the walk elsewhere. Small files come with their content, large ones
-open. What cannot be read, has no content (sockets, devices, pipes), or is met a second time on the way down (a loop of
-mounts) is named, and the walk goes on. All methods block, and are meant for a worker thread; one batch at a
-time.
+Everything is opened relative to the directory that it is in, and no symbolic link is followed, so nobody
+who moves directories about meanwhile can lead the walk elsewhere. Small files come with their content, large
+ones open. What cannot be read, what has no content (sockets, devices, pipes), and what is met a second time
+on the way down (a loop of mounts) is named, and the walk goes on. All methods block, and are meant for a
+worker thread; one batch at a time.
 
 **Bounds.** A batch ends when it has so many things, or bytes, or a file that is open. Of the directories on
 the way down, only the lowest ``_OPEN_LEVELS`` are open; the others are opened again from below when the walk

@@ -140,10 +140,9 @@ def _mode(says: Mapping[str, Any], metadata: Mapping[str, Any]) -> int | None:
 
 def _whole(value: Any, least: int, end: int) -> int | None:
     # JSON's true is an int for Python.
-    if type(value) is not int:
+    if type(value) is not int or not least <= value < end:
         return None
-    number: int = value
-    return number if least <= number < end else None
+    return int(value)
 
 
 def _from_float(value: Any) -> int | None:

@@ -198,7 +198,8 @@ class TreePlan:
     # Within.
 
     def _expect(self, parent: Directory, name: str, metadata: dict[str, Any]) -> None:
-        assert not parent.left and name not in parent.entries
+        assert not parent.left
+        assert name not in parent.entries
         parent.entries[name] = _Entry(None, metadata)
         parent.bytes += len(name.encode("utf-8")) + _METADATA_BYTES + _CAP_BYTES
         parent.unknown += 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -158,36 +158,19 @@ class TreeReports:
     progress: Callable[[TreeCounts], None] = lambda counts: None
 
 
-def put_tree(
+def tree_upload(
     grid: Grid,
     path: str | os.PathLike[str],
-    *,
     selection: Selection | None = None,
     one_file_system: bool = False,
     reports: TreeReports | None = None,
-    **options: Any,
-) -> Deferred[TreeResult]:
-    """
-    Store a directory with all that is in it; fires when all is stored.
-
-    What cannot be read, or has no content, is left out and told (``TreeReports.left_out``).
-
-    Args:
-        selection: what of it; by default everything.
-        one_file_system: what is mounted in it is stored as an empty directory.
-        options: ``params``, ``happy``, ``convergence``, ``random_key``: see ``Grid.put``.
-
-    Raises (through the Deferred):
-        SourceError: the directory itself cannot be read.
-        GridError: the grid takes nothing.
-        UsageError: the options are impossible.
-    """
+    options: Mapping[str, Any] | None = None,
+) -> TreeUpload:
+    """Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``."""
     root = os.fspath(path)
     walk = LocalWalk(root, selection=selection or Selection(), one_file_system=one_file_system)
-    upload = TreeUpload(
-        grid.workers, grid.clock.seconds, walk, GridStore(grid, **options), root, reports
-    )
-    return Deferred.fromCoroutine(upload.run())
+    store = GridStore(grid, **(options or {}))
+    return TreeUpload(grid.workers, grid.clock.seconds, walk, store, root, reports)
 
 
 class TreeUpload:

@@ -171,7 +171,7 @@ def parse_time(text: str) -> datetime:
             found = datetime.strptime(bare, form)
         except ValueError:
             continue
-        return found.replace(tzinfo=timezone.utc, **rest)  # type: ignore[arg-type]
+        return found.replace(tzinfo=timezone.utc, **rest)
     raise UsageError(
         f"{text!r} is no time; give one such as 2026-11-22 or 2026-11-22_18:23:31Z (UTC)"
     )

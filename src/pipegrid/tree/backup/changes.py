@@ -17,7 +17,7 @@ import os
 import attrs
 
 RACY_NS = 2_000_000_000
-"""The coarsest steps in which file systems keep time (FAT) have two seconds; Linux' own have ten milliseconds."""
+"""The coarsest steps in which file systems keep time (FAT) have two seconds; Linux' own ten milliseconds."""
 
 _DAY_S = 86400.0
 

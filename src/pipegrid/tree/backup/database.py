@@ -20,6 +20,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
 from pipegrid.disk.private import open_private
@@ -215,11 +216,11 @@ class Database:
 
     def _ask(
         self, connection: sqlite3.Connection, statement: str, values: tuple[object, ...]
-    ) -> tuple[object, ...] | None:
+    ) -> tuple[Any, ...] | None:
         if self._broken:
             return None
         try:
-            row: tuple[object, ...] | None = connection.execute(statement, values).fetchone()
+            row: tuple[Any, ...] | None = connection.execute(statement, values).fetchone()
         except sqlite3.DatabaseError:
             self._broken = True  # what is not remembered is read and stored again
             return None
@@ -265,10 +266,8 @@ class Database:
         """Move a database away that cannot be used."""
         aside = self._path.with_name(f"{self._path.name}.damaged-{int(self._now())}")
         for suffix in ("", "-wal", "-shm"):
-            try:
+            if os.path.lexists(f"{self._path}{suffix}"):
                 os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
-            except FileNotFoundError:
-                pass
         why = f" ({error})" if error is not None else ""
         self._say(
             f"the database of backups was damaged{why} and was moved to {aside}; nothing is lost, but every "

@@ -76,8 +76,7 @@ class BackupPlace:
         except OSError:
             self.unlock()
             raise UsageError(
-                f"another backup with the client's directory {self.directory.parent} runs already; wait until "
-                "it has ended"
+                f"another backup that remembers in {self.directory} runs already; wait until it has ended"
             ) from None
 
     def unlock(self) -> None:
@@ -117,8 +116,8 @@ class BackupPlace:
             self._replace(self.cap_file, f"{cap}\n")
         except OSError as error:
             raise SinkError(
-                f"cannot write in {self.directory}: {error.strerror}; the backup is stored, and its catalogue "
-                f"is {cap}"
+                f"cannot write in {self.directory}: {error.strerror}; the backup is stored, "
+                f"and its catalogue is {cap}"
             ) from error
 
     def _read_list(self) -> Listed:

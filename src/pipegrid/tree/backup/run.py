@@ -43,7 +43,7 @@ class BackupOptions:
 
     selection: Callable[[], Selection] = Selection
     one_file_system: bool = False
-    retention: Retention = Retention()
+    retention: Retention = attrs.field(factory=Retention)
 
 
 @attrs.frozen

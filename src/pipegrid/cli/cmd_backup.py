@@ -1,0 +1,146 @@
+"""``pipegrid backup``: store a directory again and again, and read and send only what has changed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import EMPTY_NAME, common_options, wait_option
+from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.treeput import Chosen, counts_of, fields_of, reports_of, selection_options
+
+if TYPE_CHECKING:
+    from pipegrid.tree.backup.run import BackupOptions, Backups
+    from pipegrid.tree.facade import Grid
+
+
+@click.command(name="backup")
+@click.argument("source", metavar="DIR", type=click.Path())
+@click.option(
+    "--as", "name", metavar="NAME", help="What the backup is called.  [default: the name of DIR]"
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Say what would be sent; read no file and store nothing."
+)
+@click.option(
+    "--keep-last",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Forget older runs of all backups but the newest N of each, and those that other rules keep.",
+)
+@click.option(
+    "--keep-daily",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Keep the newest run of each of N days.",
+)
+@click.option(
+    "--keep-weekly",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Keep the newest run of each of N weeks.",
+)
+@selection_options
+@wait_option
+@common_options
+def command(
+    source: str,
+    name: str | None,
+    dry_run: bool,
+    keep_last: int | None,
+    keep_daily: int | None,
+    keep_weekly: int | None,
+    exclude: tuple[str, ...],
+    exclude_from: tuple[str, ...],
+    exclude_vcs: bool,
+    files_from: str | None,
+    one_file_system: bool,
+) -> GridJob:
+    """
+    Store a directory as it is now, and list this run among all others.
+
+    What has not changed since an earlier run is neither read nor sent; what was not looked for on the grid
+    for some weeks is, and its leases are renewed. The capability that is printed brings back all
+    runs that are listed: keep it where the machine's end does not reach it. It is a new one each time, also
+    kept in 'backup/catalogue.cap' beside the client's secrets.
+
+    The exit status is 1 if something was left out; the rest is stored and listed all the same. A run that is
+    forgotten is no longer listed; servers keep what only it had until its leases end.
+    """
+    if source == "" or name == "":
+        raise click.UsageError(EMPTY_NAME, click.get_current_context())
+    chosen = Chosen(exclude, exclude_from, exclude_vcs, files_from)
+    selection = chosen.of(source)
+    called = name or os.path.basename(os.path.abspath(source)) or "root"
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.tree.backup.catalogue import check_name
+        from pipegrid.tree.backup.retention import Retention
+        from pipegrid.tree.backup.run import BackupOptions, Backups
+
+        check_name(called)
+        retention = Retention(keep_last, keep_daily, keep_weekly)
+        options = BackupOptions(selection, one_file_system, retention)
+        backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+        if dry_run:
+            return await _would_send(console, backups, source, options)
+        return await _run(console, backups, source, called, options)
+
+    return GridJob(work)
+
+
+async def _run(
+    console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
+) -> ExitStatus:
+    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.render import plural
+
+    with Progress(console, "backup") as progress:
+        result = await backups.run(directory, name, options, reports_of(console, progress))
+    run, counts = result.run, result.counts
+    console.say(f"pipegrid: {name} {run.time}: {counts_of(counts)}; {result.elapsed_s:.1f} s")
+    if result.forgotten:
+        console.say(
+            f"pipegrid: forgot {plural(len(result.forgotten), 'run')}; servers keep what only they had "
+            "until its leases end, about a month after they were renewed last"
+        )
+    console.result(
+        str(result.catalogue),
+        {
+            "catalogue": str(result.catalogue),
+            "name": run.name,
+            "time": run.time,
+            "cap": str(run.cap),
+            **fields_of(counts),
+            "forgotten": [f"{each.name} {each.time}" for each in result.forgotten],
+            "elapsed_s": result.elapsed_s,
+        },
+    )
+    return ExitStatus.FAILED if counts.left_out else ExitStatus.DONE
+
+
+async def _would_send(
+    console: Console, backups: Backups, directory: str, options: BackupOptions
+) -> ExitStatus:
+    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.render import amount, plural
+
+    with Progress(console, "backup") as progress:
+        would = await backups.would_send(directory, options, reports_of(console, progress))
+    console.result(
+        f"would send {plural(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
+        f"{amount(would.share_bytes)} on servers), and check {would.checks}",
+        {
+            "objects": would.objects,
+            "bytes": would.bytes,
+            "share_bytes": would.share_bytes,
+            "checks": would.checks,
+            "files": would.counts.files,
+            "left_out": would.counts.left_out,
+        },
+    )
+    return ExitStatus.FAILED if would.counts.left_out else ExitStatus.DONE

@@ -1,0 +1,83 @@
+"""``pipegrid restore``: bring back what a backup has stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import EMPTY_NAME, common_options, wait_option
+
+if TYPE_CHECKING:
+    from pipegrid.tree.facade import Grid
+
+
+@click.command(name="restore")
+@click.argument("arguments", nargs=-1, metavar="[CAP] [PATH]")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(), metavar="DIR", help="Directory to write to."
+)
+@click.option("--as", "name", metavar="NAME", help="Of which backup, if there are several.")
+@click.option(
+    "--at",
+    metavar="TIME",
+    help="As it was at TIME (UTC), such as 2026-11-22 or 2026-11-22_18:23.  [default: the newest run]",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace files that are in the way.")
+@click.option(
+    "--paranoid", is_flag=True, help="Compare what is there with the grid, byte for byte."
+)
+@wait_option
+@common_options
+def command(
+    arguments: tuple[str, ...],
+    output: str,
+    name: str | None,
+    at: str | None,
+    force: bool,
+    paranoid: bool,
+) -> GridJob:
+    """
+    Bring back a directory that was backed up, or what lies at PATH in it.
+
+    CAP is what 'backup' printed; it is enough, on any machine that reaches the servers. Without it, a run of
+    this client's backups is restored. What is there already and has not changed is not fetched again, and
+    nothing is removed.
+    """
+    context = click.get_current_context()
+    if output == "":
+        raise click.UsageError(f"-o: {EMPTY_NAME}", context)
+    rest = list(arguments)
+    cap = rest.pop(0) if rest and rest[0].strip().startswith("URI:") else None
+    if len(rest) > 1:
+        raise click.UsageError("give one CAP and one PATH", context)
+    names = tuple(part for part in rest[0].split("/") if part) if rest else ()
+
+    async def work(grid: Grid, console: Console) -> int:
+        import json
+
+        from pipegrid.cli.cmd_backups import listed_runs
+        from pipegrid.cli.treeget import fetch_tree
+        from pipegrid.core.caps import DirectoryCap
+        from pipegrid.core.text import printable
+        from pipegrid.errors import UsageError
+        from pipegrid.tree.backup.catalogue import chosen
+        from pipegrid.tree.paths import resolve
+
+        run = chosen(await listed_runs(grid, console, cap), name, at)
+        console.say(f"pipegrid: {run.name} as of {run.time}")
+        metadata_json = json.dumps(run.metadata).encode()
+        root = run.cap
+        if names:
+            place = await resolve(grid, run.cap, names)
+            if not isinstance(place.cap, DirectoryCap):
+                raise UsageError(
+                    f"{printable('/'.join(names))} is a file: fetch its directory, or use 'get' with the cap "
+                    "that 'backups --json' tells, and the path behind it"
+                )
+            root, metadata_json = place.cap, place.metadata_json
+        return await fetch_tree(grid, console, root, output, metadata_json, force, paranoid)
+
+    return GridJob(work)

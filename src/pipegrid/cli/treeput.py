@@ -1,0 +1,216 @@
+"""Whole directories on their way to a grid: what ``put -r`` and ``backup`` share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipegrid.cli.capfile import as_line
+from pipegrid.cli.options import EMPTY_NAME
+from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
+from pipegrid.errors import PipegridError, SourceError
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.selection import Selection
+    from pipegrid.tree.upload import TreeCounts, TreeReports
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_LIST_BYTES = 64 << 20
+
+
+def selection_options(function: F) -> F:
+    """Add the options that say what of a directory is stored; ``Chosen`` takes them."""
+    for option in (
+        click.option(
+            "--one-file-system",
+            is_flag=True,
+            help="Store what is mounted within the directory as an empty directory.",
+        ),
+        click.option(
+            "--files-from",
+            type=click.Path(allow_dash=True),
+            metavar="FILE",
+            help="Store only what FILE lists, a path a line, below the directory or absolute; "
+            "'-' is standard input.",
+        ),
+        click.option(
+            "--exclude-vcs",
+            is_flag=True,
+            help="Leave out where version control keeps its own: .git, .hg, .svn and the like.",
+        ),
+        click.option(
+            "--exclude-from",
+            multiple=True,
+            type=click.Path(),
+            metavar="FILE",
+            help="Leave out what the patterns in FILE match, one a line.",
+        ),
+        click.option(
+            "--exclude",
+            multiple=True,
+            metavar="GLOB",
+            help="Leave out what matches: names anywhere ('*.tmp'), or with a slash paths below the "
+            "directory ('build/*.o', '**/cache/'); a slash at the end means directories only.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+class Chosen:
+    """
+    What the options of ``selection_options`` say.
+
+    Raises:
+        UsageError: a pattern makes no sense.
+        SourceError: a file of patterns or paths cannot be read.
+    """
+
+    def __init__(
+        self,
+        exclude: tuple[str, ...],
+        exclude_from: tuple[str, ...],
+        exclude_vcs: bool,
+        files_from: str | None,
+    ) -> None:
+        from pipegrid.tree.selection import VCS, Selection, patterns_of
+
+        patterns = list(exclude)
+        for path in exclude_from:
+            patterns += patterns_of(_text_of(path))
+        if exclude_vcs:
+            patterns += VCS
+        Selection(patterns)  # to say now what is wrong with them
+        self._patterns = patterns
+        self._lines = None if files_from is None else _text_of(files_from).split("\n")
+
+    def of(self, directory: str) -> Callable[[], Selection]:
+        """
+        Return what makes the selection for one walk through a directory.
+
+        Raises:
+            UsageError: a listed path is not below it.
+        """
+        from pipegrid.tree.selection import Selection, paths_below
+
+        only = None
+        if self._lines is not None:
+            only = paths_below(os.path.abspath(directory), self._lines)
+        Selection(self._patterns, only)
+        return lambda: Selection(self._patterns, only)
+
+
+def _text_of(path: str) -> str:
+    if path == "":
+        raise click.UsageError(f"FILE: {EMPTY_NAME}", click.get_current_context())
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(MAX_LIST_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(MAX_LIST_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
+    if len(data) > MAX_LIST_BYTES:
+        raise SourceError(
+            f"{printable(path)} has more than {MAX_LIST_BYTES >> 20} MiB; list directories instead"
+        )
+    return os.fsdecode(data)
+
+
+def reports_of(console: Console, progress: Any) -> TreeReports:
+    """Return what tells of what is left out, a line each, and moves the bar."""
+    from pipegrid.tree.upload import TreeReports
+
+    def left_out(path: str, why: str) -> None:
+        console.say(f"pipegrid: {printable(path)}: left out: {printable(why)}")
+        if console.json:
+            console.result("", {"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
+
+    bar = progress.transfer()
+
+    def moved(counts: TreeCounts) -> None:
+        if bar is not None:
+            bar(min(counts.sent_bytes, counts.bytes), counts.bytes)
+
+    return TreeReports(left_out, moved)
+
+
+def counts_of(counts: TreeCounts) -> str:
+    """Return in a few words what was met, sent and left out."""
+    from pipegrid.cli.render import amount, plural
+
+    directories = _directories(counts.directories)
+    links = f", {plural(counts.links, 'link')}" if counts.links else ""
+    checked = f"; {plural(counts.checked, 'object')} checked" if counts.checked else ""
+    left_out = f"; {counts.left_out} left out" if counts.left_out else ""
+    return (
+        f"{plural(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
+        f"{plural(counts.sent_files, 'file')} and {_directories(counts.sent_directories)} "
+        f"({amount(counts.sent_bytes)}){checked}{left_out}"
+    )
+
+
+def _directories(count: int) -> str:
+    return "1 directory" if count == 1 else f"{count} directories"
+
+
+def fields_of(counts: TreeCounts) -> dict[str, int]:
+    """Return the documented JSON form of the same."""
+    import attrs
+
+    return attrs.asdict(counts)
+
+
+async def put_trees(
+    grid: Grid,
+    console: Console,
+    directories: tuple[str, ...],
+    chosen: Chosen,
+    one_file_system: bool,
+    options: dict[str, Any],
+    with_names: bool,
+) -> int:
+    """Store directories, one after the other, and print their caps; returns the exit status."""
+    from pipegrid.cli.progress import Progress
+
+    statuses: set[ExitStatus] = set()
+    for directory in directories:
+        try:
+            selection = chosen.of(directory)()
+            with Progress(console, "put") as progress:
+                result = await grid.tree.put_tree(
+                    directory,
+                    selection=selection,
+                    one_file_system=one_file_system,
+                    reports=reports_of(console, progress),
+                    **options,
+                )
+        except PipegridError as error:
+            status = console.complain(error, about=printable(directory))
+            statuses.add(status)
+            if console.json:
+                fields = {"path": directory, "error": sentence(error), "exit_status": int(status)}
+                console.result("", fields)
+            continue
+        cap = str(result.cap)
+        console.say(f"pipegrid: {printable(directory)}: {counts_of(result.counts)}")
+        if result.counts.left_out:
+            statuses.add(ExitStatus.FAILED)
+        console.result(
+            as_line(cap, directory) if with_names else cap,
+            {
+                "path": directory,
+                "cap": cap,
+                **fields_of(result.counts),
+                "elapsed_s": result.elapsed_s,
+            },
+        )
+    return one_status(statuses)
