@@ -1,0 +1,137 @@
+"""``put -r``, ``backup``, ``backups``, ``restore``: as users meet them, in processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+
+from twisted.trial.unittest import SynchronousTestCase
+
+import pipegrid
+
+TIMEOUT_S = 120
+
+
+class CommandTests(SynchronousTestCase):
+    """Whole commands."""
+
+    def setUp(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="pg"))
+        self.addCleanup(subprocess.run, ["rm", "-rf", str(self.home)], check=False)
+        self.source = self.home / "src"
+        self.random = Random(1)
+        self.environment = {
+            "HOME": str(self.home),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(Path(pipegrid.__file__).parent.parent),
+            "LC_ALL": "C.UTF-8",
+        }
+
+    def write(self, path: str, size: int = 200) -> None:
+        """Make a file."""
+        target = self.source / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(self.random.randbytes(size))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipegrid.cli", *arguments],
+            cwd=self.home,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run_command(self, *arguments: str, status: int = 0) -> tuple[str, str]:
+        """Run one to its end; returns what it printed."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual(process.returncode, status, err)
+        self.assertNotIn("Traceback", err)
+        return out.strip(), err
+
+    def test_round_trip(self) -> None:
+        """What was backed up is restored from the printed cap alone, modes, times and odd names included."""
+        self.write("a/file", 70_000)
+        self.write("a/run.sh")
+        (self.source / "a/run.sh").chmod(0o755)
+        (self.source / "empty").mkdir()
+        os.symlink("a/file", self.source / "link")
+        with open(os.fsencode(self.source) + b"/caf\xe9", "wb") as file:
+            file.write(b"odd")
+        os.utime(self.source / "a", ns=(1, 10**18 + 1))
+        catalogue, _ = self.run_command("backup", "src", "--as", "home")
+        first, _ = self.run_command("put", "-r", "src")
+        subprocess.run(
+            ["rm", "-rf", str(self.home / ".local/share/pipegrid/private/backup")], check=True
+        )
+        self.run_command("restore", catalogue, "-o", "back")
+        again, _ = self.run_command("put", "-r", "back")
+        self.assertEqual(again, first)
+        self.assertTrue(os.path.lexists(os.fsencode(self.home) + b"/back/caf\xe9"))
+        self.assertEqual(os.stat(self.home / "back/a").st_mtime_ns, 10**18 + 1)
+        out, _ = self.run_command("backups", catalogue)
+        self.assertIn("home  3 files, 70.2 kB", out)
+        self.run_command("restore", catalogue, "a", "-o", "part")
+        self.assertEqual(sorted(os.listdir(self.home / "part")), ["file", "run.sh"])
+
+    def test_something_left_out(self) -> None:
+        """Is named in a line of its own; the status is 1, and the cap is printed all the same."""
+        self.write("good")
+        self.write("skipped.tmp")
+        os.mkfifo(self.source / "pipe")
+        out, err = self.run_command("put", "-r", "--exclude", "*.tmp", "src", status=1)
+        self.assertTrue(out.startswith("URI:DIR2-CHK:"))
+        self.assertIn(
+            "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n", err
+        )
+        self.assertIn("1 file (200 B) in 1 directory", err)
+        out, _ = self.run_command("--json", "backup", "src", status=1)
+        said = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual(said[0]["path"], "pipe")
+        self.assertEqual((said[-1]["files"], said[-1]["left_out"]), (2, 1))
+
+    def test_wrong_arguments(self) -> None:
+        """A sentence each, and status 2 or 1."""
+        self.write("a")
+        for arguments, status in (
+            (("put", "--exclude", "x", "src"), 2),
+            (("put", "-r", "--exclude", "/", "src"), 2),
+            (("put", "-r", "no"), 1),
+            (("put", "-r", "src/a"), 1),
+            (("backup", "src", "--as", "a/b"), 2),
+            (("backup", "no"), 1),
+            (("backup", ""), 2),
+            (("backup", "src", "--files-from", "no"), 1),
+            (("restore", "-o", "x"), 2),
+            (("restore", "URI:LIT:ae", "-o", "x"), 2),
+            (("backups", "URI:LIT:ae"), 2),
+        ):
+            _, err = self.run_command(*arguments, status=status)
+            self.assertEqual(err.count("pipegrid: "), 1, err)
+
+    def test_killed(self) -> None:
+        """After ``kill -9`` a rerun completes, and what is listed and restored is whole."""
+        for n in range(150):
+            self.write(f"d{n // 15}/f{n}", 2000)
+        self.run_command("put", "src/d0/f0")
+        for after_s in (0.6, 0.9, 1.3):
+            process = self.start("backup", "src")
+            try:
+                process.wait(after_s)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=TIMEOUT_S)
+        catalogue, _ = self.run_command("backup", "src")
+        self.run_command("restore", catalogue, "-o", "back")
+        done = subprocess.run(["diff", "-r", "src", "back"], cwd=self.home, check=False)
+        self.assertEqual(done.returncode, 0)

@@ -1,0 +1,106 @@
+"""Trees that we store, read by Tahoe-LAFS's own commands from a grid of its servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from random import Random
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.interop.processes import TAHOE, TahoeGrid, pipegrid
+
+SHARES = (2, 3, 3)
+TIMEOUT_S = 120
+
+
+class TahoeReadsTreesTests(SynchronousTestCase):
+    """They take their seconds to start, so one test does all with them."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.grid = TahoeGrid(self.root, 3)
+        self.addCleanup(self.grid.stop)
+        self.node = self.root / "gateway"
+        gateway = self.grid.start_gateway(self.node, SHARES)
+        self.addCleanup(gateway.stop)
+        self.source = self.root / "source"
+        random = Random(1)
+        for path, size in (
+            ("empty", 0),
+            ("literal", 55),
+            ("\u00e9t\u00e9/small", 1000),
+            ("\u00e9t\u00e9/deep/large", 300_000),
+        ):
+            target = self.source / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(random.randbytes(size))
+        (self.source / "nothing").mkdir()
+        os.symlink("\u00e9t\u00e9/small", self.source / "link")
+
+    def tahoe(self, *arguments: str) -> str:
+        """Run one of its commands."""
+        done = subprocess.run(
+            [TAHOE, "-d", str(self.node), *arguments],
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        said = (done.stdout + done.stderr).decode("utf-8", "replace")
+        self.assertEqual(done.returncode, 0, said[-2000:])
+        return done.stdout.decode()
+
+    def ours(self, *arguments: str) -> str:
+        """Run one of our commands on the gateway's own directory."""
+        environment = {"XDG_CACHE_HOME": str(self.root / "cache")}
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        try:
+            said = pipegrid("-d", str(self.node), "-q", *arguments)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+        return said.decode().strip()
+
+    def test_trees(self) -> None:
+        """``ls``, ``cp -r``, ``manifest`` and ``deep-check`` find what was stored, in a catalogue too."""
+        cap = self.ours("put", "-r", str(self.source))
+        self.assertEqual(
+            self.tahoe("ls", cap).split("\n")[:-1],
+            ["empty", "link", "literal", "nothing", "\u00e9t\u00e9"],
+        )
+        self.tahoe("ls", "-l", cap)
+        listed = json.loads(self.tahoe("ls", "--json", cap))[1]["children"]
+        found = os.stat(self.source / "literal")
+        metadata = listed["literal"][1]["metadata"]
+        self.assertEqual((metadata["mtime"], metadata["st_mode"]), (found.st_mtime, found.st_mode))
+        copy = self.root / "copy"
+        copy.mkdir()
+        self.tahoe("cp", "-r", cap, str(copy))
+        for path in ("empty", "literal", "\u00e9t\u00e9/small", "\u00e9t\u00e9/deep/large"):
+            self.assertEqual((copy / path).read_bytes(), (self.source / path).read_bytes())
+        self.assertEqual(
+            (copy / "link").read_bytes(), os.fsencode(os.readlink(self.source / "link"))
+        )
+        self.assertTrue((copy / "nothing").is_dir())
+        lines = self.tahoe("manifest", cap).splitlines()
+        self.assertEqual(len(lines), 9)
+        self.assertEqual(
+            {line.split(" ")[0] for line in lines if line.endswith("/large")}.__len__(), 1
+        )
+        catalogue = self.ours("backup", str(self.source), "--as", "home")
+        self.assertTrue(self.tahoe("ls", catalogue).startswith("home 2"))
+        raw = [
+            json.loads(line) for line in self.tahoe("deep-check", "--raw", catalogue).splitlines()
+        ]
+        checks = [
+            line["check-results"]["results"]["healthy"] for line in raw if "check-results" in line
+        ]
+        self.assertEqual(set(checks), {True})
+        self.assertEqual(raw[-1]["stats"]["count-files"], 5)
+        self.assertEqual(raw[-1]["stats"]["count-directories"], 5)
