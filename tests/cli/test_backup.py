@@ -103,6 +103,7 @@ class CommandTests(SynchronousTestCase):
     def test_wrong_arguments(self) -> None:
         """A sentence each, and status 2 or 1."""
         self.write("a")
+        self.run_command("put", "src/a")  # makes the grid, and says so
         for arguments, status in (
             (("put", "--exclude", "x", "src"), 2),
             (("put", "-r", "--exclude", "/", "src"), 2),
