@@ -291,6 +291,18 @@ class BackupTests(SynchronousTestCase):
         self.world.clock.advance(1)
         self.failureResultOf(running, PipegridError)
 
+    def test_its_own_database(self) -> None:
+        """Is not stored, wherever it lies: each run would find it changed."""
+        self.write("a")
+        inside = self.root / "private"
+        self.client.grid.config = attrs.evolve(self.client.grid.config, caches=(inside,))
+        self.run_backup()
+        self.days += 1
+        self.run_backup()
+        self.days += 1
+        self.assertEqual(self.names_in(self.run_backup().run.cap), ["a", "private"])
+        self.assertEqual(self.opened, [])
+
     def test_retention(self) -> None:
         """Runs are forgotten in the list, and only there."""
         self.write("a")

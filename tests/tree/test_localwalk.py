@@ -228,6 +228,14 @@ class LocalWalkTests(SynchronousTestCase):
         self.assertEqual(seen[:3], ["+", "z", "+many"])
         self.assertIn("more than 3 entries", seen[3])
 
+    def test_own_directories(self) -> None:
+        """Those that are named by what they are, and not by a path, are passed over."""
+        self.write("grid/share")
+        self.write("a")
+        os.symlink("grid", self.root / "way")
+        without = localwalk.own_directories(self.root / "way", self.root / "no")
+        self.assertEqual(self.seen(without=without), ["+", "a", "way", "-"])
+
     def test_one_file_system(self) -> None:
         """What is mounted in it comes as an empty directory."""
         self.write("mounted/x")

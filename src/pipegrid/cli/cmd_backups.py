@@ -31,11 +31,13 @@ def command(cap: str | None) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.render import amount, plural
+        from pipegrid.core.text import printable
 
         for run in await listed_runs(grid, console, cap):
+            name = printable(run.name)
             left_out = f", {run.left_out} left out" if run.left_out else ""
             console.result(
-                f"{run.time}  {run.name}  {plural(run.files, 'file')}, {amount(run.bytes)}{left_out}",
+                f"{run.time}  {name}  {plural(run.files, 'file')}, {amount(run.bytes)}{left_out}",
                 {
                     "name": run.name,
                     "time": run.time,

@@ -67,7 +67,7 @@ def command(
         from pipegrid.tree.paths import resolve
 
         run = chosen(await listed_runs(grid, console, cap), name, at)
-        console.say(f"pipegrid: {run.name} as of {run.time}")
+        console.say(f"pipegrid: {printable(run.name)} as of {run.time}")
         metadata_json = json.dumps(run.metadata).encode()
         root = run.cap
         if names:

@@ -19,7 +19,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from threading import Lock
 from typing import Any
 
@@ -109,6 +109,7 @@ class LocalWalk:
         root: its path; if that is a link it is followed, since the user named it.
         selection: what is wanted of it.
         one_file_system: what is mounted in it comes as an empty directory.
+        without: directories that are passed over, each by device and inode; see ``own_directories``.
         know: asked of every regular file before it is opened; unless it says None, the file is not read.
         read: whether files are read at all.
         now_ns: nanoseconds since 1970.
@@ -120,6 +121,7 @@ class LocalWalk:
         *,
         selection: Selection = _NOTHING,
         one_file_system: bool = False,
+        without: Collection[tuple[int, int]] = (),
         know: Callable[[str, os.stat_result], Any] = lambda path, found: None,
         read: bool = True,
         now_ns: Callable[[], int] = time.time_ns,
@@ -127,6 +129,7 @@ class LocalWalk:
         self._root = root
         self._selection = selection
         self._one_file_system = one_file_system
+        self._without = without
         self._know = know
         self._read = read
         self._now_ns = now_ns
@@ -247,6 +250,9 @@ class LocalWalk:
             return
         fd = os.open(name, _DIRECTORY, dir_fd=level.fd)
         found = os.fstat(fd)
+        if (found.st_dev, found.st_ino) in self._without:
+            os.close(fd)
+            return
         if any(each.identity == (found.st_dev, found.st_ino) for each in self._levels):
             os.close(fd)
             yield LeftOut(path, "it contains itself, through a mount")
@@ -325,6 +331,23 @@ class LocalWalk:
                 self._bytes += len(content)
                 return Met(level.number, name, path, found, began_ns, content)
         return None
+
+
+def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]]:
+    """
+    Return which directories these are, as far as they are there.
+
+    A backup of a home must not store the embedded grid in it, which grows by what is stored, nor the database
+    that it is writing.
+    """
+    found = set()
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
 
 
 class _Level:

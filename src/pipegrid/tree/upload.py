@@ -32,7 +32,7 @@ from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.tree.localwalk import Begun, Ended, LeftOut, LocalWalk, Met
+from pipegrid.tree.localwalk import Begun, Ended, LeftOut, LocalWalk, Met, own_directories
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import Directory, Place, TreePlan
 from pipegrid.tree.selection import Selection
@@ -168,7 +168,13 @@ def tree_upload(
 ) -> TreeUpload:
     """Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``."""
     root = os.fspath(path)
-    walk = LocalWalk(root, selection=selection or Selection(), one_file_system=one_file_system)
+    local = grid.config.local
+    walk = LocalWalk(
+        root,
+        selection=selection or Selection(),
+        one_file_system=one_file_system,
+        without=own_directories(*([] if local is None else [local.directory])),
+    )
     store = GridStore(grid, **(options or {}))
     return TreeUpload(grid.workers, grid.clock.seconds, walk, store, root, reports)
 

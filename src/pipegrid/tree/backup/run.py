@@ -26,7 +26,7 @@ from pipegrid.tree.backup.catalogue import (
 from pipegrid.tree.backup.database import Database
 from pipegrid.tree.backup.place import BackupPlace
 from pipegrid.tree.backup.retention import Retention, kept
-from pipegrid.tree.localwalk import LocalWalk
+from pipegrid.tree.localwalk import LocalWalk, own_directories
 from pipegrid.tree.selection import Selection
 from pipegrid.tree.store import GridStore, NoStore, Store
 from pipegrid.tree.upload import TreeCounts, TreeReports, TreeResult, TreeUpload
@@ -215,8 +215,11 @@ class Backups:
         reports: TreeReports | None,
         read: bool = True,
     ) -> TreeResult:
+        local = self._grid.config.local
+        own = [self.place.directory] if local is None else [self.place.directory, local.directory]
         walk = LocalWalk(
             directory,
+            without=own_directories(*own),
             selection=options.selection(),
             one_file_system=options.one_file_system,
             know=database.file,
