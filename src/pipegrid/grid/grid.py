@@ -14,13 +14,12 @@ from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_callable, check_kind, check_whole, shown
-from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap
+from pipegrid.core.caps import Cap, ChkCap, LitCap, MutableCap
 from pipegrid.core.filecaps import checkable, mutable_file, readable, writable
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import MAX_SEGMENT_BYTES, Params
@@ -50,7 +49,7 @@ from pipegrid.transfer.results import (
     RepairResult,
     ServerStatus,
 )
-from pipegrid.transfer.settings import DownloadSettings, UploadSettings
+from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings, UploadSettings
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
@@ -59,7 +58,8 @@ if TYPE_CHECKING:
     from pipegrid.transfer.mutable.files import CreateResult, Merge
     from pipegrid.transfer.mutable.modifying import Edit, WriteResult
     from pipegrid.transfer.put.putter import Putter
-    from pipegrid.transfer.renew import Renewal
+    from pipegrid.transfer.upkeep.one import Keeper
+    from pipegrid.transfer.upkeep.upkeep import Todo, Upkeep
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
@@ -505,39 +505,86 @@ class Grid:
             return await self._open_mutables().check(mutable, verify, add_lease)
         cap = checkable(given)
         check_callable(progress, "progress")
-        if isinstance(cap, LitCap):
-            return CheckResult(
-                cap=cap,
-                healthy=True,
-                recoverable=True,
-                good_shares={},
-                corrupt=[],
-                happiness=0,
-                required_shares=0,
-                total_shares=0,
-                unreachable=[],
-            )
-        from pipegrid.transfer.check import Check
+        from pipegrid.transfer.upkeep.one import literal
 
+        if isinstance(cap, LitCap):
+            return literal(cap)
         await self._readiness.wait(cap.required_shares, all_told=True)
-        check = Check(
+        return await self._keeper().check(cap, verify, add_lease, progress)
+
+    def check_many(
+        self,
+        caps: Sequence[str | Cap],
+        *,
+        verify: bool = False,
+        add_lease: bool = False,
+        repair: bool = False,
+        bounds: UpkeepSettings | None = None,
+        ended: Callable[[int, CheckResult | RepairResult | Failure], None] | None = None,
+    ) -> Deferred[list[CheckResult | RepairResult | Failure]]:
+        """
+        Check many objects as one pipeline, each once; fires with each one's outcome.
+
+        A thousand healthy objects take a few round trips: servers are asked about many in one message. An
+        object that fails does not stop the others.
+
+        Args:
+            caps: read caps or verify caps of immutable files and directories.
+            verify: fetch every share and check every byte of it; holds memory, and takes its time.
+            add_lease: add a lease, or renew it, where a share was found.
+            repair: make again what is missing of objects that are not healthy; what came of it is then the
+                outcome. Those that cannot be restored stay as they are.
+            bounds: how much at once.
+            ended: called with the number of each cap, and its outcome, in the order of ending.
+        """
+        from pipegrid.grid.upkeep import look_after
+        from pipegrid.transfer.upkeep.upkeep import Todo
+
+        todo = Todo(verify=verify, add_lease=add_lease, repair=repair)
+        return self._start(look_after(self._open_upkeep(todo, bounds), caps, ended))
+
+    def renew_many(
+        self,
+        caps: Sequence[str | Cap],
+        *,
+        bounds: UpkeepSettings | None = None,
+        ended: Callable[[int, RenewResult | Failure], None] | None = None,
+    ) -> Deferred[list[RenewResult | Failure]]:
+        """Add leases to every share of many objects, or renew them; see ``check_many`` and ``renew``."""
+        from pipegrid.grid.upkeep import look_after
+        from pipegrid.transfer.upkeep.upkeep import Todo
+
+        return self._start(look_after(self._open_upkeep(Todo(renew=True), bounds), caps, ended))
+
+    def upkeep(self, todo: Todo, bounds: UpkeepSettings | None = None) -> Deferred[Upkeep]:
+        """
+        Open what looks after objects that are not all known yet; whoever has it closes it.
+
+        Args:
+            todo: what is to be done with each.
+            bounds: how much at once.
+
+        Raises (through the Deferred):
+            UnhappyError: there are no servers.
+        """
+        return self._start(self._open_upkeep(todo, bounds))
+
+    async def _open_upkeep(self, todo: Todo, bounds: UpkeepSettings | None) -> Upkeep:
+        from pipegrid.transfer.upkeep.upkeep import Upkeep
+
+        await self._readiness.wait(1, all_told=True)
+        bounds = bounds or UpkeepSettings()
+        return Upkeep(self._keeper(), self._download_settings, bounds, todo)
+
+    def _keeper(self) -> Keeper:
+        from pipegrid.transfer.upkeep.one import Keeper
+
+        return Keeper(
             clock=self._reactor,
             workers=self._workers,
             peers=self._peers,
-            cap=cap,
-            verify=verify,
-            progress=progress,
+            client_secrets=ClientSecrets(self.config.lease_secret),
             silence_s=self._download_settings.silence_s,
-        )
-        result = await check.run()
-        if not add_lease:
-            return result
-        holders = {peer: None for peers in check.found.holders.values() for peer in peers}
-        leased = await self._renewal(cap).on(holders)
-        return attrs.evolve(
-            result,
-            renewed=sorted(peer.name for peer in leased.peers),
-            lease_problems=sorted(set(leased.reasons)),
         )
 
     def renew(self, cap: str | Cap) -> Deferred[RenewResult]:
@@ -560,17 +607,7 @@ class Grid:
         if isinstance(cap, LitCap):
             return RenewResult(cap, {}, 0, 0, [], [])
         await self._readiness.wait(cap.required_shares, all_told=True)
-        return await self._renewal(cap).everywhere(self._peers)
-
-    def _renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
-        from pipegrid.transfer.renew import Renewal  # few commands need it
-
-        return Renewal(
-            clock=self._reactor,
-            cap=cap,
-            client_secrets=ClientSecrets(self.config.lease_secret),
-            silence_s=self._download_settings.silence_s,
-        )
+        return await self._keeper().renewal(cap).everywhere(self._peers)
 
     def repair(
         self, cap: str | Cap, *, progress: Progress | None = None, force: bool = False

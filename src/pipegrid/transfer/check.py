@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer, IReactorTime
 from twisted.python.failure import Failure
@@ -26,13 +25,13 @@ from zope.interface import implementer
 from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fit import CapFit
-from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRefused
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.found import Found, judge, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import Waves
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -65,30 +64,6 @@ _HELD_BYTES = 1 << 20
 def _longest_share(size: int, required_shares: int) -> int:
     """Return what no honest share exceeds: each block may bring three hashes of 32 bytes, doubled."""
     return 200 * (size // required_shares + 1) + (1 << 20)
-
-
-@attrs.define
-class Found:
-    """
-    What the servers said.
-
-    Attributes:
-        holders: share number to the servers with a copy that is not known to be bad.
-        answered: the servers that gave a list of shares, and none of them failed later.
-        bad: copies that are damaged, each as share number and server.
-        unreachable: nicknames of servers that could not be asked.
-        corrupt: what is wrong with the bad copies.
-        packed_ueb: of a good share; b"" if none was verified.
-        reasons: why servers could not be asked, by their nicknames.
-    """
-
-    holders: dict[int, list[Peer]] = attrs.field(factory=dict)
-    answered: list[Peer] = attrs.field(factory=list)
-    bad: set[tuple[int, Peer]] = attrs.field(factory=set)
-    unreachable: list[str] = attrs.field(factory=list)
-    corrupt: list[CorruptionError] = attrs.field(factory=list)
-    packed_ueb: bytes = b""
-    reasons: dict[str, str] = attrs.field(factory=dict)
 
 
 class Check:
@@ -216,14 +191,10 @@ class Check:
 
     async def _sample(self, number: int, peer: Peer) -> None:
         """Read the UEB where this share has it, if it is there and was written as most are."""
-        geometry = Params(self._cap.required_shares, self._cap.total_shares).geometry(
-            self._cap.size
-        )
-        where = layout.for_geometry(geometry)
-        length = where.ueb_length_bytes + ueb.packed_length(geometry)
-        data = await self._read(number, peer, where.uri_extension, length)
+        place = ueb_place(self._cap)
+        data = await self._read(number, peer, place.offset, place.length)
         self._sampled_bytes += len(data)
-        packed = _ueb_in(data, where.ueb_length_bytes)
+        packed = ueb_in(data, place.length_bytes)
         if packed:
             self._fit.told(peer, packed)
 
@@ -236,7 +207,7 @@ class Check:
             return
         length = where.ueb_length_bytes + ueb.MAX_UEB_BYTES
         data = await self._read(number, peer, where.uri_extension, length)
-        packed = _ueb_in(data, where.ueb_length_bytes)
+        packed = ueb_in(data, where.ueb_length_bytes)
         if packed:
             self._fit.told(peer, packed)
 
@@ -333,26 +304,7 @@ class Check:
 
     def judge(self) -> CheckResult:
         """Return what follows from what was found."""
-        good = {number: peers for number, peers in self.found.holders.items() if peers}
-        return CheckResult(
-            cap=self._given,
-            healthy=len(good) == self._cap.total_shares,
-            recoverable=len(good) >= self._cap.required_shares,
-            good_shares={n: sorted(peer.name for peer in good[n]) for n in sorted(good)},
-            corrupt=self.found.corrupt,
-            happiness=servers_of_happiness({n: set(peers) for n, peers in good.items()}),
-            required_shares=self._cap.required_shares,
-            total_shares=self._cap.total_shares,
-            unreachable=sorted(set(self.found.unreachable)),
-            reasons=dict(sorted(self.found.reasons.items())),
-        )
-
-
-def _ueb_in(data: bytes, length_bytes: int) -> bytes:
-    """Return the record behind its length, if all of it is there."""
-    length = int.from_bytes(data[:length_bytes], "big")
-    packed = data[length_bytes : length_bytes + length]
-    return packed if len(packed) == length <= ueb.MAX_UEB_BYTES else b""
+        return judge(self._given, self.found)
 
 
 @implementer(IConsumer)

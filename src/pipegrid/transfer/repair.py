@@ -32,6 +32,7 @@ from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
+from pipegrid.transfer.found import Found
 from pipegrid.transfer.get.download import Download
 from pipegrid.transfer.get.segmentfeed import SegmentFeed
 from pipegrid.transfer.peers import Peer, ring
@@ -41,7 +42,7 @@ from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.reasons import each_once
 from pipegrid.transfer.put.shareway import Lane
-from pipegrid.transfer.results import RepairResult
+from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.shortage import too_few_shares
 from pipegrid.transfer.watch import Watch
@@ -111,6 +112,27 @@ class Repair:
         """
         before = await self._check.run()
         found = self._check.found
+        return await self._make_whole(before, found)
+
+    async def run_after(self, before: CheckResult, found: Found, packed_ueb: bytes) -> RepairResult:
+        """
+        Make whole what is not, after a check that read no bytes.
+
+        What is damaged among the shares that are fetched is found then, and not used.
+
+        Args:
+            before: what the check said; the object is recoverable.
+            found: what it found.
+            packed_ueb: of a good share.
+
+        Raises:
+            As ``run``.
+        """
+        found.packed_ueb = packed_ueb
+        self._check.found = found
+        return await self._make_whole(before, found)
+
+    async def _make_whole(self, before: CheckResult, found: Found) -> RepairResult:
         if not before.recoverable:
             raise too_few_shares(
                 "repair",

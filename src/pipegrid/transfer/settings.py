@@ -28,6 +28,20 @@ class UploadSettings:
 
 
 @attrs.frozen
+class UpkeepSettings:
+    """
+    How much is under way at once when many objects are looked after.
+
+    Attributes:
+        jobs: objects. Questions about a thousand fill a round trip of 100 ms; each is some 10 KiB here.
+        memory_bytes: of objects whose bytes are fetched, to be verified or repaired.
+    """
+
+    jobs: int = 1024
+    memory_bytes: int = 48 << 20
+
+
+@attrs.frozen
 class DownloadSettings:
     """
     How eager, how patient and how large a download is.

@@ -24,6 +24,7 @@ from pipegrid.core import base32
 _ROOT = "/storage/v1"
 VERSION_PATH = f"{_ROOT}/version"
 BUNDLE_PATH = f"{_ROOT}/bundle"
+SURVEY_PATH = f"{_ROOT}/survey"
 _SHARE_NUMBER_DIGITS = 9  # far more than any share has; absurd numbers are no addresses
 
 
@@ -32,6 +33,7 @@ class Resource(Enum):
 
     VERSION = "version"
     BUNDLE = "bundle"
+    SURVEY = "survey"
     ALLOCATE = "immutable/<si>"
     SHARES = "immutable/<si>/shares"
     SHARE = "immutable/<si>/<n>"
@@ -96,7 +98,7 @@ def lease_path(storage_index: bytes) -> str:
 
 
 _PATH = re.compile(
-    rf"{_ROOT}/(?:(?P<alone>version|bundle)|(?P<kind>immutable|mutable|lease)/(?P<si>[a-z2-7]{{26}})"
+    rf"{_ROOT}/(?:(?P<alone>version|bundle|survey)|(?P<kind>immutable|mutable|lease)/(?P<si>[a-z2-7]{{26}})"
     rf"(?:/(?P<number>[0-9]{{1,{_SHARE_NUMBER_DIGITS}}}))?"
     r"(?:/(?P<verb>shares|abort|corrupt|read-test-write))?)\Z"
 )

@@ -17,7 +17,7 @@ import attrs
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
 from pipegrid.storage.uploads.standing import NOBODY, Client
-from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_http import Resource, Target
 
 WANTED_HEADERS = frozenset(
@@ -86,6 +86,7 @@ class Operation(Enum):
     ALLOCATE = "allocate"
     WRITE = "write"
     BUNDLE = "bundle"
+    SURVEY = "survey"
     ABORT = "abort"
     LIST = "list"
     READ = "read"
@@ -130,6 +131,11 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.BUNDLE: {
         b"POST": Rule(
             Operation.BUNDLE, body_limit_bytes=gbs_bundles.MAX_BUNDLE_BYTES, answers_cbor=True
+        )
+    },
+    Resource.SURVEY: {
+        b"POST": Rule(
+            Operation.SURVEY, body_limit_bytes=gbs_surveys.MAX_SURVEY_BYTES, answers_cbor=True
         )
     },
     Resource.SHARES: {b"GET": _LIST, b"HEAD": _LIST},

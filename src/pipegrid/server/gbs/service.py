@@ -37,6 +37,7 @@ from pipegrid.server.gbs.bodies import Call, Receiver, Refusal, ShareStream, Wri
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.slots import SlotChangeCall, SlotHandlers
+from pipegrid.server.gbs.surveys import answer_survey
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.reader import ShareReader
@@ -106,6 +107,7 @@ class GbsService:
             Operation.ABORT: self._abort,
             Operation.LIST: self._list,
             Operation.LEASE: self._lease,
+            Operation.SURVEY: lambda _, body: answer_survey(self, body),
             Operation.SLOT_LIST: slot_handlers.list_shares,
             Operation.SLOT_CORRUPT: self._corrupt,
         }

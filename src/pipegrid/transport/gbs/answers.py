@@ -23,8 +23,10 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.http11.raw import RawResponse
-from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable
+from pipegrid.transport.surveys import Surveyed
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
+from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, SurveyAnswer
 from pipegrid.wire.messages import Allocation, ServerVersion, SlotResult, WriteResult
 
 T = TypeVar("T")
@@ -102,6 +104,33 @@ class GbsAnswers:
         """What became of the uploads of a bundle that the server has looked at (200)."""
         return self._unpack(
             lambda body: gbs_bundles.unpack_answers(body, uploads), answer, "a bundle"
+        )
+
+    def survey(
+        self, answer: RawResponse, questions: Sequence[Question]
+    ) -> list[Surveyed | ServerError]:
+        """What was answered to the questions of a survey."""
+        if answer.status != 200:
+            raise self._refusal(answer.status, answer.body, "a survey")
+        return [
+            self._surveyed(each)
+            for each in self._unpack(
+                lambda body: gbs_surveys.unpack_answers(body, questions), answer, "a survey"
+            )
+        ]
+
+    def _surveyed(self, answer: SurveyAnswer | int) -> Surveyed | ServerError:
+        if isinstance(answer, int):
+            return self._refusal(answer, b"", "a question for shares")
+        status = answer.lease
+        no_lease = None
+        if status not in (LEASE_NOT_ASKED, 200, 204, 404):
+            no_lease = self._refusal(status, b"", "a lease")
+        return Surveyed(
+            answer.numbers,
+            status in (200, 204),
+            no_lease,
+            tuple([one if isinstance(one, bytes) else b"" for one in answer.samples]),
         )
 
     def aborted(self, answer: RawResponse, share_number: int, repeated: bool) -> None:

@@ -37,7 +37,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import NoSuchShare, UsageError
+from pipegrid.errors import NoSuchShare, ServerError, UsageError
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.pinned import pin_endpoint
@@ -53,6 +53,7 @@ from pipegrid.transport.gbs.order import GbsOrder
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.interface import disconnected
+from pipegrid.transport.surveys import Question, Surveyed
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import (
     Allocation,
@@ -78,6 +79,8 @@ LIST_AGAIN_S = (0.1, 0.4, 1.5)
 How long to wait before each further look for a share that may be becoming durable: two seconds in all,
 where a group of shares takes milliseconds, and a disk under load half a second.
 """
+NO_SURVEYS = (404, 405)
+"""What a server says to a survey that knows none."""
 CUT_OFF_ATTEMPTS = 3
 """A short answer that was cut off (or is nonsense, who knows) is asked for so many times."""
 
@@ -171,6 +174,8 @@ class GbsServer:
         self._streams = GbsStreams(self._reads, self._requests, self._answers, settings.max_streams)
         self._unanswered: set[Deferred[Any]] = set()
         self._disconnected = self._leaving = False
+        self._takes_surveys = True  # unless it says no
+        self._asked_version = False
 
     def __repr__(self) -> str:
         return (
@@ -402,6 +407,30 @@ class GbsServer:
         """Add or renew a lease on every share of the index."""
         request = self._requests.add_lease(storage_index, lease)
         return self._ask(storage_index, None, request, self._answers.lease_added)
+
+    def survey(
+        self, questions: Sequence[Question]
+    ) -> Deferred[list[Surveyed | ServerError] | None] | None:
+        """
+        Ask about many files in one message, if the server takes surveys; see ``transport.surveys``.
+
+        One that has not said what it takes is asked for that, once, for the next time.
+        """
+        if not self._bundles.max_bytes or not self._takes_surveys:
+            if not self._asked_version and self._takes_surveys:
+                self._asked_version = True
+                self.version().addErrback(lambda failure: failure.trap(ServerError, CancelledError))
+            return None
+
+        def unpack(answer: RawResponse) -> list[Surveyed | ServerError] | None:
+            if answer.status in NO_SURVEYS:
+                self._takes_surveys = False
+                return None
+            return self._answers.survey(answer, questions)
+
+        return self._track(
+            lambda: self._question(self._requests.survey(questions)).addCallback(unpack)
+        )
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str

@@ -20,8 +20,9 @@ from functools import lru_cache
 from pipegrid.core import base32
 from pipegrid.core.hashes import Buffer
 from pipegrid.http11.raw import ConsumerChoice, RawRequest
-from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_bundles import BundledUpload
+from pipegrid.wire.gbs_surveys import Question
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from pipegrid.wire.nurl import Nurl
 
@@ -37,6 +38,8 @@ EXPECTED_SLOT_SHARES = 2
 """So many shares of a file a server holds as a rule, or fewer; what is asked of each comes so often."""
 MAX_SLOT_ANSWER_BYTES = 64 << 20
 """Of a read-test-write: what servers read at once, at most."""
+ANSWER_QUESTION_BYTES = 12
+"""Of a survey's answer, for each file of which there are a few shares, without samples."""
 MAX_MESSAGE_BYTES = gbs.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024
 """What a refusal may say, of which the beginning is repeated to the user."""
@@ -50,6 +53,7 @@ _IMMUTABLE = b"/storage/v1/immutable/"
 _MUTABLE = b"/storage/v1/mutable/"
 _LEASE = b"/storage/v1/lease/"
 _BUNDLE = b"POST " + gbs_http.BUNDLE_PATH.encode("ascii")
+_SURVEY = b"POST " + gbs_http.SURVEY_PATH.encode("ascii")
 
 
 @lru_cache(maxsize=4096)
@@ -134,6 +138,14 @@ class GbsRequests:
         """Allocate and write many small shares."""
         request = self._message(_BUNDLE, b"", gbs_bundles.pack_bundle(uploads))
         request.expected_response_bytes = ANSWER_BYTES + len(uploads) * ANSWER_UPLOAD_BYTES
+        return request
+
+    def survey(self, questions: Sequence[Question]) -> RawRequest:
+        """Ask about many files."""
+        request = self._message(_SURVEY, b"", gbs_surveys.pack_survey(questions))
+        request.expected_response_bytes = ANSWER_BYTES + sum(
+            ANSWER_QUESTION_BYTES + sum(one.length for one in each.samples) for each in questions
+        )
         return request
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:

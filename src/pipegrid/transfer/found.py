@@ -1,0 +1,88 @@
+"""
+What is known of a file's shares, and what follows from it.
+
+Pure: facts are written down by whoever asked (``check``, ``upkeep``).
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pipegrid.core import layout, ueb
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.params import Params
+from pipegrid.core.placement import servers_of_happiness
+from pipegrid.errors import CorruptionError
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.results import CheckResult
+
+
+@attrs.define
+class Found:
+    """
+    What the servers said.
+
+    Attributes:
+        holders: share number to the servers with a copy that is not known to be bad.
+        answered: the servers that gave a list of shares, and none of them failed later.
+        bad: copies that are damaged, each as share number and server.
+        unreachable: nicknames of servers that could not be asked.
+        corrupt: what is wrong with the bad copies.
+        packed_ueb: of a good share; b"" if none was verified.
+        reasons: why servers could not be asked, by their nicknames.
+    """
+
+    holders: dict[int, list[Peer]] = attrs.field(factory=dict)
+    answered: list[Peer] = attrs.field(factory=list)
+    bad: set[tuple[int, Peer]] = attrs.field(factory=set)
+    unreachable: list[str] = attrs.field(factory=list)
+    corrupt: list[CorruptionError] = attrs.field(factory=list)
+    packed_ueb: bytes = b""
+    reasons: dict[str, str] = attrs.field(factory=dict)
+
+
+def judge(cap: ChkCap | ChkVerifierCap, found: Found) -> CheckResult:
+    """Return what follows from what was found."""
+    good = {number: peers for number, peers in found.holders.items() if peers}
+    return CheckResult(
+        cap=cap,
+        healthy=len(good) == cap.total_shares,
+        recoverable=len(good) >= cap.required_shares,
+        good_shares={n: sorted([peer.name for peer in good[n]]) for n in sorted(good)},
+        corrupt=found.corrupt,
+        happiness=servers_of_happiness({n: set(peers) for n, peers in good.items()}),
+        required_shares=cap.required_shares,
+        total_shares=cap.total_shares,
+        unreachable=sorted(set(found.unreachable)),
+        reasons=dict(sorted(found.reasons.items())),
+    )
+
+
+@attrs.frozen
+class UebPlace:
+    """
+    Where a share has its UEB, if it was written as most are.
+
+    Attributes:
+        offset, length: of the record with its length in front.
+        length_bytes: of that length.
+    """
+
+    offset: int
+    length: int
+    length_bytes: int
+
+
+def ueb_place(cap: ChkCap | ChkVerifierCap) -> UebPlace:
+    """Return where the UEB should be."""
+    geometry = Params(cap.required_shares, cap.total_shares).geometry(cap.size)
+    where = layout.for_geometry(geometry)
+    length = where.ueb_length_bytes + ueb.packed_length(geometry)
+    return UebPlace(where.uri_extension, length, where.ueb_length_bytes)
+
+
+def ueb_in(data: bytes, length_bytes: int) -> bytes:
+    """Return the record behind its length, if all of it is there."""
+    length = int.from_bytes(data[:length_bytes], "big")
+    packed = data[length_bytes : length_bytes + length]
+    return packed if len(packed) == length <= ueb.MAX_UEB_BYTES else b""

@@ -1,0 +1,1 @@
+"""Looking after many objects as one pipeline."""

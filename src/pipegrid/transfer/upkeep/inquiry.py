@@ -1,0 +1,218 @@
+"""
+What has to be asked about one object, of whom, and what the answers say.
+
+As ``transfer.check`` does it, but with one question to a server for all that is to be known: which shares it
+has, a lease if that is wanted, and of two servers the UEB of the share that they should have. A healthy
+object is known when those who should have its shares have answered; otherwise everybody is asked, in waves.
+If the samples do not prove that the cap fits, two of the copies that were found are sampled; if these do not
+either the object needs a closer look, which is ``transfer.check``'s business.
+
+Pure: told of answers, and says what to ask next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.fit import CapFit
+from pipegrid.core.placement import servers_of_happiness
+from pipegrid.errors import ServerError
+from pipegrid.transfer.found import Found, judge, ueb_in, ueb_place
+from pipegrid.transfer.get.waves import Waves
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.results import CheckResult, RenewResult
+from pipegrid.transport.surveys import Sample, Surveyed
+
+SAMPLES = 2
+"""As in ``transfer.check``."""
+MORE_QUESTIONS = 160
+"""As there: once more servers have to be asked than should have shares, all have to be."""
+_MAX_OFFSET = 1 << 60
+
+
+class Inquiry:
+    """
+    The questions about one encoded object (not about a literal one).
+
+    Args:
+        given: its cap, which results name.
+        peers: servers that may be asked, in any order.
+        renewing: only leases matter: all servers are asked, and no bytes are.
+
+    Attributes:
+        cap: its verifier cap.
+        found: what is known of the shares.
+        packed_ueb: of a share that fits the cap; b"" if none was seen.
+        needs_a_closer_look: the samples told nothing.
+        sampling_copies: what is asked for now is samples, of shares that were found.
+    """
+
+    __slots__ = (
+        "_everyone",
+        "_fit",
+        "_given",
+        "_leased",
+        "_leases",
+        "_no_lease",
+        "_open",
+        "_place",
+        "_renewing",
+        "_ring",
+        "_sampled",
+        "_waves",
+        "cap",
+        "found",
+        "needs_a_closer_look",
+        "packed_ueb",
+        "sampling_copies",
+    )
+
+    def __init__(
+        self, given: ChkCap | ChkVerifierCap, peers: Sequence[Peer], renewing: bool = False
+    ) -> None:
+        self._given = given
+        self.cap = given.verifier()
+        self._renewing = renewing
+        self._ring = ring(self.cap.storage_index, peers)
+        few = len(self._ring) if renewing else self.cap.total_shares
+        self._waves: Waves[Peer] = Waves(self._ring, few, MORE_QUESTIONS)
+        self._fit = CapFit(self.cap)
+        self._place = ueb_place(self.cap)
+        self._open: dict[Peer, tuple[Sample, ...]] = {}
+        self._sampled: set[tuple[int, Peer]] = set()
+        self.sampling_copies = False
+        self._leased: list[Peer] = []
+        self._leases: dict[int, list[str]] = {}
+        self._no_lease: list[str] = []
+        self.found = Found()
+        self.packed_ueb = b""
+        self.needs_a_closer_look = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to be asked or answered; ask ``next`` first."""
+        return not self._open
+
+    def next(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
+        """Return whom to ask now, each with the samples to ask for; each is to be told of once."""
+        asked: list[tuple[Peer, tuple[Sample, ...]]] = []
+        if self.sampling_copies:
+            return asked
+        if self._is_known():
+            return self._next_samples()
+        for peer in self._waves.next():
+            samples: tuple[Sample, ...] = ()
+            number = len(self._sampled)
+            if number < min(SAMPLES, self.cap.total_shares) and not self._renewing:
+                samples = self._sample(number, peer)
+            self._waves.asked(peer)
+            self._open[peer] = samples
+            asked.append((peer, samples))
+        return asked
+
+    def _is_known(self) -> bool:
+        """Whether no other server has to be asked which shares it has."""
+        return self._waves.exhausted or (not self._renewing and self._is_whole())
+
+    def _is_whole(self) -> bool:
+        wanted = self.cap.total_shares
+        if len(self.found.holders) < wanted or len(self.found.answered) < wanted:
+            return False
+        return servers_of_happiness({n: set(p) for n, p in self.found.holders.items()}) == wanted
+
+    def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
+        """Ask for the UEB where copies were found, if those that were expected told nothing."""
+        if self._fit.fits or self._renewing or not self.found.holders:
+            self._open.clear()  # whoever has not answered is not waited for
+            return []
+        self.sampling_copies = True
+        self._open.clear()
+        asked: list[tuple[Peer, tuple[Sample, ...]]] = []
+        for number, peers in sorted(self.found.holders.items()):
+            for peer in peers:
+                if (
+                    len(asked) < SAMPLES
+                    and peer not in self._open
+                    and (number, peer) not in self._sampled
+                ):
+                    self._open[peer] = self._sample(number, peer)
+                    asked.append((peer, self._open[peer]))
+        self.needs_a_closer_look = not asked
+        return asked
+
+    def _sample(self, number: int, peer: Peer) -> tuple[Sample, ...]:
+        self._sampled.add((number, peer))
+        if self._place.offset >= _MAX_OFFSET:
+            return ()
+        return (Sample(number, self._place.offset, self._place.length),)
+
+    # What came of it.
+
+    def answered(self, peer: Peer, answer: Surveyed) -> None:
+        """A server has answered."""
+        samples = self._open.pop(peer, None)
+        if samples is None:
+            return  # it is not waited for any more
+        for data in answer.samples:
+            self._look_at(peer, ueb_in(data, self._place.length_bytes))
+        if not self.sampling_copies:
+            self._waves.ended(peer)
+            self._note(peer, answer)
+        elif not self._open:
+            self.needs_a_closer_look = not self._fit.fits
+
+    def failed(self, peer: Peer, error: ServerError) -> None:
+        """A server could not be asked."""
+        if self._open.pop(peer, None) is None:
+            return
+        if self.sampling_copies:
+            self.needs_a_closer_look = not (self._open or self._fit.fits)
+            return
+        self._waves.ended(peer)
+        self.found.unreachable.append(peer.name)
+        self.found.reasons.setdefault(peer.name, str(error))
+
+    def _look_at(self, peer: Peer, packed: bytes) -> None:
+        if packed and not self.packed_ueb:
+            self._fit.told(peer, packed)
+            self.packed_ueb = packed if self._fit.fits else b""
+
+    def _note(self, peer: Peer, answer: Surveyed) -> None:
+        found, total = self.found, self.cap.total_shares
+        found.answered.append(peer)
+        numbers = [number for number in answer.numbers if number < total]
+        for number in numbers:
+            found.holders.setdefault(number, []).append(peer)
+        if not numbers:
+            return
+        if answer.leased:
+            self._leased.append(peer)
+            for number in numbers:
+                self._leases.setdefault(number, []).append(peer.name)
+        elif answer.no_lease is not None:
+            self._no_lease.append(str(answer.no_lease))
+
+    def check_result(self) -> CheckResult:
+        """Return how the object is."""
+        result = judge(self._given, self.found)
+        if self._leased or self._no_lease:
+            result = attrs.evolve(
+                result,
+                renewed=sorted([peer.name for peer in self._leased]),
+                lease_problems=sorted(set(self._no_lease)),
+            )
+        return result
+
+    def renew_result(self) -> RenewResult:
+        """Return which shares have a lease now."""
+        return RenewResult(
+            cap=self._given,
+            leases={number: sorted(self._leases[number]) for number in sorted(self._leases)},
+            required_shares=self.cap.required_shares,
+            total_shares=self.cap.total_shares,
+            unreachable=sorted(self.found.unreachable),
+            reasons=sorted(set(self._no_lease)),
+        )

@@ -1,0 +1,195 @@
+"""
+Surveys: questions about many files to one server in one message, PipeGrid's addition to GBS.
+
+To know how a file is, each of its servers is asked which shares it has, two of them for some bytes of one,
+and all for a lease if it is to be kept: up to three requests a server and file. A survey asks all that about
+many files at once. The server does for one after the other what it does for those requests, and answers what
+it would have answered to each.
+
+A server that takes bundles (``gbs_bundles``) is tried; one that knows no surveys says 404, as it does to
+every address that it does not know, and is asked by ordinary requests.
+
+Messages are CBOR; both ends check all of what the other says, and raise ``ValueError`` (see ``cbor``).
+``docs/reference-surveys.md`` has the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.wire import cbor
+from pipegrid.wire.gbs import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
+from pipegrid.wire.messages import LeaseSecrets
+
+MAX_QUESTIONS = 64
+"""In one survey: each with a lease is up to 0.2 ms of a server's time, during which it serves nobody else."""
+MAX_SAMPLES = 4
+"""Of one file."""
+MAX_SAMPLE_BYTES = 2048
+"""A UEB has at most 1999 bytes, and 8 before it."""
+MAX_SURVEY_BYTES = 32 * 1024
+
+LEASE_NOT_ASKED = 0
+
+_SURVEY_ITEMS = 1 + MAX_QUESTIONS * (6 + 4 * MAX_SAMPLES)
+_ANSWER_ITEMS = 1 + MAX_QUESTIONS * (4 + MAX_SHARE_NUMBERS + MAX_SAMPLES)
+_STORAGE_INDEX_BYTES = 16
+_LEASE_SECRET_BYTES = 32
+_MAX_OFFSET = 1 << 62
+_MAX_STATUS = 599
+
+
+@attrs.frozen
+class Sample:
+    """
+    Some bytes of a share.
+
+    Attributes:
+        length: 1 to ``MAX_SAMPLE_BYTES``.
+    """
+
+    share_number: int
+    offset: int
+    length: int
+
+
+@attrs.frozen
+class Question:
+    """
+    What is asked about one storage index.
+
+    Attributes:
+        storage_index: 16 bytes.
+        lease: to be added to every share, or renewed; None: not asked for.
+        samples: at most ``MAX_SAMPLES``.
+    """
+
+    storage_index: bytes
+    lease: LeaseSecrets | None = attrs.field(default=None, repr=False)
+    samples: tuple[Sample, ...] = ()
+
+
+@attrs.frozen
+class SurveyAnswer:
+    """
+    What a server says to one question that it has looked at.
+
+    Attributes:
+        numbers: of all complete shares.
+        lease: the HTTP status of the request for a lease, ``LEASE_NOT_ASKED`` if there was none.
+        samples: bytes, fewer than asked for past the end; or the HTTP status of the refusal to read.
+    """
+
+    numbers: frozenset[int]
+    lease: int
+    samples: tuple[bytes | int, ...]
+
+
+def pack_survey(questions: Sequence[Question]) -> bytes:
+    """Return a survey of at most ``MAX_QUESTIONS``."""
+    return cbor.dumps(
+        [
+            [
+                each.storage_index,
+                [] if each.lease is None else [each.lease.renew, each.lease.cancel],
+                [[one.share_number, one.offset, one.length] for one in each.samples],
+            ]
+            for each in questions
+        ]
+    )
+
+
+def unpack_survey(body: Buffer) -> list[Question]:
+    """Return the questions of a survey."""
+    value = cbor.loads(body, MAX_SURVEY_BYTES, _SURVEY_ITEMS)
+    return [_unpack_question(each) for each in cbor.expect_list(value, "the survey", MAX_QUESTIONS)]
+
+
+def _unpack_question(value: Any) -> Question:
+    index, lease, samples = _fields(value, 3, "a question")
+    secrets = None
+    if cbor.expect_list(lease, "the lease", 2):
+        renew, cancel = _fields(lease, 2, "the lease")
+        secrets = LeaseSecrets(
+            _sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
+            _sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
+        )
+    return Question(
+        _sized(index, "the storage index", _STORAGE_INDEX_BYTES),
+        secrets,
+        tuple(map(_unpack_sample, cbor.expect_list(samples, "the samples", MAX_SAMPLES))),
+    )
+
+
+def _unpack_sample(value: Any) -> Sample:
+    number, offset, length = _fields(value, 3, "a sample")
+    cbor.expect_uint(number, "a share's number")
+    cbor.expect_uint(offset, "an offset", _MAX_OFFSET)
+    if not cbor.expect_uint(length, "a sample's length", MAX_SAMPLE_BYTES):
+        raise ValueError("a sample of no bytes")
+    return Sample(number, offset, length)
+
+
+def pack_answers(answers: Sequence[SurveyAnswer | int]) -> bytes:
+    """Return the answer to a survey; a number is the HTTP status that refuses one question."""
+    return cbor.dumps(
+        [
+            each
+            if isinstance(each, int)
+            else [sorted(each.numbers), each.lease, list(each.samples)]
+            for each in answers
+        ]
+    )
+
+
+def unpack_answers(body: Buffer, questions: Sequence[Question]) -> list[SurveyAnswer | int]:
+    """Return what was answered to the questions of a survey, in their order."""
+    value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
+    answers = cbor.expect_list(value, "the answer", None)
+    if len(answers) != len(questions):
+        raise ValueError(f"{len(answers)} answers to {len(questions)} questions")
+    return [_unpack_answer(*pair) for pair in zip(answers, questions, strict=True)]
+
+
+def _unpack_answer(value: Any, question: Question) -> SurveyAnswer | int:
+    if type(value) is int:
+        return _status(value)
+    numbers, lease, samples = _fields(value, 3, "an answer")
+    for number in cbor.expect_list(numbers, "the share numbers", MAX_SHARE_NUMBERS):
+        cbor.expect_uint(number, "a share's number")
+    if question.lease is None:
+        cbor.expect_uint(lease, "the lease's status", LEASE_NOT_ASKED)
+    else:
+        _status(lease)
+    if len(cbor.expect_list(samples, "the samples", None)) != len(question.samples):
+        raise ValueError(f"{len(samples)} samples where {len(question.samples)} were asked for")
+    for data, sample in zip(samples, question.samples, strict=True):
+        if type(data) is int:
+            _status(data)
+        elif len(cbor.expect_bytes(data, "a sample")) > sample.length:
+            raise ValueError("a sample is longer than was asked for")
+    return SurveyAnswer(frozenset(numbers), lease, tuple(samples))
+
+
+def _fields(value: Any, count: int, where: str) -> list[Any]:
+    fields = cbor.expect_list(value, where, count)
+    if len(fields) != count:
+        raise ValueError(f"{where} has {len(fields)} fields, not {count}")
+    return fields
+
+
+def _sized(value: Any, where: str, size: int) -> bytes:
+    if len(cbor.expect_bytes(value, where)) != size:
+        raise ValueError(f"{where} has {len(value)} bytes, not {size}")
+    return bytes(value)
+
+
+def _status(value: Any) -> int:
+    status = cbor.expect_uint(value, "a status", _MAX_STATUS)
+    if status < 200:
+        raise ValueError(f"{status} is no status")
+    return status
