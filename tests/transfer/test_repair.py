@@ -154,10 +154,11 @@ class RepairTests(RepairTestCase):
         self.assert_identical()
 
     def test_round_trips(self) -> None:
-        """List, verify, find room, fetch, send, renew: one each."""
-        self.make(missing=(0,))
-        self.repair()
-        self.assertEqual(self.took, 6 * RTT)
+        """List, verify, find room, fetch, send, renew: one each; of small shares the third costs none."""
+        for size, trips in ((100_000, 6), (1000, 5)):
+            self.make(size, missing=(0,))
+            self.repair()
+            self.assertEqual(self.took, trips * RTT)
 
 
 class PlacementTests(RepairTestCase):
@@ -207,8 +208,8 @@ class PlacementTests(RepairTestCase):
         self.assert_identical()
 
     def test_full_servers(self) -> None:
-        """Room is found before a byte is sent; a full server keeps what it has."""
-        self.make(world=World(12), missing=(0, 1, 2))
+        """Room is found before a byte is sent of a large share; a full server keeps what it has."""
+        self.make(100_000, world=World(12), missing=(0, 1, 2))
         for line in self.ring[:3]:
             line.storage.capacity_bytes = 0
         result = self.repair()

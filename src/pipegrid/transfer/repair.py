@@ -14,7 +14,8 @@ another round, on another server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -49,6 +50,9 @@ from pipegrid.transfer.watch import Watch
 
 _RENEWALS = 64
 """Leases are renewed on so many servers at a time: they cost a round trip, and next to nothing else."""
+
+SMALL_SHARE_BYTES = 16 << 10
+"""Up to here a share is made before a server has said that it takes it: it costs a round trip less."""
 
 _ROUNDS = 4
 """How often the file is coded at most, each time for servers that have not failed yet."""
@@ -114,7 +118,9 @@ class Repair:
         found = self._check.found
         return await self._make_whole(before, found)
 
-    async def run_after(self, before: CheckResult, found: Found, packed_ueb: bytes) -> RepairResult:
+    async def run_after(
+        self, before: CheckResult, found: Found, packed_ueb: bytes, renewed: Collection[Peer]
+    ) -> RepairResult:
         """
         Make whole what is not, after a check that read no bytes.
 
@@ -124,12 +130,14 @@ class Repair:
             before: what the check said; the object is recoverable.
             found: what it found.
             packed_ueb: of a good share.
+            renewed: servers that have just renewed its leases.
 
         Raises:
             As ``run``.
         """
         found.packed_ueb = packed_ueb
         self._check.found = found
+        self._renewed.update(renewed)
         return await self._make_whole(before, found)
 
     async def _make_whole(self, before: CheckResult, found: Found) -> RepairResult:
@@ -154,8 +162,9 @@ class Repair:
         self._wanted_bytes = len(self._plan.moves()) * share_bytes
         progress = self._progress if self._wanted_bytes else None
         self._report = ProgressReport(progress, self._wanted_bytes)
+        small = share_bytes <= SMALL_SHARE_BYTES
         for _ in range(_ROUNDS):
-            if not await self._round(Reencoder(self._cap, found.packed_ueb)):
+            if not await self._round(Reencoder(self._cap, found.packed_ueb), small):
                 break
         self._report.finish()
         await self._renew_leases()
@@ -213,9 +222,11 @@ class Repair:
 
     # One round.
 
-    async def _round(self, encoder: Reencoder) -> bool:
+    async def _round(self, encoder: Reencoder, small: bool) -> bool:
         """Send what has a place to go; returns whether anything was sent."""
         try:
+            if small:
+                return await self._send_whole(encoder)
             await self._find_room(encoder)
             if self._lanes.open:
                 await self._send_segments(encoder)
@@ -243,14 +254,52 @@ class Repair:
             moves = self._plan.moves()
             for peer in dict.fromkeys(moves.values()):
                 numbers = {number for number, home in moves.items() if home is peer}
-                self._open_lanes(peer, numbers, header, encoder.share_bytes)
+                for lane in self._open_lanes(peer, numbers, encoder.share_bytes):
+                    lane.send(ShareWrite(lane.share_number, 0, (header,)))
+                    lane.flush()
             if all(lane.acknowledged_bytes for lane in self._lanes.open):
                 return
             await self._wait()
 
-    def _open_lanes(self, peer: Peer, numbers: set[int], header: bytes, share_bytes: int) -> None:
+    async def _send_whole(self, encoder: Reencoder) -> bool:
+        """
+        Make small shares before there is room for them, and send each behind the question for it.
+
+        That is a round trip less, and one message for both where servers take bundles.
+        """
+        if not self._plan.moves():
+            return False
+        shares: dict[int, list[ShareWrite]] = {}
+        async for writes in self._code_segments(encoder):
+            for write in writes:
+                shares.setdefault(write.share_number, []).append(write)
+        while True:
+            self._take_stock()
+            moves = self._plan.moves()
+            for peer in dict.fromkeys(moves.values()):
+                numbers = {number for number, home in moves.items() if home is peer}
+                for lane in self._open_lanes(peer, numbers, encoder.share_bytes):
+                    for write in shares[lane.share_number]:
+                        lane.send(write)
+                    lane.finish()
+            if not self._lanes.open:
+                return True
+            await self._wait()
+
+    async def _code_segments(self, encoder: Reencoder) -> AsyncIterator[list[ShareWrite]]:
+        """Yield what is to be written of all shares, segment by segment, and what stands behind."""
+        async with self._ciphertext(encoder) as feed:
+            for index in range(encoder.geometry.num_segments):
+                ciphertext = await feed.take()
+                size = 8 * encoder.geometry.segment_length(index)
+                coded = await self._workers.run_if_large(size, _code, encoder, ciphertext, None)
+                yield encoder.add(coded)
+        yield encoder.finish()
+
+    def _open_lanes(self, peer: Peer, numbers: set[int], share_bytes: int) -> list[Lane]:
         secrets = self._allocations.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
+        opened = []
         for number in sorted(numbers):
             lane = Lane(
                 peer,
@@ -264,10 +313,29 @@ class Repair:
                 self._clock,
             )
             self._lanes.add(lane)
-            lane.send(ShareWrite(number, 0, (header,)))
-            lane.flush()
+            opened.append(lane)
+        return opened
 
     async def _send_segments(self, encoder: Reencoder) -> None:
+        async with self._ciphertext(encoder) as feed:
+            for index in range(encoder.geometry.num_segments):
+                ciphertext = await feed.take()
+                await self._wait_for_room()
+                if not self._lanes.open:
+                    return
+                size = 8 * encoder.geometry.segment_length(index)
+                numbers = {lane.share_number for lane in self._lanes.open}
+                coded = await self._workers.run_if_large(size, _code, encoder, ciphertext, numbers)
+                self._send(encoder.add(coded), encoder)
+        numbers = {lane.share_number for lane in self._lanes.open}
+        trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
+        self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
+        for lane in self._lanes.open:
+            lane.finish()
+
+    @asynccontextmanager
+    async def _ciphertext(self, encoder: Reencoder) -> AsyncIterator[SegmentFeed]:
+        """Fetch the file's ciphertext, as long as it is wanted."""
         feed = SegmentFeed(encoder.geometry)
         download = Download(
             clock=self._clock,
@@ -283,22 +351,9 @@ class Repair:
         )
         running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
         try:
-            for index in range(encoder.geometry.num_segments):
-                ciphertext = await feed.take()
-                await self._wait_for_room()
-                if not self._lanes.open:
-                    return
-                size = 8 * encoder.geometry.segment_length(index)
-                numbers = {lane.share_number for lane in self._lanes.open}
-                coded = await self._workers.run_if_large(size, _code, encoder, ciphertext, numbers)
-                self._send(encoder.add(coded), encoder)
+            yield feed
         finally:
             running.cancel()
-        numbers = {lane.share_number for lane in self._lanes.open}
-        trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
-        self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
-        for lane in self._lanes.open:
-            lane.finish()
 
     def _send(self, writes: Iterable[ShareWrite], encoder: Reencoder) -> None:
         lanes = {lane.share_number: lane for lane in self._lanes.open}
@@ -366,6 +421,8 @@ class Repair:
             self._plan.refused(number, peer)
 
 
-def _code(encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int]) -> CodedSegment:
+def _code(
+    encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int] | None
+) -> CodedSegment:
     # All hashes are needed, but only some blocks.
     return encoder.code(encoder.encrypt(ciphertext), numbers)

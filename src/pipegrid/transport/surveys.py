@@ -46,7 +46,16 @@ Told = Callable[[int, Surveyed | ServerError], None]
 
 @runtime_checkable
 class TakesSurveys(Protocol):
-    """A server to which many questions may go in one message."""
+    """
+    A server to which many questions may go in one message.
+
+    Attributes:
+        is_known_to_take_surveys: whether they will, as far as is known.
+    """
+
+    @property
+    def is_known_to_take_surveys(self) -> bool:
+        """Whether it has said what it takes, and has not refused one."""
 
     def survey(
         self, questions: Sequence[Question]
@@ -58,14 +67,19 @@ class TakesSurveys(Protocol):
         """
 
 
+def takes(server: StorageServer) -> bool:
+    """Return whether many questions will go to this server in one message."""
+    return isinstance(server, TakesSurveys) and server.is_known_to_take_surveys
+
+
 def survey(server: StorageServer, questions: Sequence[Question], told: Told) -> Deferred[None]:
     """
     Ask a server many questions.
 
     Args:
         questions: at most ``MAX_QUESTIONS``.
-        told: called with the number of each question and its answer, or error, as they come; not from
-            within this call.
+        told: called with the number of each question and its answer, or error, as they come, perhaps
+            before this returns.
 
     Returns:
         A Deferred that fires when all are answered; it does not fail with errors of the server's. Cancelling

@@ -2,8 +2,8 @@
 The questions to one server: gathered, sent as few messages, bounded, and not waited for without end.
 
 What is asked during one turn of the reactor leaves at its end, in messages of up to ``MAX_QUESTIONS``; a full
-one leaves at once. Before the first answer only one message is on its way: it tells how the server wants to
-be asked.
+one leaves at once. Before the first answer only that much is on its way to a server of which it is
+not known how it wants to be asked.
 
 A server that is silent for too long, or out of reach, is not asked again for a while: what is asked then
 fails at once with the same error, so that a thousand objects do not wait for it one after the other.
@@ -93,7 +93,8 @@ class Desk:
         self._send()
 
     def _send(self) -> None:
-        most = QUESTIONS_AT_ONCE if self._has_answered else MAX_QUESTIONS
+        sure = self._has_answered or surveys.takes(self._peer.server)
+        most = QUESTIONS_AT_ONCE if sure else MAX_QUESTIONS
         while self._waiting and self._unanswered < most:
             batch = [
                 self._waiting.popleft()

@@ -45,6 +45,7 @@ class Inquiry:
     Attributes:
         cap: its verifier cap.
         found: what is known of the shares.
+        leased: the servers that gave a lease.
         packed_ueb: of a share that fits the cap; b"" if none was seen.
         needs_a_closer_look: the samples told nothing.
         sampling_copies: what is asked for now is samples, of shares that were found.
@@ -54,7 +55,6 @@ class Inquiry:
         "_everyone",
         "_fit",
         "_given",
-        "_leased",
         "_leases",
         "_no_lease",
         "_open",
@@ -65,6 +65,7 @@ class Inquiry:
         "_waves",
         "cap",
         "found",
+        "leased",
         "needs_a_closer_look",
         "packed_ueb",
         "sampling_copies",
@@ -84,7 +85,7 @@ class Inquiry:
         self._open: dict[Peer, tuple[Sample, ...]] = {}
         self._sampled: set[tuple[int, Peer]] = set()
         self.sampling_copies = False
-        self._leased: list[Peer] = []
+        self.leased: list[Peer] = []
         self._leases: dict[int, list[str]] = {}
         self._no_lease: list[str] = []
         self.found = Found()
@@ -189,7 +190,7 @@ class Inquiry:
         if not numbers:
             return
         if answer.leased:
-            self._leased.append(peer)
+            self.leased.append(peer)
             for number in numbers:
                 self._leases.setdefault(number, []).append(peer.name)
         elif answer.no_lease is not None:
@@ -198,10 +199,10 @@ class Inquiry:
     def check_result(self) -> CheckResult:
         """Return how the object is."""
         result = judge(self._given, self.found)
-        if self._leased or self._no_lease:
+        if self.leased or self._no_lease:
             result = attrs.evolve(
                 result,
-                renewed=sorted([peer.name for peer in self._leased]),
+                renewed=sorted([peer.name for peer in self.leased]),
                 lease_problems=sorted(set(self._no_lease)),
             )
         return result

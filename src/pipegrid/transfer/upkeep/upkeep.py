@@ -43,7 +43,7 @@ OPEN_QUESTIONS = 32_768
 BEGUN_PER_TURN = 64
 """Objects that begin in one turn of the reactor: as many as fit into one message to each server."""
 
-OBJECT_BYTES = 256 << 10
+OBJECT_BYTES = 96 << 10
 """What a repair, or a look at every byte, takes beside the bytes."""
 
 HELD_BYTES = 24 << 20
@@ -282,7 +282,9 @@ class Upkeep:
         return result
 
     async def _repair(self, one: _Object, result: CheckResult, inquiry: Inquiry) -> Outcome:
-        return await self._repairing(one).run_after(result, inquiry.found, inquiry.packed_ueb)
+        return await self._repairing(one).run_after(
+            result, inquiry.found, inquiry.packed_ueb, inquiry.leased
+        )
 
     def _repairing(self, one: _Object) -> Repair:
         keeper = self._keeper

@@ -408,6 +408,11 @@ class GbsServer:
         request = self._requests.add_lease(storage_index, lease)
         return self._ask(storage_index, None, request, self._answers.lease_added)
 
+    @property
+    def is_known_to_take_surveys(self) -> bool:
+        """Whether surveys are tried: it takes bundles, and has not refused one yet."""
+        return self._bundles.max_bytes > 0 and self._takes_surveys
+
     def survey(
         self, questions: Sequence[Question]
     ) -> Deferred[list[Surveyed | ServerError] | None] | None:
@@ -416,7 +421,7 @@ class GbsServer:
 
         One that has not said what it takes is asked for that, once, for the next time.
         """
-        if not self._bundles.max_bytes or not self._takes_surveys:
+        if not self.is_known_to_take_surveys:
             if not self._asked_version and self._takes_surveys:
                 self._asked_version = True
                 self.version().addErrback(lambda failure: failure.trap(ServerError, CancelledError))
