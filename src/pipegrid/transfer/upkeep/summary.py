@@ -1,0 +1,86 @@
+"""What came of many objects, counted; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+from twisted.python.failure import Failure
+
+from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
+from pipegrid.transfer.upkeep.upkeep import Outcome
+
+
+@attrs.define
+class UpkeepSummary:
+    """
+    How many objects are how.
+
+    Attributes:
+        objects: all of them; each is in one of the next six.
+        healthy: nothing is missing; of renewals: all shares that were found have a lease.
+        repaired: something was missing, and has been made again.
+        damaged: something is missing, and the object can be restored.
+        lost: it cannot.
+        leaseless: healthy, but some shares have got no lease.
+        failed: nothing can be said of it, because of an error.
+        literal: of the healthy ones, those that are in their caps.
+        shares_made: by repairs.
+        unreachable: nickname of a server that could not be asked to the number of objects that it was to be
+            asked about.
+    """
+
+    objects: int = 0
+    healthy: int = 0
+    repaired: int = 0
+    damaged: int = 0
+    lost: int = 0
+    leaseless: int = 0
+    failed: int = 0
+    literal: int = 0
+    shares_made: int = 0
+    unreachable: Counter[str] = attrs.field(factory=Counter)
+
+    def note(self, outcome: Outcome) -> None:
+        """Count one more."""
+        self.objects += 1
+        if isinstance(outcome, Failure):
+            self.failed += 1
+        elif isinstance(outcome, RepairResult):
+            self._note_repair(outcome)
+        else:
+            self.unreachable.update(outcome.unreachable)
+            self.literal += not outcome.total_shares
+            if isinstance(outcome, CheckResult):
+                self._note_check(outcome)
+            else:
+                self._note_renewal(outcome)
+
+    def _note_check(self, outcome: CheckResult) -> None:
+        if not outcome.recoverable:
+            self.lost += 1
+        elif not outcome.healthy:
+            self.damaged += 1
+        elif outcome.lease_problems:
+            self.leaseless += 1
+        else:
+            self.healthy += 1
+
+    def _note_renewal(self, outcome: RenewResult) -> None:
+        if not outcome.recoverable:
+            self.lost += 1
+        elif outcome.reasons or outcome.unreachable:
+            self.leaseless += 1
+        else:
+            self.healthy += 1
+
+    def _note_repair(self, outcome: RepairResult) -> None:
+        self.unreachable.update(outcome.after.unreachable)
+        self.literal += not outcome.after.total_shares
+        self.shares_made += len(outcome.uploaded)
+        if not outcome.whole:
+            self.damaged += 1
+        elif outcome.uploaded:
+            self.repaired += 1
+        else:
+            self.healthy += 1
