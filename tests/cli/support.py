@@ -11,12 +11,13 @@ from typing import Any, cast
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.params import Params
-from pipegrid.errors import CorruptionError, SourceError
+from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
 from pipegrid.transfer.put.many import ManyPuts
 from pipegrid.transfer.put.source import size_of
 from pipegrid.transfer.results import (
@@ -67,6 +68,7 @@ class FakeGrid:
     tracer: Any = None
     wait_for: int = 0
     max_segment_bytes: int | None = None
+    limits: Any = None
 
     def open(
         self,
@@ -76,9 +78,11 @@ class FakeGrid:
         tracer: Any = None,
         wait_for: int = 0,
         max_segment_bytes: int | None = None,
+        limits: Any = None,
     ) -> Deferred[Any]:
         """Stand in for ``Grid.open``."""
         self.max_segment_bytes = max_segment_bytes
+        self.limits = limits
         self.tracer, self.wait_for = tracer, wait_for
         return succeed(self)
 
@@ -143,6 +147,16 @@ class FakeGrid:
         """Answer with what the test prepared."""
         self.seen.append((cap, {}))
         return self._do(str(cap), lambda: cast(RenewResult, self.renew_result))
+
+    def look_after(
+        self, caps: Any, todo: Any, bounds: Any = None, ended: Any = None
+    ) -> Deferred[list[Any]]:
+        """End the last one first, each with what the test prepared; None stands for a failure."""
+        self.seen.append((caps, {"todo": todo, "bounds": bounds}))
+        result = self.renew_result if todo.renew else self.repair_result or self.check_result
+        for number in reversed(range(len(caps))):
+            ended(number, Failure(NotEnoughSharesError("lost", 0, 3)) if result is None else result)
+        return succeed([])
 
     def status(self) -> Deferred[list[ServerStatus]]:
         """Answer with what the test prepared."""

@@ -191,27 +191,24 @@ class CapFileTests(SynchronousTestCase):
         self.refused("No such file", "check", "--cap-file", "nowhere", status=1)
         self.refused("only once", "check", "--cap-file", "-", "--cap-file", "-")
         self.refused("Missing argument 'CAP...' or option '--cap-file'", "check")
-        self.refused("with --cap-file -", "get", "-")
+        self.refused("standard input holds no cap", "get", "-")
+        self.refused("only once", "check", "-", "--from", "-")
         self.refused("cap number 2: ", "check", ONE, "nonsense")
         self.refused("the name is empty", "check", "--cap-file", "")
         both = f"{ONE}\n{TWO}".encode()
         self.refused("2 caps were given", "decode", "--cap-file", "-", "-o", "x", stdin=both)
 
     def test_as_many_as_there_may_be(self) -> None:
-        """In order, a few at a time, though the first takes longest."""
+        """As they end, all of them, and their sum."""
         caps = [str(LitCap(b"%d" % number)) for number in range(2000)]
         self.caps.write_text("\n".join(caps))
-        grid = FakeGrid(hold=True, renew_result=RenewResult(LitCap(b""), {}, 0, 0, [], []))
+        grid = FakeGrid(renew_result=RenewResult(LitCap(b""), {}, 0, 0, [], []))
         run = Run("--json", "renew", "--cap-file", str(self.caps), grid=grid)
-        self.assertEqual(len(grid.held), 10)
-        first, *others = grid.held.values()
-        grid.hold = False
-        for each in others:
-            each.callback(None)
-        self.assertEqual((len(grid.held), run.stdout), (2000, ""))
-        first.callback(None)
         self.assertEqual(self.successResultOf(run.finished), 0)
-        self.assertEqual([each["cap"] for each in run.objects], caps)
+        *objects, summary = run.objects
+        self.assertEqual([each["cap"] for each in objects], caps[::-1])
+        sums = {"objects": 2000, "healthy": 2000, "literal": 2000}
+        self.assertEqual({n: v for n, v in summary["summary"].items() if v}, sums)
 
     def test_put_prints_names(self) -> None:
         """``put -l``; without it, caps only."""
@@ -256,14 +253,17 @@ class WholeTests(SynchronousTestCase):
             (("repair",), "healthy: nothing to repair"),
         ):
             lines = self.pipegrid(*command, "--cap-file", "caps").splitlines()
-            self.assertEqual([line.partition(": ")[0] for line in lines], list(self.files))
+            self.assertEqual(sorted(line.partition(": ")[0] for line in lines), sorted(self.files))
+            self.assertIn("pipegrid: 12 objects: 12 ", self.said)
             self.assertTrue(all(words in line for line in lines), lines)
         self.pipegrid("get", "--cap-file", "caps", "-o", "back")
         for name, data in self.files.items():
             self.assertEqual((self.home / "back" / name).read_bytes(), data)
         lines = self.pipegrid("--json", "check", "--add-lease", "--cap-file", "caps").splitlines()
         found = [json.loads(line) for line in lines]
-        self.assertEqual([each["name"] for each in found], list(self.files))
+        summary = found.pop()["summary"]
+        self.assertEqual((summary["objects"], summary["healthy"], summary["failed"]), (12, 12, 0))
+        self.assertEqual(sorted(each["name"] for each in found), sorted(self.files))
         servers = [f"local-0{number}" for number in range(4)]
         self.assertEqual([each["renewed"] for each in found], [servers] * 12)
 
@@ -273,7 +273,7 @@ class WholeTests(SynchronousTestCase):
         (self.home / "caps").write_text(f"{CHK}  lost\n{caps}")
         lines = self.pipegrid("renew", "--cap-file", "caps", status=4).splitlines()
         words = "0 of 10 shares have a lease now, on 0 servers; any 3 restore the file"
-        self.assertEqual(lines[0], f"lost: lost: {words}")
+        self.assertIn(f"lost: lost: {words}", lines)
         self.assertEqual(len(lines), 13)
         self.pipegrid("get", "--cap-file", "caps", "-o", "back", status=4)
         self.assertRegex(self.said, "^pipegrid: lost: [^\n]*\n$")
@@ -284,5 +284,8 @@ class WholeTests(SynchronousTestCase):
                 "--json", "repair", "--cap-file", "caps", status=4
             ).splitlines()
         ]
-        self.assertEqual((objects[0]["name"], objects[0]["exit_status"]), ("lost", 4))
-        self.assertEqual([each["name"] for each in objects[1:]], list(self.files))
+        summary = objects.pop()["summary"]
+        self.assertEqual((summary["failed"], summary["healthy"]), (1, 12))
+        [lost] = [each for each in objects if each["name"] == "lost"]
+        self.assertEqual(lost["exit_status"], 4)
+        self.assertEqual({each["name"] for each in objects}, {"lost", *self.files})

@@ -9,26 +9,39 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import cap_arguments, check_caps, common_options, wait_option
+from pipegrid.cli.options import (
+    cap_arguments,
+    check_caps,
+    common_options,
+    limit_options,
+    upkeep_bounds,
+    wait_option,
+)
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, say_some
+from pipegrid.cli.upkeep import files_or_trees, look_after, recursive_option
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
-    from pipegrid.transfer.results import CheckResult
-
-
-FILES_AT_ONCE = 10
+    from pipegrid.transfer.results import CheckResult, RepairResult
 
 
 @click.command(name="check")
 @cap_arguments
+@recursive_option
 @click.option("--verify", is_flag=True, help="Fetch all shares and verify every byte of them.")
 @click.option(
     "--add-lease",
     is_flag=True,
     help="Add a lease to the good shares, or renew it, as 'renew' does.",
 )
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Make again what is missing, if enough is left; without --verify, what is there is believed to be "
+    "good until it is fetched.",
+)
+@limit_options
 @wait_option
 @common_options
 @click.pass_obj
@@ -36,50 +49,62 @@ def command(
     invocation: Invocation,
     caps: tuple[str, ...],
     cap_files: tuple[str, ...],
+    recursive: bool,
     verify: bool,
     add_lease: bool,
+    repair: bool,
 ) -> GridJob:
     """
     Tell how many shares of files are left.
 
-    The exit status is 0 if all are there, 1 if some are missing, 4 if too few are left to restore
-    the file, 5 if some are damaged; with several files, 1 if these differ.
+    '-' stands for caps on standard input. Many files are asked about together, and told of as answers
+    come. The exit status is 0 if all are there, 1 if some are missing, 3 if servers did not take what a
+    repair made, 4 if too few are left to restore the file, 5 if some are damaged; with several files, the
+    worst of these: 4, 5, 3, 1, 0.
     """
     check_caps(caps, cap_files)
-    from pipegrid.cli.files import NamedFile, each_in_order, identity, named_files
-    from pipegrid.cli.trees import located
-    from pipegrid.core.filecaps import checkable
+    from pipegrid.cli.files import NamedFile, identity
+    from pipegrid.transfer.results import RepairResult
 
-    files = named_files(invocation.console, caps, cap_files, checkable)
+    files = files_or_trees(invocation.console, caps, cap_files, recursive)
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.progress import Progress
+        def show(file: NamedFile[Any], result: CheckResult | RepairResult) -> ExitStatus:
+            lead = f"{file.label}: " if recursive or len(files) > 1 else ""
+            if isinstance(result, RepairResult):
+                from pipegrid.cli.cmd_repair import report
 
-        with Progress(console, "check", "share") as progress:
+                return report(console, file, result, lead)
+            more = (
+                {"renewed": result.renewed, "lease_problems": result.lease_problems}
+                if add_lease
+                else {}
+            )
+            console.result(lead + summary(result), {**identity(file), **fields(result), **more})
+            if not console.json:
+                say_more(console, result, lead)
+            say_some(
+                console,
+                [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)],
+            )
+            return status(result)
 
-            async def check(file: NamedFile[Any]) -> CheckResult:
-                file = await located(grid, file, checkable)
-                report = progress.transfer()
+        if len(files) == 1 and not (recursive or repair):
+            from pipegrid.cli.progress import Progress
+            from pipegrid.cli.trees import located
+            from pipegrid.core.filecaps import checkable
+
+            with Progress(console, "check", "share") as progress:
+                file = await located(grid, files[0], checkable)
                 options = {"add_lease": True} if add_lease else {}
-                return await grid.check(file.cap, verify=verify, progress=report, **options)
+                call = progress.transfer()
+                result = await grid.check(file.cap, verify=verify, progress=call, **options)
+                return show(file, result)
+        from pipegrid.transfer.upkeep.upkeep import Todo
 
-            def show(file: NamedFile[Any], result: CheckResult) -> ExitStatus:
-                lead = f"{file.label}: " if len(files) > 1 else ""
-                more = (
-                    {"renewed": result.renewed, "lease_problems": result.lease_problems}
-                    if add_lease
-                    else {}
-                )
-                console.result(lead + summary(result), {**identity(file), **fields(result), **more})
-                if not console.json:
-                    say_more(console, result, lead)
-                say_some(
-                    console,
-                    [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)],
-                )
-                return status(result)
-
-            return await each_in_order(console, files, FILES_AT_ONCE, check, show)
+        todo = Todo(verify=verify, add_lease=add_lease, repair=repair)
+        bounds = upkeep_bounds(invocation)
+        return await look_after(grid, console, files, todo, bounds, "check", show, recursive)
 
     return GridJob(work)
 

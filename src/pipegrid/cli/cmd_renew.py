@@ -9,47 +9,61 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.health import say_unreachable
 from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import cap_arguments, check_caps, common_options, wait_option
+from pipegrid.cli.options import (
+    cap_arguments,
+    check_caps,
+    common_options,
+    limit_options,
+    upkeep_bounds,
+    wait_option,
+)
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, plural, say_some
+from pipegrid.cli.upkeep import files_or_trees, look_after, recursive_option
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import RenewResult
 
-FILES_AT_ONCE = 10
-
 
 @click.command(name="renew")
 @cap_arguments
+@recursive_option
+@limit_options
 @wait_option
 @common_options
 @click.pass_obj
-def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...]) -> GridJob:
+def command(
+    invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...], recursive: bool
+) -> GridJob:
     """
     Add leases to the shares of files, or renew them, so that servers keep them.
 
-    No share is read: it takes one question to each server. A verifier cap is enough. The exit status is
-    0 if all shares that were found have a lease now, 1 if some have none or servers were out of reach, 4 if
-    those with a lease are too few to restore the file; with several files, 1 if these differ.
+    No share is read: it takes one question to each server. A verifier cap is enough; '-' stands for caps
+    on standard input. The exit status is 0 if all shares that were found have a lease now, 1 if some have
+    none or servers were out of reach, 4 if those with a lease are too few to restore the file; with several
+    files, the worst of these: 4, 1, 0.
     """
     check_caps(caps, cap_files)
-    from pipegrid.cli.files import each_in_order, named_files
-    from pipegrid.cli.trees import located
-    from pipegrid.core.filecaps import checkable
 
-    files = named_files(invocation.console, caps, cap_files, checkable)
+    files = files_or_trees(invocation.console, caps, cap_files, recursive)
 
     async def work(grid: Grid, console: Console) -> int:
-        async def renew(file: NamedFile[Any]) -> RenewResult:
-            file = await located(grid, file, checkable)
-            return await grid.renew(file.cap)
-
         def show(file: NamedFile[Any], result: RenewResult) -> ExitStatus:
-            return report(console, file, result, f"{file.label}: " if len(files) > 1 else "")
+            several = recursive or len(files) > 1
+            return report(console, file, result, f"{file.label}: " if several else "")
 
-        return await each_in_order(console, files, FILES_AT_ONCE, renew, show)
+        if len(files) == 1 and not recursive:
+            from pipegrid.cli.trees import located
+            from pipegrid.core.filecaps import checkable
+
+            file = await located(grid, files[0], checkable)
+            return show(file, await grid.renew(file.cap))
+        from pipegrid.transfer.upkeep.upkeep import Todo
+
+        bounds, todo = upkeep_bounds(invocation), Todo(renew=True)
+        return await look_after(grid, console, files, todo, bounds, "renew", show, recursive)
 
     return GridJob(work)
 

@@ -13,56 +13,66 @@ from pipegrid.cli.options import (
     cap_arguments,
     check_caps,
     common_options,
+    limit_options,
     segment_limit_option,
+    upkeep_bounds,
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, plural, say_some
+from pipegrid.cli.upkeep import files_or_trees, look_after, recursive_option
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
     from pipegrid.grid import Grid
-    from pipegrid.transfer.results import RepairResult
-
-
-FILES_AT_ONCE = 2
+    from pipegrid.transfer.results import CheckResult, RepairResult
 
 
 @click.command(name="repair")
 @cap_arguments
+@recursive_option
+@limit_options
 @wait_option
 @segment_limit_option
 @common_options
 @click.pass_obj
-def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...]) -> GridJob:
+def command(
+    invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...], recursive: bool
+) -> GridJob:
     """
     Make again the shares of files that are missing or damaged.
 
     All shares are fetched and every byte of them is checked; good ones stay where they are, and
-    their leases are renewed. A verifier cap is enough. The exit status is 0 if every share is there
-    now, 3 if no server took some of them, 4 if too few are left to restore the file; with several
-    files, 1 if these differ.
+    their leases are renewed. A verifier cap is enough; '-' stands for caps on standard input. The exit
+    status is 0 if every share is there now, 3 if no server took some of them, 4 if too few are left to
+    restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches less: it
+    believes servers which shares they have, and fetches those of damaged files alone.
     """
     check_caps(caps, cap_files)
-    from pipegrid.cli.files import each_in_order, named_files
-    from pipegrid.cli.trees import located
-    from pipegrid.core.filecaps import checkable
+    from pipegrid.transfer.results import CheckResult, RepairResult
 
-    files = named_files(invocation.console, caps, cap_files, checkable)
+    files = files_or_trees(invocation.console, caps, cap_files, recursive)
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.progress import Progress
+        def show(file: NamedFile[Any], result: CheckResult | RepairResult) -> ExitStatus:
+            lead = f"{file.label}: " if recursive or len(files) > 1 else ""
+            if isinstance(result, CheckResult):  # it is in its cap
+                result = RepairResult(result.cap, result, result, {}, [], [], 0.0)
+            return report(console, file, result, lead)
 
-        with Progress(console, "repair") as progress:
+        if len(files) == 1 and not recursive:
+            from pipegrid.cli.progress import Progress
+            from pipegrid.cli.trees import located
+            from pipegrid.core.filecaps import checkable
 
-            async def repair(file: NamedFile[Any]) -> RepairResult:
-                file = await located(grid, file, checkable)
-                return await grid.repair(file.cap, progress=progress.transfer())
+            with Progress(console, "repair") as progress:
+                file = await located(grid, files[0], checkable)
+                call = progress.transfer()
+                return show(file, await grid.repair(file.cap, progress=call))
+        from pipegrid.transfer.upkeep.upkeep import Todo
 
-            def show(file: NamedFile[Any], result: RepairResult) -> ExitStatus:
-                return report(console, file, result, f"{file.label}: " if len(files) > 1 else "")
-
-            return await each_in_order(console, files, FILES_AT_ONCE, repair, show)
+        bounds, todo = upkeep_bounds(invocation), Todo(verify=True, repair=True)
+        return await look_after(grid, console, files, todo, bounds, "repair", show, recursive)
 
     return GridJob(work)
 

@@ -12,11 +12,11 @@ from pipegrid.cli.capfile import Line, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
 from pipegrid.core import base32
-from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, parse_cap
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.errors import CapError, UsageError
 from pipegrid.reactor.together import few_at_a_time
 
-C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap)
+C = TypeVar("C", bound=Cap)
 R = TypeVar("R")
 
 
@@ -56,12 +56,13 @@ def identity(file: NamedFile[Any]) -> dict[str, Any]:
     return {"cap": file.text} if file.name is None else {"cap": file.text, "name": file.name}
 
 
-def storage_index_text(cap: ChkCap | ChkVerifierCap | LitCap) -> str:
+def storage_index_text(cap: Cap) -> str:
     """Return the storage index as servers spell it; nothing if the cap holds the file."""
-    return "" if isinstance(cap, LitCap) else base32.encode(cap.storage_index)
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    return base32.encode(file.storage_index) if isinstance(file, ChkCap | ChkVerifierCap) else ""
 
 
-def _digest(cap: ChkCap | ChkVerifierCap | LitCap) -> str:
+def _digest(cap: Cap) -> str:
     return base32.encode(hashlib.sha256(str(cap).encode()).digest()[:10])
 
 
@@ -75,6 +76,7 @@ def named_files(
     Return the files that caps on the command line and cap files name, each once.
 
     Args:
+        caps: ``-`` among them stands for those on standard input.
         understand: returns a cap, or raises CapError.
 
     Raises:
@@ -82,20 +84,20 @@ def named_files(
         SourceError: a cap file cannot be read.
         UsageError: there is none at all.
     """
+    from_stdin = [path for path in (*caps, *cap_files) if path.strip() == "-"]
+    caps = [text for text in caps if text.strip() != "-"]
     several = len(caps) > 1
     lines = [
         Line(text, None, f"cap number {number}" if several else "")
         for number, text in enumerate(caps, 1)
     ]
-    if cap_files.count("-") > 1:
+    if len(from_stdin) > 1:
         raise UsageError("standard input can be read only once")
-    for path in cap_files:
+    for path in (*(path for path in cap_files if path != "-"), *from_stdin):
         lines += read_cap_file(path, console.stdin)
     found: dict[Any, NamedFile[C]] = {}
     for text, name, where in lines:
         try:
-            if text.strip() == "-":
-                raise CapError("'-' is no cap; read them from standard input with --cap-file -")
             file = _named_file(text, name, understand)
         except UsageError as error:
             raise type(error)(f"{where}: {error}" if where else str(error)) from None
@@ -159,7 +161,7 @@ async def each_in_order(
         while len(statuses) in outcomes:
             file, outcome = files[len(statuses)], outcomes.pop(len(statuses))
             if isinstance(outcome, Exception):
-                statuses.append(_complain(console, file, outcome, fields(file)))
+                statuses.append(complain(console, file, outcome, fields(file)))
             else:
                 statuses.append(show(file, outcome))
 
@@ -180,9 +182,10 @@ def _is_the_end(error: Exception) -> bool:
     return isinstance(error, (CancelledError, BrokenPipeError))
 
 
-def _complain(
-    console: Console, file: NamedFile[Any], error: Exception, fields: dict[str, Any]
+def complain(
+    console: Console, file: NamedFile[Any], error: BaseException, fields: dict[str, Any]
 ) -> ExitStatus:
+    """Tell what kept a file from being done, also under ``--json``; returns the status."""
     status = console.complain(error, about=file.label)
     if console.json:
         console.result("", {**fields, "error": sentence(error), "exit_status": int(status)})

@@ -9,7 +9,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.render import corruption_fields, located, plural, say_some
 
 if TYPE_CHECKING:
-    from pipegrid.transfer.results import CheckResult
+    from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
 
 
 def summary(result: CheckResult) -> str:
@@ -73,3 +73,14 @@ def fields(result: CheckResult) -> dict[str, Any]:
         "corrupt": corruption_fields(result.corrupt),
         "unreachable": result.unreachable,
     }
+
+
+def is_well(outcome: CheckResult | RenewResult | RepairResult) -> bool:
+    """Whether there is nothing to tell of an object: it is whole, and nothing was in the way."""
+    from pipegrid.transfer.results import CheckResult, RenewResult
+
+    if isinstance(outcome, CheckResult):
+        return outcome.healthy and not (outcome.corrupt or outcome.lease_problems)
+    if isinstance(outcome, RenewResult):
+        return outcome.recoverable and not (outcome.reasons or outcome.unreachable)
+    return outcome.whole and not (outcome.uploaded or outcome.reasons or outcome.before.corrupt)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.reactor.trace import Tracer
+    from pipegrid.transfer.settings import Limits
     from pipegrid.tree.facade import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
@@ -35,6 +36,9 @@ class Invocation:
         trace: where to write a trace of all that happened, or None.
         wait_for: how many servers must answer before work begins; 0: as many as it needs are known.
         max_segment_bytes: files with larger segments are not fetched; None: the usual.
+        limit_rate: bytes a second, each way, over all connections; None: no limit.
+        jobs: files at once; None: as many as memory and windows allow.
+        max_memory_bytes: of data; None: the usual.
     """
 
     def __init__(self, console: Console) -> None:
@@ -43,6 +47,9 @@ class Invocation:
         self.trace: str | None = None
         self.wait_for = 0
         self.max_segment_bytes: int | None = None
+        self.limit_rate: int | None = None
+        self.jobs: int | None = None
+        self.max_memory_bytes: int | None = None
 
 
 class OfflineJob:
@@ -79,12 +86,24 @@ class GridJob:
                     options["wait_for"] = invocation.wait_for
                 if invocation.max_segment_bytes is not None:
                     options["max_segment_bytes"] = invocation.max_segment_bytes
+                limits = self._limits(invocation)
+                if limits is not None:
+                    options["limits"] = limits
                 grid = await open_grid(reactor, invocation.directory, **options)
                 return await self._run_on(grid, console)
         except (CancelledError, Interrupted):
             return console.complain(Interrupted())
         except Exception as error:
             return failure(error, console)
+
+    @staticmethod
+    def _limits(invocation: Invocation) -> Limits | None:
+        given = (invocation.limit_rate, invocation.jobs, invocation.max_memory_bytes)
+        if given == (None, None, None):
+            return None
+        from pipegrid.transfer.settings import Limits
+
+        return Limits(*given)
 
     async def _run_on(self, grid: Grid, console: Console) -> int:
         try:

@@ -13,8 +13,12 @@ from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
+    from pipegrid.transfer.settings import UpkeepSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+MIN_MEMORY_BYTES = 8 << 20
+"""A few segments of one MiB, coded: less would not get on."""
 
 EMPTY_NAME = "the name is empty; perhaps a variable is not set"
 
@@ -167,6 +171,7 @@ def cap_file_option(function: F) -> F:
     """Add the option that names files whose caps stand in a file."""
     return click.option(
         "--cap-file",
+        "--from",
         "cap_files",
         multiple=True,
         type=click.Path(allow_dash=True),
@@ -214,6 +219,76 @@ def segment_limit_option(function: F) -> F:
         callback=_noting(_note_max_segment),
         help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
     )(function)
+
+
+def _note_limit_rate(invocation: Invocation, bytes_per_s: int) -> None:
+    invocation.limit_rate = bytes_per_s
+
+
+def _note_jobs(invocation: Invocation, jobs: int) -> None:
+    invocation.jobs = jobs
+
+
+def _note_max_memory(invocation: Invocation, size_bytes: int) -> None:
+    invocation.max_memory_bytes = size_bytes
+
+
+def limit_options(function: F) -> F:
+    """Add the options that bound how much a command does at once."""
+    for option in (
+        click.option(
+            "--max-memory",
+            type=memory_size,
+            metavar="SIZE",
+            expose_value=False,
+            callback=_noting(_note_max_memory),
+            help="Hold at most SIZE of data at once, beside what the program itself takes; at least 8MiB.  "
+            "[default: 64MiB]",
+        ),
+        click.option(
+            "--limit-rate",
+            type=byte_size,
+            metavar="SIZE",
+            expose_value=False,
+            callback=_noting(_note_limit_rate),
+            help="Send at most SIZE a second, and receive as much, over all connections.",
+        ),
+        click.option(
+            "--jobs",
+            type=click.IntRange(1, 4096),
+            metavar="N",
+            expose_value=False,
+            callback=_noting(_note_jobs),
+            help="Work on at most N files at once.  [default: as many as memory and windows allow]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def memory_size(text: str) -> int:
+    """
+    Return a number of bytes that a command can do with.
+
+    Raises:
+        click.BadParameter: it is none, or too little.
+    """
+    size = byte_size(text)
+    if size < MIN_MEMORY_BYTES:
+        raise click.BadParameter(
+            f"{text!r} is too little; give at least {MIN_MEMORY_BYTES >> 20}MiB"
+        )
+    return size
+
+
+def upkeep_bounds(invocation: Invocation) -> UpkeepSettings:
+    """Return how much a command that looks after many objects does at once."""
+    from pipegrid.transfer.settings import UpkeepSettings
+
+    bounds = UpkeepSettings()
+    jobs = bounds.jobs if invocation.jobs is None else invocation.jobs
+    memory = invocation.max_memory_bytes
+    return UpkeepSettings(jobs, bounds.memory_bytes if memory is None else memory)
 
 
 def encoding_options(function: F) -> F:

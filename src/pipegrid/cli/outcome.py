@@ -64,6 +64,23 @@ def one_status(statuses: Collection[ExitStatus]) -> ExitStatus:
     return failures.pop() if failures else ExitStatus.DONE
 
 
+_GRAVITY = (
+    ExitStatus.DONE,
+    ExitStatus.FAILED,
+    ExitStatus.UNHAPPY,
+    ExitStatus.CORRUPTION,
+    ExitStatus.NOT_ENOUGH_SHARES,
+    ExitStatus.USAGE,
+    ExitStatus.INTERRUPTED,
+)
+"""From what can wait to what cannot: lost files are worse than damaged ones."""
+
+
+def worst_status(statuses: Collection[ExitStatus]) -> ExitStatus:
+    """Return the gravest of them; 0 if there is none."""
+    return max(statuses, key=_GRAVITY.index, default=ExitStatus.DONE)
+
+
 def sentence(error: BaseException) -> str:
     """Return what to tell the user, on one line, without a final full stop."""
     if isinstance(error, Interrupted):

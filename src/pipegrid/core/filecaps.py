@@ -81,6 +81,25 @@ def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
     raise _unusable(cap)
 
 
+def walkable(given: str | Cap) -> ChkCap | LitCap | DirectoryCap:
+    """
+    Return the cap of a directory that can be entered, or of a file that can be read.
+
+    Raises:
+        CapError: it is malformed, or of another kind.
+    """
+    cap = parse_cap(given.strip()) if isinstance(given, str) else given
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(cap, DirectoryCap) and not isinstance(file, ChkVerifierCap):
+        return cap
+    if isinstance(cap, DirectoryCap):
+        raise CapError(
+            "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
+            "use its read cap, or do without -r"
+        )
+    return readable(cap)
+
+
 def _unusable(cap: Cap) -> CapError:
     if isinstance(cap, DirectoryCap):
         return CapError("this is the cap of a directory, and this works on files only")

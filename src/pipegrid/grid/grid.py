@@ -49,7 +49,13 @@ from pipegrid.transfer.results import (
     RepairResult,
     ServerStatus,
 )
-from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings, UploadSettings
+from pipegrid.transfer.settings import (
+    DownloadSettings,
+    Limits,
+    UpkeepSettings,
+    UploadSettings,
+    limited,
+)
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
@@ -105,6 +111,7 @@ class Grid:
         discovery: Discovery | None = None,
         warnings: Warnings | None = None,
         wait_for: int = 0,
+        limits: Limits | None = None,
     ) -> None:
         self.config = config
         self.created = created
@@ -115,10 +122,12 @@ class Grid:
         self._reactor = reactor
         self._peers = peers
         self._workers = workers
-        self._download_settings = download_settings or DownloadSettings()
+        limits = self._limits = limits or Limits()
+        self._download_settings = limited(download_settings or DownloadSettings(), limits)
         self._on_close = on_close
         self._upload_settings = upload_settings or UploadSettings()
-        self._upload_memory = Budget(UPLOAD_MEMORY_BYTES)
+        memory = limits.memory_bytes
+        self._upload_memory = Budget(UPLOAD_MEMORY_BYTES if memory is None else memory // 2)
         self._putter: Putter | None = None
         self._mutables: Mutables | None = None
         self._earlier = Earlier()
@@ -135,6 +144,7 @@ class Grid:
         wait_for: int = 0,
         window_bytes: int | None = None,
         max_segment_bytes: int | None = None,
+        limits: Limits | None = None,
     ) -> Deferred[G]:
         """
         Open the grid that a directory configures; nothing is waited for.
@@ -150,12 +160,13 @@ class Grid:
                 measured all the time what the way to a server needs.
             max_segment_bytes: files with larger segments are not fetched; by default 16 MiB, or the
                 configured segment size if that is more.
+            limits: how much of the machine and of its line to take.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
         return Deferred.fromCoroutine(
-            cls._open(reactor, directory, tracer, wait_for, window_bytes, max_segment_bytes)
+            cls._open(reactor, directory, tracer, wait_for, window_bytes, max_segment_bytes, limits)
         )
 
     @classmethod
@@ -167,9 +178,11 @@ class Grid:
         wait_for: int,
         fixed_window_bytes: int | None,
         max_segment_bytes: int | None,
+        limits: Limits | None,
     ) -> G:
         check_whole(wait_for, "wait_for", least=0)
-        opened = open_grid(reactor, directory, tracer, fixed_window_bytes)
+        check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
+        opened = open_grid(reactor, directory, tracer, fixed_window_bytes, limits)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(
@@ -183,6 +196,7 @@ class Grid:
             discovery=opened.discovery,
             warnings=opened.warnings,
             wait_for=wait_for,
+            limits=limits,
             download_settings=DownloadSettings(max_segment_bytes=max_segment_bytes),
         )
 
@@ -344,7 +358,7 @@ class Grid:
                 ended(number, outcome)
 
         async def work() -> list[PutResult | Failure]:
-            await ManyPuts(sizes, start, note).run()
+            await ManyPuts(sizes, start, note, self._limits.jobs).run()
             return [outcomes[number] for number in range(len(sources))]
 
         return self._start(work())
@@ -537,11 +551,10 @@ class Grid:
             bounds: how much at once.
             ended: called with the number of each cap, and its outcome, in the order of ending.
         """
-        from pipegrid.grid.upkeep import look_after
         from pipegrid.transfer.upkeep.upkeep import Todo
 
         todo = Todo(verify=verify, add_lease=add_lease, repair=repair)
-        return self._start(look_after(self._open_upkeep(todo, bounds), caps, ended))
+        return self.look_after(caps, todo, bounds, ended)
 
     def renew_many(
         self,
@@ -551,10 +564,21 @@ class Grid:
         ended: Callable[[int, RenewResult | Failure], None] | None = None,
     ) -> Deferred[list[RenewResult | Failure]]:
         """Add leases to every share of many objects, or renew them; see ``check_many`` and ``renew``."""
-        from pipegrid.grid.upkeep import look_after
         from pipegrid.transfer.upkeep.upkeep import Todo
 
-        return self._start(look_after(self._open_upkeep(Todo(renew=True), bounds), caps, ended))
+        return self.look_after(caps, Todo(renew=True), bounds, ended)
+
+    def look_after(
+        self,
+        caps: Sequence[str | Cap],
+        todo: Todo,
+        bounds: UpkeepSettings | None = None,
+        ended: Callable[[int, Any], None] | None = None,
+    ) -> Deferred[list[Any]]:
+        """Do with many objects what is to be done; see ``check_many`` and ``renew_many``."""
+        from pipegrid.grid.upkeep import look_after
+
+        return self._start(look_after(self._open_upkeep(todo, bounds), caps, ended))
 
     def upkeep(self, todo: Todo, bounds: UpkeepSettings | None = None) -> Deferred[Upkeep]:
         """

@@ -25,6 +25,7 @@ from pipegrid.grid.servers import SERVERS_NAME, Windows, open_server
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.settings import Limits
 from pipegrid.wire.announcements import KnownServer
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def open_grid(
     directory: str | os.PathLike[str] | None,
     tracer: Tracing | None,
     fixed_window_bytes: int | None,
+    limits: Limits | None = None,
 ) -> Opened:
     """
     Prepare what a directory configures; nothing is waited for. See ``Grid.open``.
@@ -95,7 +97,13 @@ def open_grid(
     real_reactor: Any = reactor
     total_shares = config.params.total_shares
     shares = total_shares if introducers else min(len(static) or 1, total_shares)
-    windows = Windows.shared_by(shares)
+    limits = limits or Limits()
+    windows = Windows.shared_by(shares, limits.memory_bytes)
+    throttle = None
+    if limits.bytes_per_s is not None:
+        from pipegrid.transport.throttled import Throttle
+
+        throttle = Throttle(reactor, limits.bytes_per_s)
 
     def finished(peer: Peer) -> Peer:
         if tracer is not None:
@@ -107,9 +115,16 @@ def open_grid(
         return peer
 
     def open_finished(known: KnownServer) -> Peer:
-        return finished(
-            open_server(real_reactor, known, windows, force_foolscap=config.force_foolscap)
+        peer = open_server(
+            real_reactor,
+            known,
+            windows,
+            force_foolscap=config.force_foolscap,
+            throttle=throttle,
         )
+        if throttle is not None and peer.protocol == "foolscap":
+            warnings.add(f"{peer.name} is reached by Foolscap, whose rate is not limited here")
+        return finished(peer)
 
     warnings = Warnings(config.warnings)
     members = Members([], open_finished, config.preferred, warnings)

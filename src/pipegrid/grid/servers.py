@@ -38,6 +38,7 @@ from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
     from pipegrid.transport.gbs.client import GbsServer
+    from pipegrid.transport.throttled import Throttle
 
 SERVERS_NAME = "private/servers.yaml"
 
@@ -127,11 +128,20 @@ class Windows:
     flight_bytes: int
 
     @classmethod
-    def shared_by(cls, servers: int) -> Windows:
-        """Return the bounds where a file has shares on so many servers."""
+    def shared_by(cls, servers: int, memory_bytes: int | None = None) -> Windows:
+        """
+        Return the bounds where a file has shares on so many servers.
+
+        Args:
+            memory_bytes: that all data may take here, of which windows get half; None: the usual.
+        """
+        held = WINDOW_MEMORY_BYTES
+        flight = FLIGHT_BYTES
+        if memory_bytes is not None:
+            held = min(held, memory_bytes // 2)
+            flight = min(flight, memory_bytes * 2)
         held_bytes, flight_bytes = (
-            max(_LEAST_WINDOW_BYTES, total // servers * 8 // 9)
-            for total in (WINDOW_MEMORY_BYTES, FLIGHT_BYTES)
+            max(_LEAST_WINDOW_BYTES, total // servers * 8 // 9) for total in (held, flight)
         )
         return cls(held_bytes, flight_bytes)
 
@@ -144,7 +154,12 @@ class Windows:
 
 
 def open_server(
-    reactor: IReactorTime, known: KnownServer, windows: Windows, *, force_foolscap: bool = False
+    reactor: IReactorTime,
+    known: KnownServer,
+    windows: Windows,
+    *,
+    force_foolscap: bool = False,
+    throttle: Throttle | None = None,
 ) -> Peer:
     """
     Return a peer for a server; nothing is connected yet.
@@ -152,12 +167,13 @@ def open_server(
     Args:
         windows: bounds of its pipeline.
         force_foolscap: speak Foolscap, whatever else it speaks.
+        throttle: bounds the rate of all bytes to and from all servers; not over Foolscap.
 
     Raises:
         ValueError: no protocol that it speaks is spoken here; the text says why.
     """
     if known.nurl is not None and not force_foolscap:
-        gbs = _open_gbs(reactor, known.identity, known.nurl, known.bundle_bytes)
+        gbs = _open_gbs(reactor, known.identity, known.nurl, known.bundle_bytes, throttle)
         address = f"{known.nurl.host}:{known.nurl.port}"
         return Peer(gbs, windows.pipeline(reactor, lambda: gbs.round_trip_s), "https", address)
     if known.furl is None:
@@ -171,11 +187,15 @@ def open_server(
 
 
 def _open_gbs(
-    reactor: IReactorTime, identity: ServerIdentity, address: Nurl, bundle_bytes: int
+    reactor: IReactorTime,
+    identity: ServerIdentity,
+    address: Nurl,
+    bundle_bytes: int,
+    throttle: Throttle | None,
 ) -> GbsServer:
     from pipegrid.transport.gbs.client import GbsServer, endpoints_for
 
-    endpoints = endpoints_for(reactor, address, identity.nickname)
+    endpoints = endpoints_for(reactor, address, identity.nickname, throttle)
     return GbsServer(identity, address, endpoints, reactor, bundle_bytes=bundle_bytes)
 
 

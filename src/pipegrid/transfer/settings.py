@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import attrs
 
+from pipegrid.arguments import check_whole
 from pipegrid.core.params import MAX_SEGMENT_BYTES
+
+MIN_MEMORY_BYTES = 8 << 20
+"""With less a file of segments of one MiB would not get on."""
 
 
 @attrs.frozen
@@ -25,6 +29,33 @@ class UploadSettings:
     def grace(self, elapsed_s: float) -> float:
         """Return how long stragglers may keep an upload that has taken ``elapsed_s``."""
         return max(self.grace_s, self.grace_share * elapsed_s)
+
+
+@attrs.frozen
+class Limits:
+    """
+    How much of the machine and of its line a grid may take.
+
+    Attributes:
+        bytes_per_s: sent at most, and received at most, over all connections; None: as the line allows.
+        jobs: files that are stored at once, at most; None: as many as memory and windows allow.
+        memory_bytes: of data that is held, for uploads and for downloads; None: some 64 MiB. What the program
+            itself takes comes on top.
+    """
+
+    bytes_per_s: int | None = None
+    jobs: int | None = None
+    memory_bytes: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """
+        Raises:
+            UsageError: nothing could be done so.
+        """
+        for name, least in (("bytes_per_s", 1), ("jobs", 1), ("memory_bytes", MIN_MEMORY_BYTES)):
+            value = getattr(self, name)
+            if value is not None:
+                check_whole(value, name, least=least)
 
 
 @attrs.frozen
@@ -99,3 +130,10 @@ class MutableSettings:
     def grace(self, elapsed_s: float) -> float:
         """Return how long stragglers may keep an operation that has taken ``elapsed_s``."""
         return max(self.grace_s, self.grace_share * elapsed_s)
+
+
+def limited(settings: DownloadSettings, limits: Limits) -> DownloadSettings:
+    """Return the same with at most half of the allowed memory for share data; the rest is for segments."""
+    if limits.memory_bytes is None:
+        return settings
+    return attrs.evolve(settings, memory_bytes=min(settings.memory_bytes, limits.memory_bytes // 2))

@@ -9,7 +9,7 @@ A directory that cannot be read is named, and looked after like any other object
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep.summary import UpkeepSummary
 from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Upkeep
 from pipegrid.tree.listing import ListingLimits, ReadsFiles
-from pipegrid.tree.walk import Path, Unreadable, WalkLimits, identity_of, walk
+from pipegrid.tree.walk import Met, Path, Unreadable, WalkLimits, identity_of, walk
 
 
 class LooksAfter(ReadsFiles, Protocol):
@@ -60,8 +60,8 @@ class TreeSummary(UpkeepSummary):
     unreadable: int = 0
 
 
-Ended = Callable[[Place, Outcome], None]
-Unread = Callable[[Place, Exception], None]
+Ended = Callable[[int, Place, Outcome], None]
+Unread = Callable[[int, Place, Exception], None]
 
 
 def check_tree(
@@ -70,8 +70,8 @@ def check_tree(
     todo: Todo,
     *,
     bounds: UpkeepSettings | None = None,
-    ended: Ended | None = None,
-    unreadable: Unread | None = None,
+    ended: Callable[[Place, Outcome], None] | None = None,
+    unreadable: Callable[[Place, Exception], None] | None = None,
     walk_limits: WalkLimits | None = None,
     listing_limits: ListingLimits | None = None,
 ) -> Deferred[TreeSummary]:
@@ -93,54 +93,94 @@ def check_tree(
         CapError: it is no well-formed cap.
         UnhappyError: there are no servers.
     """
-    return Deferred.fromCoroutine(
-        _check_tree(grid, cap, todo, bounds, ended, unreadable, walk_limits, listing_limits)
+    return check_trees(
+        grid,
+        [cap],
+        todo,
+        bounds=bounds,
+        ended=None if ended is None else lambda _, *told: ended(*told),
+        unreadable=None if unreadable is None else lambda _, *told: unreadable(*told),
+        walk_limits=walk_limits,
+        listing_limits=listing_limits,
     )
 
 
-async def _check_tree(
+def check_trees(
     grid: LooksAfter,
-    cap: str | Cap,
+    caps: Sequence[str | Cap],
     todo: Todo,
-    bounds: UpkeepSettings | None,
-    ended: Ended | None,
-    unreadable: Unread | None,
-    walk_limits: WalkLimits | None,
-    listing_limits: ListingLimits | None,
-) -> TreeSummary:
-    summary = TreeSummary()
-    met_before: set[bytes] = set()
+    summary: TreeSummary | None = None,
+    *,
+    bounds: UpkeepSettings | None = None,
+    ended: Ended | None = None,
+    unreadable: Unread | None = None,
+    walk_limits: WalkLimits | None = None,
+    listing_limits: ListingLimits | None = None,
+) -> Deferred[TreeSummary]:
+    """
+    Look after several trees, one behind the other, as one; an object that is in two counts once.
 
-    def note(place: Place, outcome: Outcome) -> None:
-        summary.note(outcome)
-        if ended is not None:
-            ended(place, outcome)
+    Args:
+        summary: to be counted in as it goes; by default a new one.
+        ended, unreadable: as those of ``check_tree``, with the number of the tree in front.
+        Others: see ``check_tree``.
+    """
+    work = _Trees(grid, TreeSummary() if summary is None else summary, ended, unreadable)
+    return Deferred.fromCoroutine(work.run(caps, todo, bounds, walk_limits, listing_limits))
 
-    with walk(grid, cap, limits=walk_limits, listing=listing_limits) as tree:
-        upkeep = await grid.upkeep(todo, bounds)
+
+@attrs.define
+class _Trees:
+    _grid: LooksAfter
+    _summary: TreeSummary
+    _ended: Ended | None
+    _unreadable: Unread | None
+    _met_before: set[bytes] = attrs.field(factory=set)
+
+    async def run(
+        self,
+        caps: Sequence[str | Cap],
+        todo: Todo,
+        bounds: UpkeepSettings | None,
+        walk_limits: WalkLimits | None,
+        listing_limits: ListingLimits | None,
+    ) -> TreeSummary:
+        walks = [walk(self._grid, cap, limits=walk_limits, listing=listing_limits) for cap in caps]
+        upkeep = await self._grid.upkeep(todo, bounds)
         try:
-            async for met in tree:
-                place = Place(met.path, met.cap)
-                if isinstance(met, Unreadable):
-                    summary.unreadable += 1
-                    if unreadable is not None:
-                        unreadable(place, met.error)
-                identity = identity_of(met.cap)
-                if identity is not None:
-                    if identity in met_before:
-                        continue
-                    met_before.add(identity)
-                try:
-                    object_cap = _checkable(met.cap)
-                except CapError as error:
-                    note(place, Failure(error))
-                    continue
-                await upkeep.room()
-                upkeep.begin(object_cap, partial(note, place))
+            for number, tree in enumerate(walks):
+                with tree:
+                    async for met in tree:
+                        await self._look_after(number, met, upkeep)
             await upkeep.finished()
         finally:
             await upkeep.close()
-    return summary
+        return self._summary
+
+    async def _look_after(self, number: int, met: Met, upkeep: Upkeep) -> None:
+        place = Place(met.path, met.cap)
+        if isinstance(met, Unreadable):
+            self._summary.unreadable += 1
+            if self._unreadable is not None:
+                self._unreadable(number, place, met.error)
+        identity = identity_of(met.cap)
+        if identity is not None:
+            if identity in self._met_before:
+                return
+            self._met_before.add(identity)
+        told = partial(self._note, number, place)
+        try:
+            cap = _checkable(met.cap)
+        except CapError as error:
+            told(Failure(error))
+            return
+        await upkeep.room()
+        upkeep.begin(cap, told)
+
+    def _note(self, number: int, place: Place, outcome: Outcome) -> None:
+        self._summary.note(outcome)
+        if self._ended is not None:
+            self._ended(number, place, outcome)
 
 
 def _checkable(cap: Cap | None) -> ChkCap | ChkVerifierCap | LitCap:

@@ -38,9 +38,11 @@ class PutOrder:
     Args:
         sizes: plaintext bytes of each file; None where nobody knows yet, as of a pipe. These start
             first, since they may take their time, and count as nothing until they report progress.
+        max_files: under way at once.
     """
 
-    def __init__(self, sizes: Sequence[int | None]) -> None:
+    def __init__(self, sizes: Sequence[int | None], max_files: int = MAX_FILES) -> None:
+        self._max_files = max_files
         self._sizes = [0 if size is None else size for size in sizes]
         unknown = [size is None for size in sizes]
         first = sorted(range(len(sizes)), key=lambda n: (not unknown[n], -self._sizes[n]))
@@ -51,7 +53,7 @@ class PutOrder:
     @property
     def next(self) -> int | None:
         """The number of the file that may start now, if any."""
-        if not self._waiting or len(self._left) >= MAX_FILES:
+        if not self._waiting or len(self._left) >= self._max_files:
             return None
         number = self._waiting[0]
         fits = self._left_bytes + self._sizes[number] <= MAX_BYTES
@@ -85,6 +87,7 @@ class ManyPuts(Generic[T]):
     Args:
         sizes: as for ``PutOrder``.
         start: begins to store the file of that number, which is to report its progress.
+        max_files: under way at once; None: as many as there may be.
         ended: told of each file's end, in the order of ending; what it raises ends all.
     """
 
@@ -93,8 +96,9 @@ class ManyPuts(Generic[T]):
         sizes: Sequence[int | None],
         start: Callable[[int, Progress], Deferred[T]],
         ended: Callable[[int, T | Failure], None],
+        max_files: int | None = None,
     ) -> None:
-        self._order = PutOrder(sizes)
+        self._order = PutOrder(sizes, min(max_files or MAX_FILES, MAX_FILES))
         self._start = start
         self._tell = ended
         self._running: dict[int, Deferred[Any]] = {}

@@ -54,6 +54,7 @@ from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.surveys import Question, Surveyed
+from pipegrid.transport.throttled import Throttle
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import (
     Allocation,
@@ -600,7 +601,9 @@ class GbsServer:
         return result
 
 
-def endpoints_for(reactor: Any, nurl: Nurl, server: str) -> Callable[[], IStreamClientEndpoint]:
+def endpoints_for(
+    reactor: Any, nurl: Nurl, server: str, throttle: Throttle | None = None
+) -> Callable[[], IStreamClientEndpoint]:
     """
     Return what makes endpoints to the owner of a NURL's key: TCP, and TLS pinned to that key.
 
@@ -611,6 +614,9 @@ def endpoints_for(reactor: Any, nurl: Nurl, server: str) -> Callable[[], IStream
         raise UsageError(f"{server} is reached through Tor only, which is not supported yet")
 
     def make() -> IStreamClientEndpoint:
-        return pin_endpoint(endpoint_for(reactor, nurl.host, nurl.port), nurl.spki_hash, server)
+        endpoint = endpoint_for(reactor, nurl.host, nurl.port)
+        if throttle is not None:
+            endpoint = throttle.endpoint(endpoint)
+        return pin_endpoint(endpoint, nurl.spki_hash, server)
 
     return make

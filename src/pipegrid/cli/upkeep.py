@@ -1,0 +1,254 @@
+"""What ``check``, ``renew`` and ``repair`` have in common when they look after many objects, or trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.outcome import ExitStatus, printable, sentence, worst_status
+from pipegrid.cli.render import plural
+
+if TYPE_CHECKING:
+    from pipegrid.cli.files import NamedFile
+    from pipegrid.grid import Grid
+    from pipegrid.transfer.settings import UpkeepSettings
+    from pipegrid.transfer.upkeep.summary import UpkeepSummary
+    from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
+    from pipegrid.tree.check import Place
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_NAMED = 20
+"""Servers in a summary line."""
+
+
+def recursive_option(function: F) -> F:
+    """Add the option that enters directories."""
+    return click.option(
+        "-r",
+        "--recursive",
+        is_flag=True,
+        help="Do it for everything in the directories, too, each object once, and sum up at the end; "
+        "objects that are well are not listed without -v.",
+    )(function)
+
+
+def files_or_trees(
+    console: Console, caps: Sequence[str], cap_files: Sequence[str], recursive: bool
+) -> list[NamedFile[Any]]:
+    """Return what the command line names; with ``recursive`` directories that can be entered, too."""
+    from pipegrid.cli.files import named_files
+    from pipegrid.core.filecaps import checkable, walkable
+
+    if recursive:
+        return named_files(console, caps, cap_files, walkable)
+    return named_files(console, caps, cap_files, checkable)
+
+
+async def located_files(
+    grid: Grid, console: Console, files: Sequence[NamedFile[Any]], recursive: bool
+) -> tuple[list[NamedFile[Any]], set[ExitStatus]]:
+    """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
+    from pipegrid.cli.files import complain, identity
+    from pipegrid.cli.trees import located
+    from pipegrid.core.filecaps import checkable, walkable
+    from pipegrid.errors import PipegridError
+
+    found: list[NamedFile[Any]] = []
+    statuses: set[ExitStatus] = set()
+    for file in files:
+        try:
+            found.append(await located(grid, file, walkable if recursive else checkable))
+        except PipegridError as error:  # noqa: PERF203
+            if len(files) == 1:
+                raise
+            statuses.add(complain(console, file, error, identity(file)))
+    return found, statuses
+
+
+class Report:
+    """
+    Shows what comes of many objects, and remembers the worst.
+
+    Args:
+        show: prints what came of one that is no failure; returns its status.
+        terse: objects that are well are not shown to people.
+    """
+
+    def __init__(
+        self, console: Console, show: Callable[[NamedFile[Any], Any], ExitStatus], terse: bool
+    ) -> None:
+        self.console = console
+        self.show = show
+        self.terse = terse
+        self.statuses: set[ExitStatus] = set()
+
+    def note(self, file: NamedFile[Any], outcome: Outcome) -> None:
+        """Show one."""
+        from twisted.python.failure import Failure
+
+        from pipegrid.cli.files import complain, identity
+
+        if isinstance(outcome, Failure):
+            error = outcome.value
+            assert error is not None
+            self.statuses.add(complain(self.console, file, error, identity(file)))
+            return
+        if self.terse and not self.console.json and self.console.verbosity <= 0:
+            from pipegrid.cli.health import is_well
+
+            if is_well(outcome):
+                self.statuses.add(ExitStatus.DONE)
+                return
+        self.statuses.add(self.show(file, outcome))
+
+    def unreadable(self, file: NamedFile[Any], error: Exception) -> None:
+        """Name a directory that was not entered."""
+        what = (
+            f"{file.label} was not entered, so nothing is known of what is in it: {sentence(error)}"
+        )
+        self.statuses.add(ExitStatus.FAILED)
+        if self.console.json:
+            from pipegrid.cli.files import identity
+
+            self.console.result("", {**identity(file), "unreadable": sentence(error)})
+        else:
+            self.console.say(f"pipegrid: {what}")
+
+    @property
+    def worst(self) -> ExitStatus:
+        """The gravest status of all."""
+        return worst_status(self.statuses)
+
+
+async def look_after(
+    grid: Grid,
+    console: Console,
+    files: Sequence[NamedFile[Any]],
+    todo: Todo,
+    bounds: UpkeepSettings,
+    verb: str,
+    show: Callable[[NamedFile[Any], Any], ExitStatus],
+    recursive: bool,
+) -> ExitStatus:
+    """
+    Look after files, or everything in directories, and show each outcome and the sum.
+
+    Args:
+        files: those that the user named.
+        verb: for the progress bar.
+        show: see ``Report``.
+
+    Returns:
+        The gravest status.
+    """
+    from pipegrid.cli.progress import Progress
+
+    report = Report(console, show, recursive)
+    files, report.statuses = await located_files(grid, console, files, recursive)
+    with Progress(console, verb, "object") as progress:
+        told = progress.transfer()
+
+        def count(done: int, total: int) -> None:
+            if told is not None:
+                told(done, total)
+
+        if recursive:
+            summary = await _trees(grid, files, todo, bounds, report, count)
+        else:
+            summary = await _many(grid, files, todo, bounds, report, count)
+    text, fields = sum_up(summary, todo)
+    if console.json or recursive:
+        console.result(text, {"summary": fields})
+    else:
+        console.say(f"pipegrid: {text}")
+    return report.worst
+
+
+async def _many(
+    grid: Grid,
+    files: Sequence[NamedFile[Any]],
+    todo: Todo,
+    bounds: UpkeepSettings,
+    report: Report,
+    count: Callable[[int, int], None],
+) -> UpkeepSummary:
+    from pipegrid.transfer.upkeep.summary import UpkeepSummary
+
+    summary = UpkeepSummary()
+
+    def ended(number: int, outcome: Outcome) -> None:
+        summary.note(outcome)
+        count(summary.objects, len(files))
+        report.note(files[number], outcome)
+
+    await grid.look_after([file.cap for file in files], todo, bounds, ended)
+    return summary
+
+
+async def _trees(
+    grid: Grid,
+    files: Sequence[NamedFile[Any]],
+    todo: Todo,
+    bounds: UpkeepSettings,
+    report: Report,
+    count: Callable[[int, int], None],
+) -> UpkeepSummary:
+    from pipegrid.cli.files import NamedFile
+    from pipegrid.tree.check import TreeSummary, check_trees
+
+    summary = TreeSummary()
+
+    def named(root: int, place: Place) -> NamedFile[Any]:
+        path = "/".join(place.path)
+        if len(files) > 1 or not path:
+            path = f"{files[root].label}/{path}" if path else files[root].label
+        text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
+        return NamedFile(text, place.cap, path)
+
+    def ended(root: int, place: Place, outcome: Outcome) -> None:
+        count(summary.objects, 0)
+        report.note(named(root, place), outcome)
+
+    def unreadable(root: int, place: Place, error: Exception) -> None:
+        report.unreadable(named(root, place), error)
+
+    await check_trees(
+        grid,
+        [file.cap for file in files],
+        todo,
+        summary,
+        bounds=bounds,
+        ended=ended,
+        unreadable=unreadable,
+    )
+    return summary
+
+
+def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
+    """Return the sum in one line, and its documented JSON form."""
+    import attrs
+
+    fields = attrs.asdict(summary)
+    fields["unreachable"] = dict(sorted(summary.unreachable.items()))
+    well = "renewed" if todo.renew else "healthy"
+    parts = [f"{plural(summary.objects, 'object')}: {summary.healthy} {well}"]
+    for name, what in (
+        ("repaired", "repaired"),
+        ("damaged", "damaged"),
+        ("lost", "lost"),
+        ("leaseless", "without some lease"),
+        ("failed", "failed"),
+        ("unreadable", "directories not entered"),
+    ):
+        if fields.get(name):
+            parts.append(f"{fields[name]} {what}")
+    servers = sorted(summary.unreachable)
+    if servers:
+        more = f" and {len(servers) - MAX_NAMED} more" if len(servers) > MAX_NAMED else ""
+        names = ", ".join(printable(name) for name in servers[:MAX_NAMED])
+        parts.append(f"out of reach: {names}{more}")
+    return "; ".join([", ".join(parts[:-1]), parts[-1]]) if servers else ", ".join(parts), fields
