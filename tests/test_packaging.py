@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_serve import ServeJob
 from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
 
 ROOT = Path(__file__).parent.parent
 SYSTEMD = ROOT / "misc" / "systemd"
@@ -48,6 +49,30 @@ def program() -> str:
 def job(arguments: list[str]) -> object:
     """Return what a command line asks for."""
     return parse(arguments, Console(None, io.BytesIO(), io.StringIO()))[1]
+
+
+class CheckUnitTests(SynchronousTestCase):
+    """``misc/systemd/pipegrid-check.service`` and its timer."""
+
+    def test_what_it_runs(self) -> None:
+        """The nightly command, as the how-to has it; and each night."""
+        unit = configparser.ConfigParser(interpolation=None, strict=True)
+        unit.optionxform = str  # type: ignore[method-assign, assignment]
+        unit.read(SYSTEMD / "pipegrid-check.service")
+        words = shlex.split(unit["Service"]["ExecStart"])
+        self.assertEqual(Path(words[0]).name, program())
+        self.assertEqual(words[1:6], ["check", "-r", "--repair", "--add-lease", "--from"])
+        caps = Path(self.mktemp())
+        caps.write_text("URI:LIT:nbswy3dp\n")
+        self.assertIsInstance(job([*words[1:6], str(caps)]), GridJob)
+        how_to = (ROOT / "docs" / "how-to-upkeep.md").read_text()
+        self.assertIn(" ".join(words[1:6]), how_to)
+        self.assertIn(Path(words[6]).name, how_to)
+        timer = configparser.ConfigParser(interpolation=None, strict=True)
+        timer.optionxform = str  # type: ignore[method-assign, assignment]
+        timer.read(SYSTEMD / "pipegrid-check.timer")
+        self.assertTrue(timer["Timer"]["OnCalendar"].startswith("*-*-* "))
+        self.assertEqual(timer["Install"]["WantedBy"], "timers.target")
 
 
 class UnitTests(SynchronousTestCase):

@@ -14,6 +14,7 @@ from pipegrid.cli.options import (
     cap_arguments,
     check_caps,
     common_options,
+    limit_options,
     segment_limit_option,
     wait_option,
 )
@@ -61,6 +62,7 @@ FILES_AT_ONCE = 4
     is_flag=True,
     help="With -r: compare also files that have size and time of those on the grid, byte for byte.",
 )
+@limit_options
 @wait_option
 @segment_limit_option
 @common_options
@@ -141,7 +143,12 @@ def command(
                 return ExitStatus.DONE
 
             return await each_in_order(
-                console, files, FILES_AT_ONCE, get, show, lambda file: {"path": places.of(file)}
+                console,
+                files,
+                invocation.jobs or FILES_AT_ONCE,
+                get,
+                show,
+                lambda file: {"path": places.of(file)},
             )
 
     return GridJob(work)

@@ -16,6 +16,7 @@ from pipegrid.cli.options import (
     encoding_options,
     happy_option,
     key_options,
+    limit_options,
     wait_option,
 )
 from pipegrid.cli.treeput import Chosen, selection_options
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print the name of each file behind its cap; 'get --cap-file' reads that.",
 )
+@limit_options
 @wait_option
 @common_options
 def command(

@@ -132,8 +132,17 @@ class MutableSettings:
         return max(self.grace_s, self.grace_share * elapsed_s)
 
 
+GETS_AT_ONCE = 4
+"""Files that are fetched at once if nobody says otherwise."""
+
+
 def limited(settings: DownloadSettings, limits: Limits) -> DownloadSettings:
-    """Return the same with at most half of the allowed memory for share data; the rest is for segments."""
+    """
+    Return the same with as much memory for share data as is allowed.
+
+    All downloads together get half of it: the rest is for segments.
+    """
     if limits.memory_bytes is None:
         return settings
-    return attrs.evolve(settings, memory_bytes=min(settings.memory_bytes, limits.memory_bytes // 2))
+    each = max(1 << 20, limits.memory_bytes // 2 // (limits.jobs or GETS_AT_ONCE))
+    return attrs.evolve(settings, memory_bytes=min(settings.memory_bytes, each))
