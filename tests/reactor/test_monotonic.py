@@ -196,5 +196,8 @@ class WallTimeTests(SynchronousTestCase):
             "server/serve.py",  # leases, uploads' ages and advisories
             "transfer/put/keynotes.py",  # how old a note is
             "transfer/put/source.py",  # whether a file has just been changed
+            "tree/localwalk.py",  # the same
+            "tree/backup/database.py",
+            "tree/backup/run.py",  # when a run was, and when its objects were last checked
         }
         self.assertEqual(asking - dates, set(), "is it a limit? then it is the reactor's time")

@@ -17,6 +17,10 @@ from pipegrid.grid.grid import Grid as FileGrid
 
 if TYPE_CHECKING:
     from pipegrid.reactor.workers import CpuWorkers
+    from pipegrid.transfer.settings import UpkeepSettings
+    from pipegrid.transfer.upkeep.upkeep import Outcome
+    from pipegrid.tree.check import Place as Met
+    from pipegrid.tree.check import TreeSummary
     from pipegrid.tree.download import GetTreeLimits, TreeGetResult
     from pipegrid.tree.listing import Listing, ListingLimits
     from pipegrid.tree.paths import Place
@@ -181,6 +185,41 @@ class Trees:
 
         upload = tree_upload(self._grid, directory, selection, one_file_system, reports, options)
         return self._start(upload.run())
+
+    def check_tree(
+        self,
+        cap: str | Cap,
+        *,
+        verify: bool = False,
+        add_lease: bool = False,
+        repair: bool = False,
+        renew: bool = False,
+        bounds: UpkeepSettings | None = None,
+        ended: Callable[[Met, Outcome], None] | None = None,
+        unreadable: Callable[[Met, Exception], None] | None = None,
+    ) -> Deferred[TreeSummary]:
+        """
+        Look after everything in a tree, each object once; see ``tree.check.check_tree``.
+
+        Args:
+            verify, add_lease, repair: see ``Grid.check_many``.
+            renew: only add leases, or renew them.
+
+        Raises (through the Deferred):
+            CapError: it is no well-formed cap.
+            UnhappyError: there are no servers.
+        """
+        from pipegrid.transfer.upkeep.upkeep import Todo
+        from pipegrid.tree.check import check_tree
+
+        todo = Todo(verify=verify, add_lease=add_lease, repair=repair, renew=renew)
+
+        async def work() -> TreeSummary:
+            return await check_tree(
+                self._grid, cap, todo, bounds=bounds, ended=ended, unreadable=unreadable
+            )
+
+        return self._start(work())
 
 
 class Grid(FileGrid):
