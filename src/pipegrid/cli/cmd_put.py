@@ -19,6 +19,7 @@ from pipegrid.cli.options import (
     limit_options,
     wait_option,
 )
+from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.treeput import Chosen, selection_options
 
 if TYPE_CHECKING:
@@ -26,13 +27,24 @@ if TYPE_CHECKING:
 
 
 @click.command(name="put")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
+@click.argument("files", nargs=-1, required=True, metavar="FILE... [PATH]", type=click.Path())
 @click.option(
     "-r",
     "--recursive",
     is_flag=True,
     help="Each FILE is a directory: store it with all that is in it, and print its capability.",
 )
+@click.option(
+    "--mutable",
+    is_flag=True,
+    help="Store files whose content can be replaced; their write caps are printed.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(["sdmf", "mdmf"]),
+    help="Of a mutable file: sdmf, one piece; or mdmf, of which parts can be changed.  [default: sdmf]",
+)
+@click.option("-f", "--force", is_flag=True, help="With PATH: replace what has this name.")
 @selection_options
 @encoding_options
 @happy_option
@@ -49,6 +61,9 @@ if TYPE_CHECKING:
 def command(
     files: tuple[str, ...],
     recursive: bool,
+    mutable: bool,
+    format: str | None,
+    force: bool,
     exclude: tuple[str, ...],
     exclude_from: tuple[str, ...],
     exclude_vcs: bool,
@@ -68,9 +83,16 @@ def command(
     There is one line for each file, in the order of the arguments. A file that cannot be stored does
     not stop the others.
 
+    With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a directory that can be changed. A
+    mutable file of that name is overwritten in place, as is one whose write cap is PATH; anything else is
+    replaced with -f only. If PATH is a directory, the file keeps its name.
+
     With -r, directories are stored, empty ones, links, modes and times included. What cannot be read, and
     what has no content, such as a socket, is named and left out; then the exit status is 1.
     """
+    from pipegrid.cli.mutableput import destination_of
+
+    context = click.get_current_context()
     check_key_options(convergence, random_key)
     if "" in files:
         raise click.UsageError(f"FILE: {EMPTY_NAME}", click.get_current_context())
@@ -84,6 +106,25 @@ def command(
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
 
+    destination = None if recursive else destination_of(files)
+    if destination is not None:
+        files = files[:-1]
+    placed = destination is not None or mutable
+    if format is not None and not mutable:
+        raise click.UsageError("only mutable files have a format; add --mutable", context)
+    if force and destination is None:
+        raise click.UsageError("-f is for a PATH on the grid; there is none here", context)
+    if mutable and (
+        recursive or convergence is not None or random_key or segment_bytes is not None
+    ):
+        raise click.UsageError(
+            "a mutable file has a key and a segment size of its own, and no directory; leave out -r, "
+            "--convergence, --random-key and --segment-size",
+            context,
+        )
+    if placed and (len(files) != 1 or long):
+        raise click.UsageError("give one FILE with --mutable or a PATH, and no -l", context)
+
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.uploads import Uploads
 
@@ -95,6 +136,12 @@ def command(
             "convergence": convergence,
             "random_key": random_key,
         }
+        if placed:
+            from pipegrid.cli.mutableput import put_at
+
+            kind = (format or "sdmf") if mutable else None
+            await put_at(grid, console, files[0], destination, kind, force, options)
+            return ExitStatus.DONE
         if chosen is not None:
             from pipegrid.cli.treeput import put_trees
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
+import click
 
 from pipegrid.cli.capfile import Line, read_cap_file
 from pipegrid.cli.console import Console
+from pipegrid.cli.job import Invocation
 from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, DirectoryCap, LitCap, parse_cap
@@ -108,11 +111,11 @@ def named_files(
 
 
 def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
-    if "/" in text:
-        from pipegrid.tree.paths import has_path, parse
+    if "/" in text or not text.lstrip().startswith("URI:"):
+        from pipegrid.tree.paths import has_path, names_alias, parse
 
         if has_path(text):
-            root, names = parse(text)
+            root, names = parse(text, aliases_here() if names_alias(text) else None)
             cap = parse_cap(root)
             if names and isinstance(cap, DirectoryCap):
                 # Nobody knows yet what is there; an empty file stands for it.
@@ -124,6 +127,28 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
                 )
             text = root
     return NamedFile(text.strip(), understand(text), name)
+
+
+def aliases_here() -> dict[str, str]:
+    """
+    Return the aliases of the client's directory that the command line means.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
+    from pipegrid.tree.aliases import read_aliases
+
+    return read_aliases(client_directory())
+
+
+def client_directory() -> Path:
+    """Return the client's directory that the command line means; it may not be there."""
+    from pipegrid.grid.config import default_directory
+
+    context = click.get_current_context(silent=True)
+    invocation = None if context is None else context.find_object(Invocation)
+    named = None if invocation is None else invocation.directory
+    return default_directory() if named is None else Path(named)
 
 
 async def each_in_order(

@@ -1,7 +1,7 @@
 """
 Paths on the command line, and walks that commands show.
 
-Wherever a command takes a cap it takes ``CAP/some/path`` as well. What such a path leads to is found when
+Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path leads to is found when
 the grid is open: ``located`` is the one place for that.
 """
 
@@ -58,12 +58,25 @@ def _there(place: Place) -> Any:
 
 async def place_of(grid: Grid, text: str) -> Place:
     """Return what a cap or path leads to; errors as of ``located``."""
-    from pipegrid.tree.paths import parse, resolve
+    from pipegrid.tree.paths import resolve
 
-    root, names = parse(text)
+    root, names = root_of(grid, text)
     place = await resolve(grid, root, names)
     _there(place)
     return place
+
+
+def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
+    """
+    Take a path apart that may begin with an alias of the grid's directory; see ``paths.parse``.
+
+    Raises:
+        UsageError: it is no path, or there is no such alias.
+    """
+    from pipegrid.tree.aliases import read_aliases
+    from pipegrid.tree.paths import names_alias, parse
+
+    return parse(text, read_aliases(grid.config.directory) if names_alias(text) else None)
 
 
 async def directory_at(grid: Grid, text: str) -> Place:

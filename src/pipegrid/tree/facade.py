@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipegrid.transfer.upkeep.upkeep import Outcome
     from pipegrid.tree.check import Place as Met
     from pipegrid.tree.check import TreeSummary
+    from pipegrid.tree.directory import Directory
     from pipegrid.tree.download import GetTreeLimits, TreeGetResult
     from pipegrid.tree.listing import Listing, ListingLimits
     from pipegrid.tree.paths import Place
@@ -229,3 +230,29 @@ class Grid(FileGrid):
     def tree(self) -> Trees:
         """Whole directories: walked, listed and fetched."""
         return Trees(self, self._workers, self._start)
+
+    def directory(self, cap: str | Cap) -> Directory:
+        """
+        Return a directory to be listed and, with its write cap, changed; nothing is asked of the grid yet.
+
+        Raises:
+            CapError: the cap is malformed, or not that of a directory.
+        """
+        from pipegrid.tree.directory import Directory
+
+        return Directory(self, cap)
+
+    def create_directory(self, *, format: str = "sdmf") -> Deferred[Directory]:
+        """
+        Store an empty directory that can be changed; fires with it (``.cap`` is its write cap).
+
+        Args:
+            format: ``"sdmf"`` or ``"mdmf"``.
+
+        Raises (through the Deferred):
+            UnhappyError: too few servers took it.
+            UsageError: there is no such format.
+        """
+        from pipegrid.tree.directory import create_directory
+
+        return self._start(create_directory(self, format))

@@ -23,6 +23,7 @@ import attrs
 from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
+from pipegrid.tree.aliases import unknown_alias
 from pipegrid.tree.listing import Kind, ListingLimits, ReadsFiles, kind_of, read_listing
 
 _CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
@@ -76,8 +77,9 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
         raise UsageError(
             f"'{_short(text)}' does not begin with a cap or an alias; a path is written CAP/some/path"
         )
-    if aliases is None or alias not in aliases:
-        raise UsageError(f"there is no alias '{_short(alias)}'; a path is written CAP/some/path")
+    aliases = aliases or {}
+    if alias not in aliases:
+        raise unknown_alias(alias, aliases)
     return aliases[alias], names_of(rest)
 
 
@@ -98,8 +100,17 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 def has_path(text: str) -> bool:
-    """Return whether text is more than a cap."""
-    return "/" in text and text.strip().startswith(_CAP_STARTS)
+    """Return whether text is more than a cap: one with names behind it, or an alias."""
+    if text.strip().startswith(_CAP_STARTS):
+        return "/" in text
+    return names_alias(text)
+
+
+def names_alias(text: str) -> bool:
+    """Return whether text begins as ``ALIAS:some/path`` does; there need be no such alias."""
+    text = text.strip()
+    alias, found, _ = text.partition(":")
+    return bool(found and alias) and "/" not in alias and not text.startswith(_CAP_STARTS)
 
 
 async def resolve(

@@ -1,0 +1,93 @@
+"""Where commands that change directories put things: a directory, and a name in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from pipegrid.core.caps import Cap, DirectoryCap
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
+
+if TYPE_CHECKING:
+    from pipegrid.tree.directory import Child, Directory
+    from pipegrid.tree.facade import Grid
+
+
+@attrs.frozen
+class Spot:
+    """
+    A name in a directory that can be changed.
+
+    Attributes:
+        there: what has this name now, or None.
+        way: caps of the directories that lead there, the last included.
+    """
+
+    directory: Directory
+    name: str
+    there: Child | None
+    way: tuple[Cap | None, ...]
+
+    def check_free(self, force: bool) -> None:
+        """
+        Raises:
+            ChildExists: there is something already, and it is not to be replaced.
+        """
+        if self.there is not None and not force:
+            raise ChildExists(
+                f"there is a '{printable(self.name)}' already; take another name, or replace it with -f",
+                self.name,
+            )
+
+
+async def spot_at(grid: Grid, text: str, into: str | None = None) -> Spot:
+    """
+    Return the spot that a path leads to.
+
+    Args:
+        into: the name that something gets if the path leads to a directory that is there, as with cp and
+            mv; None to mean that directory itself.
+
+    Raises:
+        UsageError: the path is none, has no name, or there is no such alias.
+        NoSuchChild: a directory on the way is not there.
+        CapError: the directory cannot be changed.
+    """
+    from pipegrid.cli.trees import root_of
+    from pipegrid.tree.directory import Directory, check_writable, look_up
+
+    root, names = root_of(grid, text)
+    way = await look_up(grid, root, names)
+    whole = len(way) == len(names) + 1
+    if whole and into is not None and isinstance(way[-1].cap, DirectoryCap):
+        directory = Directory(grid, check_writable(way[-1].cap, _called(names)))
+        there = (await directory.list()).get(into)
+        return Spot(directory, into, there, tuple(child.cap for child in way))
+    if not names:
+        raise UsageError(
+            "this is a cap or an alias alone; add the name in the directory that is meant"
+        )
+    if len(way) < len(names):
+        missing = names[len(way) - 1]
+        raise NoSuchChild(
+            f"there is no '{printable(missing)}' on the way; make it with 'pipegrid mkdir'", missing
+        )
+    before = way[len(names) - 1]
+    if before.cap is None:
+        raise CapError(f"nothing is known that reads '{printable(before.name)}'; use another path")
+    directory = Directory(grid, check_writable(before.cap, _called(names[:-1])))
+    there = way[-1] if whole else None
+    return Spot(directory, names[-1], there, tuple(child.cap for child in way[: len(names)]))
+
+
+def missing(spot: Spot) -> NoSuchChild:
+    """Return the error that there is nothing at a spot."""
+    return NoSuchChild(
+        f"there is no '{printable(spot.name)}'; 'pipegrid ls' shows what there is", spot.name
+    )
+
+
+def _called(names: tuple[str, ...]) -> str:
+    return f"'{printable('/'.join(names))}'" if names else "this directory"

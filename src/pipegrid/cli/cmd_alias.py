@@ -1,0 +1,146 @@
+"""``pipegrid alias``: names for directories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.group import CommandGroup
+from pipegrid.cli.job import GridJob, OfflineJob
+from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.outcome import ExitStatus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipegrid.tree.facade import Grid
+
+
+@click.group(name="alias", cls=CommandGroup)
+@common_options
+def command() -> None:
+    """
+    Give directories names, which paths can begin with: NAME:some/path.
+
+    They stand in private/aliases of the client's directory, as Tahoe-LAFS has them: with -d of a node's
+    directory both programs share them.
+    """
+
+
+@command.command(name="add")
+@click.argument("name")
+@click.argument("cap")
+@common_options
+def add(name: str, cap: str) -> OfflineJob:
+    """Let NAME stand for the directory of CAP."""
+    directory = _configured()
+
+    def work(console: Console) -> int:
+        from pipegrid.core.caps import parse_cap
+        from pipegrid.tree.aliases import add_alias, checked_name
+
+        add_alias(directory, name, cap)
+        if console.json:
+            console.result("", {"alias": checked_name(name), "cap": str(parse_cap(cap.strip()))})
+        return ExitStatus.DONE
+
+    return OfflineJob(work)
+
+
+@command.command(name="create")
+@click.argument("name")
+@click.option(
+    "--format",
+    type=click.Choice(["sdmf", "mdmf"]),
+    default="sdmf",
+    help="How the directory is stored; sdmf serves all but huge ones.",
+)
+@wait_option
+@common_options
+def create(name: str, format: str) -> GridJob:
+    """Make a new directory that can be changed, let NAME stand for it, and print its cap."""
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.tree.aliases import add_alias, check_free, checked_name
+
+        wanted, home = checked_name(name), grid.config.directory
+        check_free(home, wanted)  # before anything is stored
+        directory = await grid.create_directory(format=format)
+        cap = str(directory.cap)
+        # First of all: if the alias cannot be written, the cap is what is left.
+        console.result(cap, {"alias": wanted, "cap": cap})
+        add_alias(home, wanted, cap)
+        return ExitStatus.DONE
+
+    return GridJob(work)
+
+
+@command.command(name="list")
+@click.option(
+    "--read-only", is_flag=True, help="Print the caps that list and read, and are to be given away."
+)
+@common_options
+def list_(read_only: bool) -> OfflineJob:
+    """List the aliases and their caps: whoever has these may change what there is."""
+    from pipegrid.cli.files import client_directory
+
+    directory = client_directory()
+
+    def work(console: Console) -> int:
+        from pipegrid.core.caps import UnknownCap, parse_cap
+        from pipegrid.core.text import printable
+        from pipegrid.errors import CapError
+        from pipegrid.tree.aliases import read_aliases
+
+        status = ExitStatus.DONE
+        for name, text in sorted(read_aliases(directory).items()):
+            try:
+                cap = parse_cap(text)
+                if read_only and isinstance(cap, UnknownCap):
+                    raise CapError("its cap is of a kind that is not known here")
+                shown = str(
+                    cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
+                )
+            except CapError as error:
+                status = ExitStatus(console.complain(error, about=printable(name)))
+                continue
+            console.result(f"{printable(name)}: {shown}", {"alias": name, "cap": shown})
+        return status
+
+    return OfflineJob(work)
+
+
+@command.command(name="remove")
+@click.argument("name")
+@common_options
+def remove(name: str) -> OfflineJob:
+    """Forget NAME; the directory stays, and its cap is printed, since it may be the only copy."""
+    directory = _configured()
+
+    def work(console: Console) -> int:
+        from pipegrid.tree.aliases import remove_alias
+
+        cap = remove_alias(directory, name)
+        console.result(cap, {"alias": name.removesuffix(":"), "cap": cap})
+        return ExitStatus.DONE
+
+    return OfflineJob(work)
+
+
+def _configured() -> Path:
+    """
+    Raises:
+        UsageError: nothing is configured there.
+    """
+    from pipegrid.cli.files import client_directory
+    from pipegrid.errors import UsageError
+    from pipegrid.grid.config import is_configured
+
+    directory = client_directory()
+    if not is_configured(directory):
+        raise UsageError(
+            f"{directory} is no client's directory; make one with 'pipegrid init', or name another with -d"
+        )
+    return directory

@@ -1,0 +1,50 @@
+"""``pipegrid ln``: another name for what is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.outcome import ExitStatus
+
+if TYPE_CHECKING:
+    from pipegrid.tree.facade import Grid
+
+
+@click.command(name="ln")
+@click.argument("source", metavar="CAP[/PATH]")
+@click.argument("path", metavar="PATH")
+@click.option("-f", "--force", is_flag=True, help="Replace what has this name.")
+@wait_option
+@common_options
+def command(source: str, path: str, force: bool) -> GridJob:
+    """
+    Link a file or directory into a directory that can be changed.
+
+    PATH is ALIAS:some/name or CAP/some/name; if it is a directory that is there, and CAP has a path, the name
+    stays.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.changing import spot_at
+        from pipegrid.cli.trees import root_of, shown_path
+        from pipegrid.errors import NoSuchChild
+        from pipegrid.tree.directory import link_of, look_up
+
+        root, names = root_of(grid, source)
+        way = await look_up(grid, root, names)
+        if len(way) <= len(names):
+            name = names[len(way) - 1]
+            raise NoSuchChild(f"there is no '{shown_path([name])}' to link; check the path", name)
+        spot = await spot_at(grid, path, names[-1] if names else None)
+        spot.check_free(force)
+        await spot.directory.change([link_of(way[-1], spot.name, force)])
+        if console.json:
+            console.result("", {"name": spot.name, "cap": str(way[-1].cap)})
+        return ExitStatus.DONE
+
+    return GridJob(work)

@@ -1,0 +1,52 @@
+"""``pipegrid mv``: another name, or another directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.outcome import ExitStatus
+
+if TYPE_CHECKING:
+    from pipegrid.tree.facade import Grid
+
+
+@click.command(name="mv")
+@click.argument("source", metavar="PATH")
+@click.argument("path", metavar="PATH")
+@click.option("-f", "--force", is_flag=True, help="Replace what has the new name.")
+@wait_option
+@common_options
+def command(source: str, path: str, force: bool) -> GridJob:
+    """
+    Rename or move a file or directory; what its entry says of it goes along.
+
+    Both are ALIAS:some/name or CAP/some/name. If the second is a directory that is there, the name stays.
+    Between two directories it is linked first and taken out then, so that nothing is lost if that is cut off.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.changing import missing, spot_at
+        from pipegrid.errors import UsageError
+        from pipegrid.tree.directory import move
+
+        old = await spot_at(grid, source)
+        if old.there is None:
+            raise missing(old)
+        new = await spot_at(grid, path, old.name)
+        if old.there.cap is not None and old.there.cap in new.way:
+            raise UsageError(
+                "a directory cannot go into itself, since no path would lead to it then"
+            )
+        if (old.directory.cap, old.name) != (new.directory.cap, new.name):
+            new.check_free(force)
+            await move(old.directory, old.name, new.directory, new.name, force)
+        if console.json:
+            console.result("", {"name": new.name, "cap": str(old.there.cap)})
+        return ExitStatus.DONE
+
+    return GridJob(work)

@@ -1,0 +1,54 @@
+"""``pipegrid rm``: take names out of directories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.outcome import ExitStatus
+
+if TYPE_CHECKING:
+    from pipegrid.tree.facade import Grid
+
+
+@click.command(name="rm")
+@click.argument("path", metavar="PATH")
+@click.option(
+    "-r", "--recursive", is_flag=True, help="Also a directory, with all that is below it."
+)
+@wait_option
+@common_options
+def command(path: str, recursive: bool) -> GridJob:
+    """
+    Take a file or directory out of its directory.
+
+    PATH is ALIAS:some/name or CAP/some/name. Who has the cap of what was there can read it until servers let
+    go of it.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.changing import missing, spot_at
+        from pipegrid.core.text import printable
+        from pipegrid.errors import UsageError
+
+        spot = await spot_at(grid, path)
+        if spot.there is None:
+            raise missing(spot)
+        if spot.there.kind == "directory" and not recursive:
+            raise UsageError(
+                f"'{printable(spot.name)}' is a directory, whose cap may stand nowhere else; add -r to take it "
+                "out with all that is below it"
+            )
+        if not await spot.directory.unlink_same(spot.name, spot.there):
+            raise UsageError(
+                f"'{printable(spot.name)}' was replaced by somebody meanwhile, and stays; look at it again"
+            )
+        if console.json:
+            console.result("", {"name": spot.name, "cap": str(spot.there.cap)})
+        return ExitStatus.DONE
+
+    return GridJob(work)

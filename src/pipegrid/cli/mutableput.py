@@ -1,0 +1,120 @@
+"""``put`` of what has a place: mutable files, and names in directories that can be changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
+from pipegrid.core.caps import Cap, MutableCap
+from pipegrid.errors import CapError, UsageError
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.tree.facade import Grid
+
+
+def destination_of(files: Sequence[str]) -> str | None:
+    """
+    Return the last of the arguments of ``put`` if it is a place on the grid, or None if all are files.
+
+    An alias that is there is one, and so is what looks like one, unless there is a local file of this name.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.cli.files import aliases_here
+    from pipegrid.tree.paths import names_alias
+
+    last = files[-1].strip()
+    if len(files) < 2 or last == "-":
+        return None
+    if last.startswith(("URI:", "ro.URI:", "imm.URI:")):
+        return None if os.path.lexists(files[-1]) else last
+    if not names_alias(last):
+        return None
+    known = last.partition(":")[0] in aliases_here()
+    return last if known or not os.path.lexists(files[-1]) else None
+
+
+async def put_at(
+    grid: Grid,
+    console: Console,
+    file: str,
+    destination: str | None,
+    format: str | None,
+    force: bool,
+    options: dict[str, Any],
+) -> None:
+    """
+    Store one file and print its cap.
+
+    Args:
+        destination: a path on the grid, the write cap of a mutable file, or None.
+        format: of a new mutable file; None for an immutable one.
+        options: of ``Grid.put``.
+
+    Raises:
+        ChildExists: there is something of that name that is not to be replaced.
+        PipegridError: the grid or the file failed.
+    """
+    from pipegrid.cli.changing import spot_at
+    from pipegrid.cli.trees import root_of
+    from pipegrid.core.caps import parse_cap
+    from pipegrid.core.mutable.edits import Link
+
+    with _source(console, file) as source:
+        if destination is None:
+            _show(console, file, await _store(grid, source, format, options))
+            return
+        root, names = root_of(grid, destination)
+        if not names and isinstance(cap := parse_cap(root), MutableCap):
+            if cap.access != "write":
+                raise CapError("this cap does not write the file; use its write cap")
+            await grid.overwrite(cap, source)
+            _show(console, file, cap)
+            return
+        name = os.path.basename(file) if file != "-" else None
+        spot = await spot_at(grid, destination, name)
+        there = None if spot.there is None else spot.there.write_cap
+        if isinstance(there, MutableCap) and not force:
+            if format is not None:
+                raise UsageError(
+                    "there is a mutable file of this name already; leave out --mutable to overwrite it, or "
+                    "add -f to put a new one in its place"
+                )
+            await grid.overwrite(there, source)
+            _show(console, file, there)
+            return
+        spot.check_free(force)
+        stored = await _store(grid, source, format, options)
+        try:
+            await spot.directory.change([Link(spot.name, stored, metadata={}, replace=force)])
+        finally:
+            # If it cannot be linked, its cap is what is left of it.
+            _show(console, file, stored)
+
+
+async def _store(grid: Grid, source: Any, format: str | None, options: dict[str, Any]) -> Cap:
+    if format is None:
+        return (await grid.put(source, **options)).cap
+    return (await grid.create_mutable(source, format=format, params=options["params"])).cap
+
+
+def _show(console: Console, file: str, cap: Cap) -> None:
+    console.result(str(cap), {"path": file, "cap": str(cap)})
+
+
+@contextmanager
+def _source(console: Console, file: str) -> Iterator[Any]:
+    if file != "-":
+        yield file
+        return
+    stdin = NoInput() if console.stdin is None else interruptible(console.stdin)
+    try:
+        yield stdin
+    finally:
+        if isinstance(stdin, InterruptibleInput):
+            stdin.give_up()

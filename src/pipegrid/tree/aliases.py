@@ -1,0 +1,225 @@
+"""
+Names that stand for directories: Tahoe-LAFS's ``private/aliases``, which both programs share.
+
+A line is ``NAME: CAP``; of several with one name the last counts. Lines that say nothing understood, and
+comments, stay as they are when an alias is added or removed. ``private/root_dir.cap``, which old gateways
+have, is ``tahoe`` unless the file says otherwise.
+
+Source: the reference on trees, section 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipegrid.core.caps import DirectoryCap, parse_cap
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError, UsageError
+
+FILE_NAME = "aliases"
+ROOT_NAME = "root_dir.cap"
+DEFAULT = "tahoe"
+"""The alias that ``root_dir.cap`` gives."""
+
+MAX_FILE_BYTES = 1 << 20
+MAX_ALIASES = 10_000
+MAX_NAME_CHARACTERS = 100
+
+_LOCK_TRIES = 40
+_LOCK_WAIT_S = 0.05
+
+
+def read_aliases(directory: Path) -> dict[str, str]:
+    """
+    Return the caps of a client directory's aliases by name, as text that may be malformed.
+
+    Raises:
+        UsageError: the file cannot be read, or is too large.
+    """
+    private = directory / "private"
+    found: dict[str, str] = {}
+    for line in _read(private / FILE_NAME).splitlines():
+        named = _named(line)
+        if named is not None:
+            found[named[0]] = named[1]
+        if len(found) > MAX_ALIASES:
+            raise UsageError(
+                f"{private / FILE_NAME} has more than {MAX_ALIASES} aliases; remove some by hand"
+            )
+    if DEFAULT not in found:
+        root = _read(private / ROOT_NAME).decode("utf-8", "replace").strip()
+        if root:
+            found[DEFAULT] = root
+    return found
+
+
+def add_alias(directory: Path, name: str, cap: str) -> None:
+    """
+    Let a name stand for a directory.
+
+    Args:
+        directory: the client's, with a configuration in it.
+        cap: of a directory, of any kind; ``ro.`` and ``imm.`` before it are dropped.
+
+    Raises:
+        CapError: it is not the cap of a directory.
+        UsageError: the name is impossible, or there already; or the file cannot be written.
+    """
+    name = checked_name(name)
+    parsed = parse_cap(cap.strip())
+    if not isinstance(parsed, DirectoryCap):
+        raise CapError("this is not the cap of a directory, and an alias stands for one")
+    with _locked(directory):
+        check_free(directory, name)
+        path = directory / "private" / FILE_NAME
+        data = _read(path)
+        if data and not data.endswith(b"\n"):
+            data += b"\n"
+        data += f"{name}: {parsed}\n".encode()
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(f"{path} would be too large; remove aliases that nobody needs")
+        _write(path, data)
+
+
+def remove_alias(directory: Path, name: str) -> str:
+    """
+    Forget an alias; returns the cap that it stood for. The directory stays where it is.
+
+    Raises:
+        UsageError: there is no such alias, or the file cannot be written.
+    """
+    name = name.strip().removesuffix(":")
+    with _locked(directory):
+        path = directory / "private" / FILE_NAME
+        aliases = read_aliases(directory)
+        if name not in aliases:
+            raise unknown_alias(name, aliases)
+        data = _read(path)
+        kept = [line for line in data.splitlines(keepends=True) if not _names(line, name)]
+        if len(b"".join(kept)) == len(data):
+            raise UsageError(
+                f"the alias '{printable(name)}' comes from {directory / 'private' / ROOT_NAME}, which "
+                "another program wrote; remove it by hand"
+            )
+        _write(path, b"".join(kept))
+    return aliases[name]
+
+
+def checked_name(text: str) -> str:
+    """
+    Return the name of an alias, without the colon that may stand behind it.
+
+    Raises:
+        UsageError: nobody could use it.
+    """
+    name = text.strip().removesuffix(":")
+    bad = not name or not name.isprintable() or any(each in name for each in " :/\\")
+    if bad or name.startswith(("#", "-", ".")) or name in ("URI", "ro.URI", "imm.URI"):
+        raise UsageError(
+            f"'{printable(name[:20])}' cannot be an alias; take a name without spaces, colons and slashes"
+        )
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise UsageError(
+            f"an alias has at most {MAX_NAME_CHARACTERS} characters; take a shorter one"
+        )
+    return name
+
+
+def check_free(directory: Path, name: str) -> None:
+    """
+    Raises:
+        UsageError: there is such an alias.
+    """
+    if name in read_aliases(directory):
+        raise UsageError(
+            f"there is an alias '{printable(name)}' already; take another name, or remove it first with "
+            "'pipegrid alias remove'"
+        )
+
+
+def unknown_alias(name: str, aliases: Mapping[str, str]) -> UsageError:
+    """Return the error that names the alias that was probably meant."""
+    short = printable(name[:12] + ("..." if len(name) > 12 else ""))  # perhaps a cap with a slip
+    near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], list(aliases)[:1000], 1)
+    if near:
+        return UsageError(f"there is no alias '{short}'; did you mean '{printable(near[0])}'?")
+    return UsageError(
+        f"there is no alias '{short}'; 'pipegrid alias list' shows those that there are, and a path is "
+        "written ALIAS:some/path or CAP/some/path"
+    )
+
+
+def _named(line: bytes) -> tuple[str, str] | None:
+    try:
+        text = line.decode("utf-8").strip("\ufeff \t\r\n")
+    except UnicodeDecodeError:
+        return None
+    if not text or text.startswith("#"):
+        return None
+    name, found, cap = text.partition(":")
+    return (name, cap.strip()) if found else None
+
+
+def _names(line: bytes, name: str) -> bool:
+    named = _named(line)
+    return named is not None and named[0] == name
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UsageError(f"cannot read the aliases in {path}: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes, too many for aliases")
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put a file in place that is whole or not there, for nobody else to read."""
+    try:
+        fd, name = tempfile.mkstemp(prefix=FILE_NAME + ".", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write the aliases to {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep other processes of ours from changing the aliases meanwhile."""
+    private = directory / "private"
+    try:
+        private.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"cannot write aliases below {private}: {error.strerror}") from error
+    try:
+        for _ in range(_LOCK_TRIES):
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_LOCK_WAIT_S)
+        else:
+            raise UsageError("another command is changing the aliases; try again when it is done")
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,366 @@
+"""
+Directories that can change.
+
+Each change is read, applied and published; a writer who was beaten by another applies it again to what is
+there now, so that nobody's change is lost, and several changes of one call are one publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
+from pipegrid.core.mutable.childcaps import decrypt_write_cap
+from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits, merge_directories
+from pipegrid.core.mutable.entries import unpack_entries
+from pipegrid.core.names import composed
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
+from pipegrid.transfer.mutable.files import CreateResult
+from pipegrid.transfer.mutable.modifying import WriteResult
+from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
+
+
+class ChangesFiles(Protocol):
+    """What changing directories needs of a grid."""
+
+    @property
+    def clock(self) -> IReactorTime:
+        """Tells the times of links."""
+
+    def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
+        """Fetch a file, or a range of it, into memory."""
+
+    def modify(
+        self,
+        cap: str | Cap,
+        function: Callable[[bytes], bytes],
+        *,
+        merge: Callable[[Sequence[bytes]], bytes] | None = None,
+    ) -> Deferred[WriteResult]:
+        """Apply a function to the content of a mutable file."""
+
+    def create_mutable(self, source: Any, *, format: str = "sdmf") -> Deferred[CreateResult]:
+        """Store a new mutable file."""
+
+
+@attrs.frozen
+class Child:
+    """
+    One entry of a directory.
+
+    Attributes:
+        name: composed (NFC), any text.
+        read_cap: what reads it; None if nothing is stored that does.
+        write_cap: what changes it; None if it cannot change, or the directory's cap does not tell.
+        metadata: what its entry says; without what is beyond all bounds.
+    """
+
+    name: str
+    read_cap: Cap | None
+    write_cap: Cap | None = attrs.field(default=None, repr=False)
+    metadata: dict[str, Any] = attrs.field(factory=dict, repr=False)
+
+    @property
+    def cap(self) -> Cap | None:
+        """The cap that grants most."""
+        return self.write_cap or self.read_cap
+
+    @property
+    def kind(self) -> Kind:
+        """What is there."""
+        return kind_of(self.cap)
+
+
+class Directory:
+    """
+    A directory, by its cap: any that lists it; to change it, its write cap.
+
+    Raises:
+        CapError: the cap is malformed, or not that of a directory.
+    """
+
+    def __init__(self, grid: ChangesFiles, cap: str | Cap) -> None:
+        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+        if not isinstance(parsed, DirectoryCap):
+            raise CapError("this is not the cap of a directory, and this works on directories only")
+        self._grid = grid
+        self.cap = parsed
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the cap changes the directory."""
+        return isinstance(self.cap.file, MutableCap) and self.cap.file.access == "write"
+
+    def list(self, limits: ListingLimits | None = None) -> Deferred[dict[str, Child]]:
+        """
+        Read the directory; fires with its children by name, in ascending order.
+
+        Raises (through the Deferred):
+            CapError: a verifier cap lists nothing.
+            DirectoryError: it is damaged, or beyond the limits.
+            PipegridError: the grid could not fetch it.
+        """
+        return Deferred.fromCoroutine(self._list(limits))
+
+    async def _list(self, limits: ListingLimits | None) -> dict[str, Child]:
+        listing = await read_listing(self._grid, self.cap, limits)
+        return {entry.name: self._child(entry) for entry in listing.entries}
+
+    def _child(self, entry: Entry) -> Child:
+        write_cap = None
+        if entry.rw_data and self.is_writable:
+            write_cap = _write_cap(entry.rw_data, self._writekey())
+        return Child(entry.name, entry.cap, write_cap, metadata_of(entry.metadata_json))
+
+    def link(
+        self,
+        name: str,
+        cap: str | Cap,
+        *,
+        metadata: dict[str, Any] | None = None,
+        replace: bool = False,
+    ) -> Deferred[WriteResult]:
+        """
+        Put a child into the directory; see ``core.mutable.edits.Link``.
+
+        Raises (through the Deferred):
+            ChildExists: there is one of this name, and it is not to be replaced.
+            CapError, UsageError: the cap is malformed, reads nothing, or cannot be linked.
+            and what ``change`` raises.
+        """
+
+        async def work() -> WriteResult:
+            parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+            return await self._change([Link(name, parsed, metadata=metadata, replace=replace)])
+
+        return Deferred.fromCoroutine(work())
+
+    def unlink(self, name: str, *, must_exist: bool = True) -> Deferred[WriteResult]:
+        """
+        Take a child out of the directory; what it was stays on the servers.
+
+        Raises (through the Deferred):
+            NoSuchChild: there is none of this name.
+            and what ``change`` raises.
+        """
+        return self.change([Unlink(name, must_exist)])
+
+    def rename(self, old: str, new: str, *, replace: bool = False) -> Deferred[WriteResult]:
+        """
+        Give a child another name; its caps and metadata stay.
+
+        Raises (through the Deferred):
+            NoSuchChild: there is none of the old name.
+            ChildExists: there is one of the new name, and it is not to be replaced.
+            and what ``change`` raises.
+        """
+        return self.change([Rename(old, new, replace)])
+
+    def change(self, edits: Sequence[Edit]) -> Deferred[WriteResult]:
+        """
+        Apply edits (``core.mutable.edits``) in their order, in one publish; all take effect, or none does.
+
+        Raises (through the Deferred):
+            CapError: the cap does not write, or the directory can never change.
+            DirectoryError: what is stored is no directory.
+            UnhappyError: too few servers took it.
+            UncoordinatedWriteError: others wrote so much that this never had its turn.
+        """
+        return Deferred.fromCoroutine(self._change(list(edits)))
+
+    async def _change(self, edits: Sequence[Edit]) -> WriteResult:
+        key = self._writekey()
+        repeated = False
+
+        def apply(old: bytes) -> bytes:
+            nonlocal repeated
+            again, repeated = repeated, True
+            return apply_edits(old, edits, key, self._grid.clock.seconds(), again)
+
+        return await self._grid.modify(self.cap, apply, merge=_merge)
+
+    async def unlink_same(self, name: str, child: Child) -> bool:
+        """Take a child out if it is still the one that was seen; returns whether it is out."""
+        key = self._writekey()
+        kept = False
+
+        def apply(old: bytes) -> bytes:
+            nonlocal kept
+            there = unpack_entries(old).get(composed(name))
+            kept = there is not None and there.read_cap != child.read_cap
+            return old if kept else apply_edits(old, [Unlink(name, False)], key, 0.0)
+
+        await self._grid.modify(self.cap, apply, merge=_merge)
+        return not kept
+
+    def _writekey(self) -> bytes:
+        check_writable(self.cap)
+        assert isinstance(self.cap.file, MutableCap)
+        return self.cap.file.secret
+
+
+def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryCap:
+    """
+    Return the cap of a directory that it changes.
+
+    Raises:
+        CapError: it does not; the sentence says why.
+    """
+    if not isinstance(cap, DirectoryCap):
+        raise CapError(f"{about} is no directory; only in one can names be changed")
+    file = cap.file
+    if not isinstance(file, MutableCap):
+        raise CapError(
+            f"{about} is immutable and can never change; make one that can with 'pipegrid mkdir'"
+        )
+    if file.access == "verify":
+        raise CapError(
+            f"the cap of {about} is a verifier cap, which cannot change it; use its write cap"
+        )
+    if file.access != "write":
+        raise CapError(
+            f"the cap of {about} reads it and cannot change it; use its write cap, or ask whoever has it"
+        )
+    return cap
+
+
+async def create_directory(grid: ChangesFiles, format: str = "sdmf") -> Directory:
+    """Store an empty directory; see ``Grid.create_directory``."""
+    result = await grid.create_mutable(b"", format=format)
+    return Directory(grid, DirectoryCap(result.cap))
+
+
+async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> list[Child]:
+    """
+    Return what stands on the way that a path takes, from its root on, with write caps where they are known.
+
+    Returns:
+        fewer than a path of all names has, if the rest of them is not there.
+
+    Raises:
+        NoSuchChild: a name is below what is no directory.
+        CapError: the root is no well-formed cap.
+        PipegridError: a directory could not be read.
+    """
+    cap = parse_cap(root.strip()) if isinstance(root, str) else root
+    way = [_root_child(cap)]
+    for depth, name in enumerate(names):
+        here = way[-1].cap
+        if not isinstance(here, DirectoryCap):
+            what = printable("/".join(names[:depth]))
+            raise NoSuchChild(
+                f"'{what}' is no directory, so there is no '{printable(name)}' in it; check the path"
+                if depth
+                else "the cap before the path is not that of a directory; check the path",
+                name,
+            )
+        found = (await Directory(grid, here).list()).get(composed(name))
+        if found is None:
+            break
+        way.append(found)
+    return way
+
+
+async def make_directories(
+    grid: ChangesFiles, root: str | Cap, names: Sequence[str], format: str = "sdmf"
+) -> Directory:
+    """
+    Return the directory that a path leads to; what is missing of the way is made.
+
+    Raises:
+        ChildExists: a file is in the way.
+        CapError: a directory in which one is missing cannot be changed.
+        PipegridError: the grid failed.
+    """
+    way = await look_up(grid, root, names)
+    here = way[-1]
+    if not isinstance(here.cap, DirectoryCap):
+        raise ChildExists(
+            f"'{printable(here.name)}' is there and is no directory; take another name", here.name
+        )
+    directory = Directory(grid, here.cap)
+    for name in names[len(way) - 1 :]:
+        check_writable(directory.cap, _called(directory, way[0].cap, here.name))
+        made = await create_directory(grid, format)
+        try:
+            await directory.link(name, made.cap)
+            directory = made
+        except ChildExists:  # somebody else made it at the same time
+            there = (await directory.list()).get(composed(name))
+            if there is None or not isinstance(there.cap, DirectoryCap):
+                raise
+            directory = Directory(grid, there.cap)
+    return directory
+
+
+async def move(
+    source: Directory, name: str, target: Directory, new_name: str, replace: bool = False
+) -> None:
+    """
+    Give a child another name, or another directory: linked there first, then taken out here.
+
+    Metadata go with it. Who is interrupted between the two has it twice; nothing is lost.
+
+    Raises:
+        NoSuchChild, ChildExists: as of ``Directory.rename``.
+        CapError: one of the directories cannot be changed.
+        UsageError: somebody has put another child in its place meanwhile, which stays.
+    """
+    check_writable(source.cap, "the directory that it is taken out of")
+    check_writable(target.cap, "the directory that it goes to")
+    if source.cap == target.cap:
+        await source.rename(name, new_name, replace=replace)
+        return
+    child = (await source.list()).get(composed(name))
+    if child is None:
+        raise NoSuchChild(f"there is no '{printable(name)}' in the directory; check the path", name)
+    await target.change([link_of(child, new_name, replace)])
+    if not await source.unlink_same(name, child):
+        raise UsageError(
+            f"'{printable(name)}' was replaced by somebody while it was moved: what it was is in its new "
+            "place, and what it is now stays where it is"
+        )
+
+
+def link_of(child: Child, name: str, replace: bool = False) -> Link:
+    """
+    Return the edit that links a child somewhere else, metadata included.
+
+    Raises:
+        CapError: no cap of it is known.
+    """
+    if child.cap is None:
+        raise CapError(f"nothing is known of '{printable(child.name)}' that could be linked")
+    both = isinstance(child.write_cap, UnknownCap)
+    return Link(name, child.cap, child.read_cap if both else None, dict(child.metadata), replace)
+
+
+def _called(directory: Directory, root: Cap | None, name: str) -> str:
+    return "this directory" if directory.cap == root or not name else f"'{printable(name)}'"
+
+
+def _root_child(cap: Cap) -> Child:
+    if isinstance(cap, UnknownCap):
+        return Child("", cap)
+    return Child("", cap.readonly(), cap if cap.readonly() != cap else None)
+
+
+def _write_cap(rw_data: bytes, writekey: bytes) -> Cap | None:
+    text = decrypt_write_cap(rw_data, writekey)
+    if not text:
+        return None
+    try:
+        return parse_cap(text)
+    except CapError:
+        return UnknownCap(text)
+
+
+def _merge(versions: Sequence[bytes]) -> bytes:
+    return reduce(merge_directories, versions)
