@@ -6,58 +6,24 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from random import Random
 
-from twisted.trial.unittest import SynchronousTestCase
-
-import pipegrid
-
-TIMEOUT_S = 120
+from tests.cli.processes import TIMEOUT_S, ProcessTestCase
 
 
-class CommandTests(SynchronousTestCase):
+class CommandTests(ProcessTestCase):
     """Whole commands."""
 
     def setUp(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="pg"))
-        self.addCleanup(subprocess.run, ["rm", "-rf", str(self.home)], check=False)
+        super().setUp()
         self.source = self.home / "src"
         self.random = Random(1)
-        self.environment = {
-            "HOME": str(self.home),
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(Path(pipegrid.__file__).parent.parent),
-            "LC_ALL": "C.UTF-8",
-        }
 
     def write(self, path: str, size: int = 200) -> None:
         """Make a file."""
         target = self.source / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(self.random.randbytes(size))
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipegrid.cli", *arguments],
-            cwd=self.home,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def run_command(self, *arguments: str, status: int = 0) -> tuple[str, str]:
-        """Run one to its end; returns what it printed."""
-        with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=TIMEOUT_S)
-        self.assertEqual(process.returncode, status, err)
-        self.assertNotIn("Traceback", err)
-        return out.strip(), err
 
     def test_round_trip(self) -> None:
         """What was backed up is restored from the printed cap alone, modes, times and odd names included."""

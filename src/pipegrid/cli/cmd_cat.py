@@ -38,15 +38,15 @@ def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str,
     check_caps(caps, cap_files)
     from pipegrid.cli.files import named_files
     from pipegrid.cli.trees import located
-    from pipegrid.core.filecaps import readable
+    from pipegrid.core.filecaps import fetchable
 
-    files = named_files(invocation.console, caps, cap_files, readable)
+    files = named_files(invocation.console, caps, cap_files, fetchable)
 
     async def work(grid: Grid, console: Console) -> int:
         if console.json:
             raise UsageError("--json would mix with the files on standard output; leave it out")
         for file in files:
-            cap = (await located(grid, file, readable)).cap
+            cap = (await located(grid, file, fetchable)).cap
             await grid.get(cap, console.data_sink)
             console.data_sink.flush()
         return ExitStatus.DONE

@@ -25,7 +25,7 @@ from pipegrid.errors import UsageError
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
     from pipegrid.cli.progress import ProgressCall
-    from pipegrid.core.caps import ChkCap, LitCap
+    from pipegrid.core.caps import ChkCap, LitCap, MutableCap
     from pipegrid.disk.partfile import PartFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
@@ -98,23 +98,30 @@ def command(
     from pipegrid.cli.files import each_in_order, named_files
     from pipegrid.cli.ranges import resolve
     from pipegrid.cli.trees import located
-    from pipegrid.core.filecaps import readable
+    from pipegrid.core.caps import MutableCap
+    from pipegrid.core.filecaps import fetchable
 
     # All that can be wrong with the question is found before a grid is opened.
     if force and output is None:
         raise click.UsageError("--force goes with -o", click.get_current_context())
     if output == "":
         raise click.UsageError(f"-o: {EMPTY_NAME}", click.get_current_context())
-    files = named_files(invocation.console, caps, cap_files, readable)
+    files = named_files(invocation.console, caps, cap_files, fetchable)
     if len(files) > 1 and byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
     places = destinations(files, output)
 
-    def part_of(size: int) -> tuple[int, int]:
-        return (0, size) if byte_range is None else resolve(byte_range, size)
+    def part_of(cap: ChkCap | LitCap | MutableCap) -> tuple[int, int | None]:
+        if not isinstance(cap, MutableCap):
+            return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
+        if byte_range is not None:
+            raise UsageError(
+                "--range is for immutable files, whose caps tell their sizes; leave it out"
+            )
+        return 0, None
 
     if not files[0].names:
-        part_of(files[0].cap.size)
+        part_of(files[0].cap)
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.progress import Progress
@@ -132,8 +139,8 @@ def command(
 
             async def get(file: NamedFile[Any]) -> GetResult:
                 place = places.of(file)
-                file = await located(grid, file, readable)
-                part = part_of(file.cap.size)
+                file = await located(grid, file, fetchable)
+                part = part_of(file.cap)
                 call = None if progress is None else progress.transfer()
                 return await fetch(grid, console, file.cap, part, place, force, call)
 
@@ -157,8 +164,8 @@ def command(
 async def fetch(
     grid: Grid,
     console: Console,
-    cap: ChkCap | LitCap,
-    part: tuple[int, int],
+    cap: ChkCap | LitCap | MutableCap,
+    part: tuple[int, int | None],
     output: str | None,
     force: bool,
     progress: ProgressCall | None,

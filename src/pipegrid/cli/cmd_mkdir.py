@@ -29,8 +29,8 @@ def command(path: str | None, format: str) -> GridJob:
     """
     Make a directory that can be changed, and print its cap, which lets change it.
 
-    With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and what is missing of the way is made. If
-    there is a directory, its cap is printed.
+    With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and what is missing of the way is made.
+    If there is a directory, its cap is printed.
     """
 
     async def work(grid: Grid, console: Console) -> int:

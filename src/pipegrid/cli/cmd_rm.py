@@ -40,8 +40,8 @@ def command(path: str, recursive: bool) -> GridJob:
             raise missing(spot)
         if spot.there.kind == "directory" and not recursive:
             raise UsageError(
-                f"'{printable(spot.name)}' is a directory, whose cap may stand nowhere else; add -r to take it "
-                "out with all that is below it"
+                f"'{printable(spot.name)}' is a directory, whose cap may stand nowhere else; add -r to take "
+                "it out with all that is below it"
             )
         if not await spot.directory.unlink_same(spot.name, spot.there):
             raise UsageError(

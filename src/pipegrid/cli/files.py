@@ -15,7 +15,15 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
 from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
 from pipegrid.core import base32
-from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, DirectoryCap, LitCap, parse_cap
+from pipegrid.core.caps import (
+    Cap,
+    ChkCap,
+    ChkVerifierCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    parse_cap,
+)
 from pipegrid.errors import CapError, UsageError
 from pipegrid.reactor.together import few_at_a_time
 
@@ -62,7 +70,11 @@ def identity(file: NamedFile[Any]) -> dict[str, Any]:
 def storage_index_text(cap: Cap) -> str:
     """Return the storage index as servers spell it; nothing if the cap holds the file."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
-    return base32.encode(file.storage_index) if isinstance(file, ChkCap | ChkVerifierCap) else ""
+    return (
+        base32.encode(file.storage_index)
+        if isinstance(file, ChkCap | ChkVerifierCap | MutableCap)
+        else ""
+    )
 
 
 def _digest(cap: Cap) -> str:

@@ -1,8 +1,8 @@
 """
 Paths on the command line, and walks that commands show.
 
-Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path leads to is found when
-the grid is open: ``located`` is the one place for that.
+Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path
+leads to is found when the grid is open: ``located`` is the one place for that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 
 from pipegrid.cli.files import NamedFile
 from pipegrid.cli.outcome import ExitStatus, sentence
-from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.paths import Place
     from pipegrid.tree.walk import Unreadable
 
-C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap)
+C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
 
 
 async def located(grid: Grid, file: NamedFile[Any], understand: Callable[[Any], C]) -> NamedFile[C]:

@@ -67,6 +67,23 @@ def readable(given: str | Cap) -> ChkCap | LitCap:
     raise _unusable(cap)
 
 
+def fetchable(given: str | Cap) -> ChkCap | LitCap | MutableCap:
+    """
+    Return the cap of a file, one that can change included, whose content it grants.
+
+    Raises:
+        CapError: it is malformed, or of another kind.
+    """
+    cap = parse_cap(given.strip()) if isinstance(given, str) else given
+    if not isinstance(cap, MutableCap):
+        return readable(cap)
+    if cap.access == "verify":
+        raise CapError(
+            "this is a verifier cap: it checks a file's shares but cannot read the file; use a cap that does"
+        )
+    return cap
+
+
 def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
     """
     Return the cap of a file, or of a directory's file, whose shares can be checked.

@@ -7,13 +7,13 @@ there now, so that nobody's change is lost, and several changes of one call are 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
 from pipegrid.core.mutable.childcaps import decrypt_write_cap
@@ -29,10 +29,6 @@ from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_
 
 class ChangesFiles(Protocol):
     """What changing directories needs of a grid."""
-
-    @property
-    def clock(self) -> IReactorTime:
-        """Tells the times of links."""
 
     def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
         """Fetch a file, or a range of it, into memory."""
@@ -82,15 +78,21 @@ class Directory:
     """
     A directory, by its cap: any that lists it; to change it, its write cap.
 
+    Args:
+        now: seconds since 1970, for the times of links.
+
     Raises:
         CapError: the cap is malformed, or not that of a directory.
     """
 
-    def __init__(self, grid: ChangesFiles, cap: str | Cap) -> None:
+    def __init__(
+        self, grid: ChangesFiles, cap: str | Cap, now: Callable[[], float] = time.time
+    ) -> None:
         parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
         if not isinstance(parsed, DirectoryCap):
             raise CapError("this is not the cap of a directory, and this works on directories only")
         self._grid = grid
+        self._now = now
         self.cap = parsed
 
     @property
@@ -182,7 +184,7 @@ class Directory:
         def apply(old: bytes) -> bytes:
             nonlocal repeated
             again, repeated = repeated, True
-            return apply_edits(old, edits, key, self._grid.clock.seconds(), again)
+            return apply_edits(old, edits, key, self._now(), again)
 
         return await self._grid.modify(self.cap, apply, merge=_merge)
 

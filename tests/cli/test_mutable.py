@@ -1,0 +1,127 @@
+"""Aliases, directories that can be changed, and mutable files: as users meet them, in processes."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+
+from tests.cli.processes import ProcessTestCase
+
+
+class MutableTests(ProcessTestCase):
+    """Whole commands, on a grid that the first of them makes."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.home / "one").write_bytes(b"1" * 300)
+        (self.home / "two").write_bytes(b"2" * 400)
+        self.private = self.home / ".local/share/pipegrid/private"
+        self.cap, _ = self.run_command("alias", "create", "home")
+
+    def listed(self, path: str = "home:") -> list[str]:
+        """Return what ``ls`` shows."""
+        out, _ = self.run_command("ls", path)
+        return out.split()
+
+    def refused(self, *arguments: str, said: str, status: int = 2) -> None:
+        """Assert that a command fails with one sentence."""
+        out, err = self.run_command(*arguments, status=status)
+        self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+        self.assertIn(said, err)
+
+    def test_aliases(self) -> None:
+        """They are listed and removed, for their owner alone; others' lines stay as they are."""
+        path = self.private / "aliases"
+        self.assertEqual(path.read_text(), f"home: {self.cap}\n")
+        self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
+        path.write_bytes(b"# mine\n\xff\xfe\nno colon\n  spaced : x\n" + path.read_bytes().rstrip())
+        read_cap, _ = self.run_command("alias", "list", "--read-only", status=2)
+        self.assertIn("home: URI:DIR2-RO:", read_cap)
+        self.run_command("alias", "add", "ro", read_cap.split()[-1])
+        self.assertIn(b"\xff\xfe\nno colon\n", path.read_bytes())
+        self.run_command("put", "one", "home:a")
+        self.assertEqual(self.listed("ro:"), ["a"])
+        out, _ = self.run_command("alias", "remove", "ro:")
+        self.assertEqual(out, read_cap.split()[-1])
+        self.assertNotIn(b"ro:", path.read_bytes())
+        self.assertTrue(path.read_bytes().startswith(b"# mine\n\xff\xfe\nno colon\n"))
+        self.refused("ls", "hom:", said="did you mean 'home'?")
+        self.refused("alias", "create", "home", said="already")
+        self.refused("alias", "add", "a/b", self.cap, said="cannot be an alias")
+        self.refused("alias", "add", "file", "URI:LIT:ae", said="not the cap of a directory")
+        self.refused("alias", "remove", "hom", said="did you mean 'home'?")
+
+    def test_mutable_files(self) -> None:
+        """They keep their caps when they are overwritten, by their name or their cap."""
+        for format, start in (("sdmf", "URI:SSK:"), ("mdmf", "URI:MDMF:")):
+            cap, _ = self.run_command(
+                "put", "--mutable", "--format", format, "one", f"home:{format}"
+            )
+            self.assertTrue(cap.startswith(start))
+            again, _ = self.run_command("put", "two", f"home:{format}")
+            self.assertEqual(again, cap)
+            self.assertEqual(self.run_command("cat", f"home:{format}")[0], "2" * 400)
+            self.run_command("put", "one", cap)
+            self.run_command("get", f"home:{format}", "-o", f"got-{format}")
+            self.assertEqual((self.home / f"got-{format}").read_bytes(), b"1" * 300)
+        cap, _ = self.run_command("put", "--mutable", "one")
+        self.assertEqual(self.run_command("cat", cap)[0], "1" * 300)
+        self.refused("put", "--mutable", "two", "home:sdmf", said="mutable file of this name")
+        self.refused("put", "--format", "mdmf", "two", said="add --mutable")
+        self.refused("get", "home:sdmf", "--range", "0-9", said="--range")
+
+    def test_names(self) -> None:
+        """Put, ln, mv, rm and mkdir change names; what would be lost is refused."""
+        self.run_command("put", "one", "home:a")
+        self.refused("put", "two", "home:a", said="replace it with -f")
+        self.run_command("put", "-f", "two", "home:a")
+        self.assertEqual(self.run_command("cat", "home:a")[0], "2" * 400)
+        inner, _ = self.run_command("mkdir", "home:d/e")
+        self.assertEqual(self.run_command("mkdir", "home:d/e")[0], inner)
+        self.run_command("put", "one", "home:d")
+        self.run_command("mv", "home:a", "home:d/e/b")
+        self.run_command("mv", "home:d/one", "home:d/uno")
+        self.run_command("ln", "home:d/e/b", "home:")
+        self.assertEqual(self.listed(), ["b", "d/"])
+        self.assertEqual(self.listed("home:d"), ["e/", "uno"])
+        self.assertEqual(self.listed(inner), ["b"])
+        self.refused("mv", "home:d", "home:d/e", said="into itself")
+        self.refused("ln", "home:d/uno", "home:b", said="replace it with -f")
+        self.refused("mv", "home:d/uno", "home:b", said="replace it with -f")
+        self.refused("rm", "home:d", said="add -r")
+        self.run_command("rm", "-r", "home:d")
+        self.run_command("rm", "home:b")
+        self.assertEqual(self.listed(), [])
+        self.refused("rm", "home:b", said="there is no 'b'")
+
+    def test_times(self) -> None:
+        """Links have the time at which they were made."""
+        self.run_command("put", "one", "home:a")
+        out, _ = self.run_command("--json", "ls", "home:")
+        linked = json.loads(out)["metadata"]["tahoe"]["linkmotime"]
+        self.assertLess(abs(linked - time.time()), 100)
+
+    def test_wrong_places(self) -> None:
+        """A sentence each."""
+        read_cap, _ = self.run_command("alias", "list", "--read-only")
+        read_cap = read_cap.split()[-1]
+        tree, _ = self.run_command("put", "-r", ".local/share/pipegrid/storage/00", status=0)
+        self.run_command("put", "one", "home:a")
+        verifier = "URI:DIR2-Verifier:" + read_cap.partition("RO:")[2]
+        self.refused("put", "one", f"{read_cap}/x", said="cannot change it")
+        self.refused("rm", f"{read_cap}/a", said="cannot change it")
+        self.refused("mkdir", f"{tree}/x", said="immutable")
+        self.refused("put", "one", f"{verifier}/x", said="verifier cap")
+        self.refused("put", "one", "home:a/x", said="'a' is no directory")
+        self.refused("put", "one", "home:no/x", said="pipegrid mkdir")
+        self.refused("put", "one", "nowhere:x", said="no alias 'nowhere'")
+        self.refused("put", "-f", "one", said="-f is for a PATH")
+        self.refused("mkdir", "home:a", said="is no directory")
+        self.refused("put", "missing", "home:x", said="missing", status=1)
+
+    def test_local_files(self) -> None:
+        """A file whose name looks like a path on the grid is stored as any other."""
+        (self.home / "odd:name").write_bytes(b"odd")
+        out, _ = self.run_command("put", "one", "odd:name")
+        self.assertEqual(len(out.split()), 2)
