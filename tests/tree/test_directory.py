@@ -1,0 +1,110 @@
+"""Directories that can change, on real servers of a simulated network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
+from pipegrid.core.mutable.edits import Link, Rename, Unlink
+from pipegrid.errors import CapError, ChildExists, NoSuchChild
+from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
+from tests.grid.test_mutables import GridTestCase
+
+A, B = LitCap(b"a"), LitCap(b"b")
+
+
+class DirectoryTests(GridTestCase):
+    """Names are changed, and nobody's change is lost."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.directory = self.make(self.grid)
+
+    def make(self, grid: Any) -> Directory:
+        """Return a new directory."""
+        made: Directory = self.world.run(_started(create_directory(grid)))
+        return made
+
+    def names(self, directory: Directory | None = None) -> list[str]:
+        """Return what is in it."""
+        return list(self.world.run((directory or self.directory).list()))
+
+    def test_changes(self) -> None:
+        """Links, names and metadata; several of them are one version."""
+        run, directory = self.world.run, self.directory
+        run(directory.link("a", A, metadata={"kept": 1}))
+        result = run(directory.change([Rename("a", "c"), Link("b", B), Link("x", A), Unlink("x")]))
+        self.assertEqual(result.version.sequence_number, 3)
+        children = run(directory.list())
+        self.assertEqual(list(children), ["b", "c"])
+        self.assertEqual((children["c"].cap, children["c"].metadata["kept"]), (A, 1))
+        self.failureOf(directory.link("b", A), ChildExists)
+        self.failureOf(directory.unlink("no"), NoSuchChild)
+        self.failureOf(directory.change([Unlink("b"), Unlink("no")]), NoSuchChild)
+        self.assertEqual(self.names(), ["b", "c"])
+
+    def failureOf(self, waiting: Any, kind: type[Exception]) -> None:
+        """Assert how something fails."""
+        with self.assertRaises(kind):
+            self.world.run(waiting)
+
+    def test_caps(self) -> None:
+        """Writers see write caps, readers do not; who cannot write is told so."""
+        inner = self.make(self.grid)
+        self.world.run(self.directory.link("d", inner.cap))
+        reader = Directory(self.grid, self.directory.cap.readonly())
+        self.assertEqual(self.world.run(self.directory.list())["d"].cap, inner.cap)
+        child = self.world.run(reader.list())["d"]
+        self.assertEqual((child.write_cap, child.cap), (None, inner.cap.readonly()))
+        for cap in (reader.cap, self.directory.cap.verifier(), DirectoryCap(LitCap(b""))):
+            assert cap is not None
+            self.failureOf(Directory(self.grid, cap).link("x", A), CapError)
+        with self.assertRaises(CapError):
+            Directory(self.grid, inner.cap.file)
+        self.assertIsInstance(inner.cap.file, MutableCap)
+
+    def test_two_writers(self) -> None:
+        """Both links are there, also in a directory that was empty."""
+        other = Directory(self.open(), self.directory.cap)
+        first, second = self.directory.link("a", A), other.link("b", B)
+        self.world.run(first)
+        self.world.run(second)
+        self.assertEqual(self.names(), ["a", "b"])
+
+    def test_many_links(self) -> None:
+        """A thousand links are few versions, asked for one by one."""
+        waiting = [self.directory.link(f"n{number}", A) for number in range(1000)]
+        results = [self.world.run(each) for each in waiting]
+        self.assertLessEqual(max(each.version.sequence_number for each in results), 6)
+        self.assertEqual(len(self.names()), 1000)
+
+    def test_move(self) -> None:
+        """From one directory into another, with metadata; a child that was replaced meanwhile stays."""
+        target = self.make(self.grid)
+        self.world.run(self.directory.link("a", A, metadata={"kept": 1}))
+        self.world.run(_started(move(self.directory, "a", target, "z")))
+        self.assertEqual(self.names(), [])
+        self.assertEqual(self.world.run(target.list())["z"].metadata["kept"], 1)
+        seen = self.world.run(target.list())["z"]
+        self.world.run(target.link("z", B, replace=True))
+        self.assertFalse(self.world.run(_started(target.unlink_same("z", seen))))
+        self.assertEqual(self.names(target), ["z"])
+        self.failureOf(_started(move(target, "no", self.directory, "no")), NoSuchChild)
+
+    def test_paths(self) -> None:
+        """What is missing of a path is made, and made once."""
+        path = ("a", "b", "c")
+        made = self.world.run(_started(make_directories(self.grid, self.directory.cap, path)))
+        again = self.world.run(_started(make_directories(self.grid, self.directory.cap, path)))
+        self.assertEqual(made.cap, again.cap)
+        way = self.world.run(_started(look_up(self.grid, self.directory.cap, (*path, "d"))))
+        self.assertEqual([child.name for child in way], ["", *path])
+        self.world.run(made.link("f", A))
+        below = look_up(self.grid, self.directory.cap, (*path, "f", "x"))
+        self.failureOf(_started(below), NoSuchChild)
+
+
+def _started(work: Any) -> Any:
+    from twisted.internet.defer import Deferred
+
+    return Deferred.fromCoroutine(work)
