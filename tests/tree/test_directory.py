@@ -27,7 +27,8 @@ class DirectoryTests(GridTestCase):
 
     def names(self, directory: Directory | None = None) -> list[str]:
         """Return what is in it."""
-        return list(self.world.run((directory or self.directory).list()))
+        children: dict[str, Any] = self.world.run((directory or self.directory).list())
+        return list(children)
 
     def test_changes(self) -> None:
         """Links, names and metadata; several of them are one version."""

@@ -13,8 +13,8 @@ of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning
     private/introducers.yaml  introducers (see ``introducers``)
 
 Where there is a ``tahoe.cfg`` instead, the directory is a Tahoe-LAFS node's. It is used as it stands, and
-**nothing is ever written in it** but ``private/aliases``, where a user asks for that: what is to be remembered
-goes into the user's own cache directory.
+**nothing is ever written in it** but ``private/aliases``, where a user asks for that: what is to be
+remembered goes into the user's own cache directory.
 """
 
 from __future__ import annotations
