@@ -143,7 +143,7 @@ class GetTests(SynchronousTestCase):
         for cap, words in (
             (str(CHK.verifier()), "verifier cap"),
             (str(DirectoryCap(CHK)), "directory"),
-            (str(MutableCap("SSK", "write", bytes(16), bytes(32))), "mutable"),
+            (str(MutableCap("SSK", "verify", bytes(16), bytes(32))), "verifier cap"),
             ("URI:CHK:short", "instead of 5"),
             (str(CHK)[:-4] + "010", "plain number"),
             (str(CHK).replace(":3:10:", ":11:10:"), "11 of 10"),
