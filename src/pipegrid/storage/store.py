@@ -15,7 +15,7 @@ processes, each with a store of its own.
 for each unfinished upload, made and removed again, would cost more than all the rest: ext4 does not hand
 out an inode that was freed in the last seconds, and every new file searches past those.
 
-**Unfinished uploads.** See ``unfinished``.
+**Unfinished uploads.** See ``uploads.table``.
 
 Source: the format reference, storage protocols, sections 7 and 8.
 """

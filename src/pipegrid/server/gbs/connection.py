@@ -1,7 +1,7 @@
 """
 One client's connection to the GBS server: bytes in, bytes out, and for how long.
 
-Its requests are carried out, and answered, by ``http_order``. Here is what surrounds that: the transport, the
+Its requests are carried out, and answered, by ``order``. Here is what surrounds that: the transport, the
 parser, what waits between the two, timeouts, and the end.
 
 **Back-pressure.** While a request must wait for its turn, nothing more is read. httptools cannot be stopped

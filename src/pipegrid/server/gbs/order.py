@@ -16,7 +16,7 @@ but not a request for the same storage index, which might see that the share is 
 * this connection's turn is over (see ``server.turns``), and others have not had theirs since. What takes long
   by itself, a bundle or an allocation of many shares, is carried out in several turns.
 
-What is done with requests that must wait, and when to send, is the business of ``http_connection``; there is
+What is done with requests that must wait, and when to send, is the business of ``connection``; there is
 no clock here, and of the transport only what is written to it.
 """
 

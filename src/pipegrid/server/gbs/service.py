@@ -1,6 +1,6 @@
 """
 What the GBS server does with its share store: each admitted request becomes a receiver of its body (see
-``http_bodies``), and that an answer.
+``bodies``), and that an answer.
 
 Disk work at the speed of the page cache runs here and now: a thread costs more than it (there and back: 35
 microseconds and more; writing 16 KiB: 10). What waits for the disk itself, making shares durable, is

@@ -15,7 +15,7 @@ does the loss of one of several servers. A client that finds two versions takes 
 together, and repairs.
 
 What a crash may leave of a long share: killing the process, a container that can be read, with all its
-leases, and some of the writes in the order in which they were given (see ``mutable_containers``); a power
+leases, and some of the writes in the order in which they were given (see ``containers``); a power
 cut, any of the writes, and if the container was growing, perhaps not the leases beyond the fourth. The
 reader finds out by the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none.
 

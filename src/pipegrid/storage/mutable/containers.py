@@ -16,7 +16,7 @@ hashes of the two secrets, version 1 the secrets themselves.
 
 ``plan_change`` turns a change into steps that write a file in place such that a process that is killed
 between two of them leaves a container that can be read. Files, locks and clocks are the business of
-``slotfiles`` and ``slots``.
+``files`` and ``slots``.
 
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """

@@ -3,7 +3,7 @@ Mutable shares of a storage directory: reading, and the atomic read-test-write.
 
 **Atomic** is meant twice. Others that use the slot, be they threads or processes, come before or after, never
 between: the slot is locked. And a crash leaves each share as it was or as it was to be: that is
-``slotchange``'s part.
+``change``'s part.
 
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """

@@ -1,7 +1,7 @@
 """
 The files of unfinished uploads: made, taken up again, given up, and moved to where complete shares are.
 
-What they mean is in ``unfinished`` and ``uploads``, how they are filled in ``writer``; here are the races
+What they mean is in ``table`` and ``upload``, how they are filled in ``writer``; here are the races
 with other processes, each of which may make, lock, rename and remove the same names.
 """
 

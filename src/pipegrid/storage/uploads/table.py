@@ -2,7 +2,7 @@
 The unfinished uploads of a storage directory: whose they are, how many files are open, what is promised.
 
 An unfinished upload belongs to whoever knows its secret, and survives connections and processes. A process
-that works on one holds its lock (see ``uploads``). ``allocate`` decides thus about a number that has a
+that works on one holds its lock (see ``upload``). ``allocate`` decides thus about a number that has a
 file in ``incoming``:
 
 ===========================  =====================  ==========================================

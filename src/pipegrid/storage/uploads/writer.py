@@ -7,7 +7,7 @@ first lease. A small share's file is empty until the first write, which as a rul
 A write fills part of the hole, after what was there already has been compared with it. At most 4096
 separate ranges are kept account of.
 
-Whose the file is, when it is closed, noted, taken up again and published, is the business of ``uploads``; the
+Whose the file is, when it is closed, noted, taken up again and published, is the business of ``upload``; the
 other direction, complete shares, of ``reader``.
 """
 

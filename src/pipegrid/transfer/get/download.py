@@ -4,7 +4,7 @@ Getting one file, or a range of it, in one round trip where the shares are where
 The first burst asks the first k + e servers of the ring for their share lists and, right behind,
 for the predicted share's bytes: every offset follows from the cap. Where the guess was wrong the
 lists have come with the refusals, and the next round trip is right. (One of many files does without the lists
-while guesses come true: ``guesses``.) The fastest k shares of the race serve the rest of the file; when they
+while guesses come true: ``earlier``.) The fastest k shares of the race serve the rest of the file; when they
 falter another joins.
 
 The loop looks at everything, decides, acts and waits for the next event. Its steps are methods in

@@ -4,17 +4,17 @@ A storage server across the network: the contract over HTTPS, as servers really 
 Which connection carries what:
 
 =============================  ===================================================================
-allocate, write, abort         one connection, in order, none waiting for another (``gbsuploads``)
+allocate, write, abort         one connection, in order, none waiting for another (``replaying``)
 read-test-writes               the same one; those that only read take the pool
 lists, short reads, leases,    a pool of a few (``http11.pool``), each with at most 60 KB of answers
 complaints, the version        outstanding, or one long answer behind such
 streams                        the same pool, each the last on its connection, which is paused with its
-                               consumer; ``gbsstreams`` sees to it that others are left
+                               consumer; ``streams`` sees to it that others are left
 =============================  ===================================================================
 
 So the first burst of a get, a list and the predicted share behind it, goes out on one connection.
 
-Between connections the contract's order is kept by ``gbsorder``; ``gbsrequests`` and ``gbsanswers`` know the
+Between connections the contract's order is kept by ``order``; ``requests`` and ``answers`` know the
 protocol, ``http11`` knows HTTP. Connections are made when they are first needed, and close when they idle.
 
 **Repeated requests.** After a loss, uploads are sent again. Then "no such upload" may mean that the
