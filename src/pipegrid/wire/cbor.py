@@ -25,6 +25,7 @@ from pipegrid.wire import cborscan
 SET_TAG = 258
 MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
 MAX_UINT = (1 << 64) - 1
+MAX_STATUS = 599
 
 
 def _refuse_tag(*_: object) -> NoReturn:
@@ -147,6 +148,14 @@ def expect_list(value: Any, where: str, max_count: int | None) -> list[Any]:
     return value
 
 
+def expect_fields(value: Any, count: int, where: str) -> list[Any]:
+    """Return value if it is an array of exactly count items."""
+    fields = expect_list(value, where, count)
+    if len(fields) != count:
+        raise ValueError(f"{where} has {len(fields)} fields, not {count}")
+    return fields
+
+
 def expect_text(value: Any, where: str, min_length: int = 0) -> str:
     """Return value if it is a text string of at least min_length characters."""
     if type(value) is not str or len(value) < min_length:
@@ -159,6 +168,21 @@ def expect_bytes(value: Any, where: str) -> bytes:
     if type(value) is not bytes:
         raise ValueError(f"{where} is no byte string")
     return value
+
+
+def expect_sized(value: Any, where: str, size: int) -> bytes:
+    """Return value if it is a byte string of so many bytes."""
+    if len(expect_bytes(value, where)) != size:
+        raise ValueError(f"{where} has {len(value)} bytes, not {size}")
+    return bytes(value)
+
+
+def expect_status(value: Any) -> int:
+    """Return value if it is the status of an HTTP answer that is final."""
+    status = expect_uint(value, "a status", MAX_STATUS)
+    if status < 200:
+        raise ValueError(f"{status} is no status")
+    return status
 
 
 def expect_view(value: Any, where: str) -> bytes:

@@ -42,7 +42,6 @@ _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
 _STORAGE_INDEX_BYTES = 16
 _LEASE_SECRET_BYTES = 32
 _MAX_UPLOAD_SECRET_BYTES = 64
-_MAX_STATUS = 599
 
 
 @attrs.frozen
@@ -125,11 +124,11 @@ def unpack_bundle(body: Buffer) -> list[BundledUpload]:
 
 
 def _unpack_upload(value: Any) -> BundledUpload:
-    index, renew, cancel, upload, size, numbers, shares = _fields(value, 7, "an upload")
+    index, renew, cancel, upload, size, numbers, shares = cbor.expect_fields(value, 7, "an upload")
     secrets = UploadSecrets(
         LeaseSecrets(
-            _sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
-            _sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
+            cbor.expect_sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
+            cbor.expect_sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
         ),
         cbor.expect_bytes(upload, "the upload secret"),
     )
@@ -141,11 +140,11 @@ def _unpack_upload(value: Any) -> BundledUpload:
         raise ValueError("the shares are no map, or one is not among the share numbers")
     for number, data in shares.items():
         cbor.expect_uint(number, "a share's number")
-        _sized(data, "a share", share_bytes)
+        cbor.expect_sized(data, "a share", share_bytes)
     if shares and not share_bytes:
         raise ValueError("a share is empty")
     return BundledUpload(
-        _sized(index, "the storage index", _STORAGE_INDEX_BYTES),
+        cbor.expect_sized(index, "the storage index", _STORAGE_INDEX_BYTES),
         secrets,
         share_bytes,
         share_numbers,
@@ -180,35 +179,15 @@ def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[Bundl
 
 def _unpack_answer(value: Any, upload: BundledUpload) -> BundledAnswer:
     if type(value) is int:
-        return BundledAnswer(_status(value), {})
-    have, allocated, statuses = _fields(value, 3, "an answer")
+        return BundledAnswer(cbor.expect_status(value), {})
+    have, allocated, statuses = cbor.expect_fields(value, 3, "an answer")
     if type(statuses) is not dict or statuses.keys() != upload.shares.keys():
         raise ValueError("statuses for other shares than were sent")
     for number, status in statuses.items():
         cbor.expect_uint(number, "a share's number")
-        _status(status)
+        cbor.expect_status(status)
     allocation = Allocation(_numbers(have, "already-have"), _numbers(allocated, "allocated"))
     return BundledAnswer(allocation, statuses)
-
-
-def _fields(value: Any, count: int, where: str) -> list[Any]:
-    fields = cbor.expect_list(value, where, count)
-    if len(fields) != count:
-        raise ValueError(f"{where} has {len(fields)} fields, not {count}")
-    return fields
-
-
-def _sized(value: Any, where: str, size: int) -> bytes:
-    if len(cbor.expect_bytes(value, where)) != size:
-        raise ValueError(f"{where} has {len(value)} bytes, not {size}")
-    return bytes(value)
-
-
-def _status(value: Any) -> int:
-    status = cbor.expect_uint(value, "a status", _MAX_STATUS)
-    if status < 200:
-        raise ValueError(f"{status} is no status")
-    return status
 
 
 def _numbers(value: Any, where: str) -> frozenset[int]:

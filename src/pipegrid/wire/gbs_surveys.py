@@ -40,7 +40,6 @@ _ANSWER_ITEMS = 1 + MAX_QUESTIONS * (4 + MAX_SHARE_NUMBERS + MAX_SAMPLES)
 _STORAGE_INDEX_BYTES = 16
 _LEASE_SECRET_BYTES = 32
 _MAX_OFFSET = 1 << 62
-_MAX_STATUS = 599
 
 
 @attrs.frozen
@@ -110,23 +109,23 @@ def unpack_survey(body: Buffer) -> list[Question]:
 
 
 def _unpack_question(value: Any) -> Question:
-    index, lease, samples = _fields(value, 3, "a question")
+    index, lease, samples = cbor.expect_fields(value, 3, "a question")
     secrets = None
     if cbor.expect_list(lease, "the lease", 2):
-        renew, cancel = _fields(lease, 2, "the lease")
+        renew, cancel = cbor.expect_fields(lease, 2, "the lease")
         secrets = LeaseSecrets(
-            _sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
-            _sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
+            cbor.expect_sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
+            cbor.expect_sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
         )
     return Question(
-        _sized(index, "the storage index", _STORAGE_INDEX_BYTES),
+        cbor.expect_sized(index, "the storage index", _STORAGE_INDEX_BYTES),
         secrets,
         tuple(map(_unpack_sample, cbor.expect_list(samples, "the samples", MAX_SAMPLES))),
     )
 
 
 def _unpack_sample(value: Any) -> Sample:
-    number, offset, length = _fields(value, 3, "a sample")
+    number, offset, length = cbor.expect_fields(value, 3, "a sample")
     cbor.expect_uint(number, "a share's number")
     cbor.expect_uint(offset, "an offset", _MAX_OFFSET)
     if not cbor.expect_uint(length, "a sample's length", MAX_SAMPLE_BYTES):
@@ -157,39 +156,19 @@ def unpack_answers(body: Buffer, questions: Sequence[Question]) -> list[SurveyAn
 
 def _unpack_answer(value: Any, question: Question) -> SurveyAnswer | int:
     if type(value) is int:
-        return _status(value)
-    numbers, lease, samples = _fields(value, 3, "an answer")
+        return cbor.expect_status(value)
+    numbers, lease, samples = cbor.expect_fields(value, 3, "an answer")
     for number in cbor.expect_list(numbers, "the share numbers", MAX_SHARE_NUMBERS):
         cbor.expect_uint(number, "a share's number")
     if question.lease is None:
         cbor.expect_uint(lease, "the lease's status", LEASE_NOT_ASKED)
     else:
-        _status(lease)
+        cbor.expect_status(lease)
     if len(cbor.expect_list(samples, "the samples", None)) != len(question.samples):
         raise ValueError(f"{len(samples)} samples where {len(question.samples)} were asked for")
     for data, sample in zip(samples, question.samples, strict=True):
         if type(data) is int:
-            _status(data)
+            cbor.expect_status(data)
         elif len(cbor.expect_bytes(data, "a sample")) > sample.length:
             raise ValueError("a sample is longer than was asked for")
     return SurveyAnswer(frozenset(numbers), lease, tuple(samples))
-
-
-def _fields(value: Any, count: int, where: str) -> list[Any]:
-    fields = cbor.expect_list(value, where, count)
-    if len(fields) != count:
-        raise ValueError(f"{where} has {len(fields)} fields, not {count}")
-    return fields
-
-
-def _sized(value: Any, where: str, size: int) -> bytes:
-    if len(cbor.expect_bytes(value, where)) != size:
-        raise ValueError(f"{where} has {len(value)} bytes, not {size}")
-    return bytes(value)
-
-
-def _status(value: Any) -> int:
-    status = cbor.expect_uint(value, "a status", _MAX_STATUS)
-    if status < 200:
-        raise ValueError(f"{status} is no status")
-    return status
