@@ -9,13 +9,11 @@ with it, there is none, and a warning.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.servers import read_bounded
 from pipegrid.grid.yamlfile import parse_yaml
@@ -68,12 +66,4 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
     """
     document = [{"ann": dict(each.fields), "key_s": each.server_id} for each in announcements]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            json.dump(document, file, indent=1)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    replace_file(path, json.dumps(document, indent=1).encode("ascii"), durable=False)

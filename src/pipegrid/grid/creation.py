@@ -8,13 +8,12 @@ configured once it has its ``pipegrid.cfg``, so that is written last.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.config import (
     CONFIG_NAME,
@@ -195,7 +194,9 @@ def change(
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             text = file.read()
-        _replace(path, with_settings(text, settings))
+        replace_file(
+            path, with_settings(text, settings).encode("utf-8"), mode=path.stat().st_mode & 0o777
+        )
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; change it by hand") from error
     return load(directory)
@@ -241,22 +242,6 @@ def with_settings(text: str, settings: Mapping[str, str]) -> str:
     return "".join([*lines[: header + 1], *missing, *lines[header + 1 :]])
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file anew, whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
 def _create(
     directory: Path,
     params: Params,
@@ -287,28 +272,15 @@ def _create(
                 raise UsageError(
                     f"{directory / name} is there already; remove it, or choose another directory"
                 )
-            _write(directory / name, text, 0o600)
+            create_file(directory / name, text.encode("utf-8"))
         for name in ("convergence", "secret"):
             if not (private / name).exists():
-                _write(private / name, base32.encode(os.urandom(SECRET_BYTES)) + "\n", 0o600)
-        _write(directory / CONFIG_NAME, "\n".join([*lines, ""]), 0o644)
+                secret = base32.encode(os.urandom(SECRET_BYTES))
+                create_file(private / name, f"{secret}\n".encode("ascii"))
+        text = "\n".join([*lines, ""])
+        create_file(directory / CONFIG_NAME, text.encode("utf-8"), mode=0o644)
     except OSError as error:
         raise UsageError(
             f"cannot make {directory} a grid directory: {error.strerror}; choose another with -d"
         ) from error
     return load(directory)
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Write a file that is there whole or not at all, and is not replaced if it is there."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):  # somebody made it at the same moment: theirs stands
-            os.link(name, path)
-    finally:
-        os.unlink(name)

@@ -7,12 +7,11 @@ One small JSON file beside what introducers said. Whatever is wrong with it, not
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pipegrid.disk.replacing import replace_file
 from pipegrid.transfer.put.elsewhere import AskFirst, Elsewhere
 
 FOUND_NAME = "found_elsewhere.json"
@@ -46,12 +45,4 @@ def _read(path: Path) -> int:
 def _write(path: Path, left: int) -> None:
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                json.dump({_LEFT: left}, file)
-            os.replace(name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
+        replace_file(path, json.dumps({_LEFT: left}).encode("ascii"), durable=False)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from pipegrid.core import base32
+from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.reconnecting import Reconnecting
 from pipegrid.version import __version__
@@ -102,29 +102,15 @@ def _next_seqnum(path: Path) -> int:
     if not (text.isdigit() and text.isascii() and len(text) < 19):
         raise UsageError(f"{path} holds no number; write into it one that was never announced")
     seqnum = int(text) + 1
-    _write(path, f"{seqnum}\n", 0o644)
+    # Durably: a number used twice would be no news.
+    replace_file(path, f"{seqnum}\n".encode("ascii"), mode=0o644)
     return seqnum
 
 
 def _read_or_write(path: Path, text: str, mode: int = 0o600) -> str:
     if not path.exists():
-        _write(path, text + "\n", mode)
+        replace_file(path, f"{text}\n".encode("ascii"), mode=mode)
     return path.read_text("ascii", "replace").strip()
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Write a file, whole or not at all, and durably: a number used twice would be no news."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def storage_fields(

@@ -21,9 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pipegrid.core import base32
+from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.errors import UsageError
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.certificates import self_signed_pem
@@ -166,11 +165,7 @@ def keep_furl(directory: Path, address: Furl) -> None:
     if load_furl(directory) == address:
         return
     try:
-        with _new_file(path) as new:
-            new.write(f"{address}\n".encode("ascii"))
-            new.flush()
-            os.fsync(new.fileno())
-            os.replace(new.name, path)
+        replace_file(path, f"{address}\n".encode("ascii"))
     except OSError as error:
         raise _unusable(error, path) from error
 
@@ -240,23 +235,5 @@ def _read_swissnum(private: Path, known: Furl | None) -> str:
 def _read_or_make(path: Path, make: Any) -> bytes:
     """Return a file's content; if it is missing, make it, whole or not at all."""
     if not path.exists():
-        with _new_file(path) as new:
-            new.write(make())
-            new.flush()
-            os.fsync(new.fileno())
-            with suppress(FileExistsError):  # somebody made it at the same moment: theirs stands
-                os.link(new.name, path)
+        create_file(path, make())
     return path.read_bytes()
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[Any]:
-    """Give a new file beside path, for nobody else to read; it is gone in the end, unless it was renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        with open(name, "wb") as file:
-            yield file
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)

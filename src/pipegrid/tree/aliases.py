@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.text import printable
+from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, UsageError
 
 FILE_NAME = "aliases"
@@ -186,19 +186,9 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put a file in place that is whole or not there, for nobody else to read."""
+    """Put the file in place, for nobody else to read."""
     try:
-        fd, name = tempfile.mkstemp(prefix=FILE_NAME + ".", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
+        replace_file(path, data)
     except OSError as error:
         raise UsageError(f"cannot write the aliases to {path}: {error.strerror}") from error
 

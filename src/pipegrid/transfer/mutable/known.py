@@ -18,7 +18,6 @@ from __future__ import annotations
 import binascii
 import json
 import os
-import tempfile
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.versions import Version, parse_version
+from pipegrid.disk.replacing import replace_file
 
 MAX_FILES = 10_000
 MAX_IN_MEMORY = 1000
@@ -115,7 +115,9 @@ class KnownFiles:
             stored = self._load(storage_index)
             if stored.newest > known.newest:
                 return
-            self._write(self._path(storage_index), pack(known))
+            path = self._path(storage_index)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, pack(known), durable=False)
             self._writes += 1
             if self._writes % 100 == 1:
                 self._remove_old()
@@ -140,18 +142,6 @@ class KnownFiles:
                 return unpack(file.read(_MAX_FILE_BYTES))
         except (OSError, ValueError, RecursionError):
             return Known()
-
-    def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new.")  # mode 0600
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
 
     def _remove_old(self) -> None:
         """Remove the files that were not written for longest, if there are too many."""

@@ -16,13 +16,13 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import attrs
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.directory import pack_immutable, unpack_immutable
 from pipegrid.disk.private import open_private
+from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import PipegridError, SinkError, UsageError
 from pipegrid.grid.config import GridConfig
 from pipegrid.tree.backup.catalogue import CatalogueStore, Run, children_of, runs_of
@@ -112,8 +112,9 @@ class BackupPlace:
         """
         packed = base64.b64encode(pack_immutable(children_of(runs))).decode("ascii")
         try:
-            self._replace(self._list_file, json.dumps({"cap": str(cap), "packed": packed}) + "\n")
-            self._replace(self.cap_file, f"{cap}\n")
+            document = json.dumps({"cap": str(cap), "packed": packed})
+            replace_file(self._list_file, f"{document}\n".encode("ascii"))
+            replace_file(self.cap_file, f"{cap}\n".encode("ascii"))
         except OSError as error:
             raise SinkError(
                 f"cannot write in {self.directory}: {error.strerror}; the backup is stored, "
@@ -146,13 +147,3 @@ class BackupPlace:
                 f"{self.cap_file} does not hold the cap of a catalogue; restore or remove it"
             )
         return cap
-
-    def _replace(self, path: Path, text: str) -> None:
-        """Write a file that is always whole, and nobody else's to read."""
-        new = path.with_name(path.name + ".new")
-        fd = open_private(str(new), os.O_WRONLY | os.O_TRUNC)
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-        os.replace(new, path)
