@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,6 +17,7 @@ from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.outcome import ExitStatus, printable, unreadable
 
 if TYPE_CHECKING:
+    from pipegrid.cli.mirroring import Fetching
     from pipegrid.grid import Grid
     from pipegrid.mirror.mirror import Mirror, Report
     from pipegrid.mirror.source import Tally
@@ -53,8 +55,31 @@ def _check_options(function: F) -> F:
     return function
 
 
-def fetch_options(function: F) -> F:
-    """Add the options that every command has that fetches."""
+def fetch_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that every command has that fetches; they come as one ``Fetching``."""
+
+    @wraps(function)
+    def fetch(
+        *arguments: Any,
+        urls: tuple[str, ...],
+        to_grid: bool,
+        delete: bool,
+        dry_run: bool,
+        connections: int,
+        limit_rate: str | None,
+        durability: str,
+        sample: float,
+        paranoid: bool,
+        **others: Any,
+    ) -> Any:
+        from pipegrid.cli.mirroring import Fetching
+
+        limit = None if limit_rate is None else byte_size(limit_rate)
+        fetching = Fetching(
+            urls, to_grid, delete, dry_run, connections, limit, durability, sample, paranoid
+        )
+        return function(*arguments, fetching=fetching, **others)
+
     for option in (
         click.option(
             "--durability",
@@ -96,8 +121,8 @@ def fetch_options(function: F) -> F:
             help="When all is there, store it in the grid, too, and print the cap that brings it back.",
         ),
     ):
-        function = option(function)
-    return _check_options(function)
+        fetch = option(fetch)
+    return _check_options(fetch)
 
 
 @command.command(name="list")
@@ -108,15 +133,7 @@ def fetch_options(function: F) -> F:
 def list_command(
     file: str,
     dest: str,
-    urls: tuple[str, ...],
-    to_grid: bool,
-    delete: bool,
-    dry_run: bool,
-    connections: int,
-    limit_rate: str | None,
-    durability: str,
-    sample: float,
-    paranoid: bool,
+    fetching: Fetching,
 ) -> ReactorJob | GridJob:
     """
     Fetch the files that FILE names into DEST.
@@ -124,51 +141,33 @@ def list_command(
     A line a file: SHA-256 in hex, size in bytes, path, with blanks between. The path is relative to each
     URL and to DEST, and may hold blanks.
     """
-    _check_urls(urls)
-    limit = None if limit_rate is None else byte_size(limit_rate)
+    _check_urls(fetching)
 
     async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        from pipegrid.cli.mirroring import Display
         from pipegrid.mirror.lists import lines_of, read_list
-        from pipegrid.mirror.mirror import Mirror
 
         with ExitStack() as stack:
             try:
                 source = stack.enter_context(open(file, "rb"))
             except OSError as error:
                 raise unreadable(file, error) from error
-            display = stack.enter_context(Display(console))
-            mirror = Mirror(
-                reactor,
-                urls,
-                dest,
-                durability=durability,  # type: ignore[arg-type]
-                connections=connections,
-                paranoid=paranoid,
-                sample=sample / 100,
-                limit_bytes_per_s=limit,
-                progress=display.show,
-                dry_run=dry_run,
-                environment=os.environ,
-            )
-            try:
+            async with fetching.mirror(reactor, console, dest) as mirror:
                 report = await mirror.sync(read_list(lines_of(source), file))
                 removed: list[str] = []
                 if not report.failed_files:
                     source.seek(0)
-                    if not dry_run:
+                    if not fetching.dry_run:
                         await mirror.complete(read_list(lines_of(source), file))
-                    if delete:
+                    if fetching.delete:
                         source.seek(0)
                         removed = await mirror.delete_others(
-                            (each.path for each in read_list(lines_of(source), file)), dry_run
+                            (each.path for each in read_list(lines_of(source), file)),
+                            fetching.dry_run,
                         )
-                further = await store(mirror, grid, report, dry_run, paranoid)
-            finally:
-                await mirror.close()
-        return tell(console, report, dest, removed, dry_run, further)
+                further = await store(mirror, grid, report, fetching)
+        return tell(console, report, dest, removed, fetching.dry_run, further)
 
-    return job_of(work, to_grid)
+    return job_of(work, fetching.to_grid)
 
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -234,15 +233,7 @@ def debian_command(
     indexes: str,
     diffs: bool,
     also: tuple[str, ...],
-    urls: tuple[str, ...],
-    to_grid: bool,
-    delete: bool,
-    dry_run: bool,
-    connections: int,
-    limit_rate: str | None,
-    durability: str,
-    sample: float,
-    paranoid: bool,
+    fetching: Fetching,
 ) -> ReactorJob | GridJob:
     """
     Keep a Debian archive in DEST.
@@ -251,53 +242,31 @@ def debian_command(
     are seen after what they name is there, so that apt can read from DEST meanwhile.
     """
     if from_grid is not None:
-        _check_alone(urls, to_grid)
-        return bring_back(from_grid, dest, delete, dry_run, paranoid, sample / 100)
-    _check_urls(urls)
+        _check_alone(fetching)
+        return bring_back(from_grid, dest, fetching)
+    _check_urls(fetching)
     if not suites:
         raise _usage("give a suite, such as --suite sid")
     _check_keys(keyrings, allow_unsigned)
-    limit = None if limit_rate is None else byte_size(limit_rate)
 
     async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        from pipegrid.cli.mirroring import Display
         from pipegrid.mirror.debian import DebianArchive, Selection
-        from pipegrid.mirror.mirror import Mirror
         from pipegrid.mirror.trust import Keys
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
-        with Display(console) as display:
-            mirror = Mirror(
-                reactor,
-                urls,
-                dest,
-                durability=durability,  # type: ignore[arg-type]
-                connections=connections,
-                paranoid=paranoid,
-                sample=sample / 100,
-                limit_bytes_per_s=limit,
-                progress=display.show,
-                dry_run=dry_run,
-                environment=os.environ,
-            )
-            try:
-                archive = DebianArchive(
-                    mirror,
-                    Selection(
-                        suites=tuple(dict.fromkeys(suites)),
-                        components=tuple(dict.fromkeys(components)),
-                        architectures=tuple(dict.fromkeys(architectures)),
-                        with_sources=source,
-                        with_patches=diffs,
-                        also=also,
-                        indexes=indexes,  # type: ignore[arg-type]
-                    ),
-                    Keys(rings, allow_unsigned),
-                )
-                outcome = await archive.sync(delete, dry_run)
-                stored = await store(mirror, grid, outcome.report, dry_run, paranoid)
-            finally:
-                await mirror.close()
+        selection = Selection(
+            suites=tuple(dict.fromkeys(suites)),
+            components=tuple(dict.fromkeys(components)),
+            architectures=tuple(dict.fromkeys(architectures)),
+            with_sources=source,
+            with_patches=diffs,
+            also=also,
+            indexes=indexes,  # type: ignore[arg-type]
+        )
+        async with fetching.mirror(reactor, console, dest) as mirror:
+            archive = DebianArchive(mirror, selection, Keys(rings, allow_unsigned))
+            outcome = await archive.sync(fetching.delete, fetching.dry_run)
+            stored = await store(mirror, grid, outcome.report, fetching)
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
         further = {
@@ -306,9 +275,9 @@ def debian_command(
             "lacking": outcome.lacking,
             **stored,
         }
-        return tell(console, outcome.report, dest, outcome.removed, dry_run, further)
+        return tell(console, outcome.report, dest, outcome.removed, fetching.dry_run, further)
 
-    return job_of(work, to_grid)
+    return job_of(work, fetching.to_grid)
 
 
 @command.command(name="rpm")
@@ -340,15 +309,7 @@ def rpm_command(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     from_grid: str | None,
-    urls: tuple[str, ...],
-    to_grid: bool,
-    delete: bool,
-    dry_run: bool,
-    connections: int,
-    limit_rate: str | None,
-    durability: str,
-    sample: float,
-    paranoid: bool,
+    fetching: Fetching,
 ) -> ReactorJob | GridJob:
     """
     Keep an RPM repository in DEST.
@@ -357,43 +318,23 @@ def rpm_command(
     indexes. repomd.xml is seen after all that it names is there, so that dnf can read from DEST meanwhile.
     """
     if from_grid is not None:
-        _check_alone(urls, to_grid)
-        return bring_back(from_grid, dest, delete, dry_run, paranoid, sample / 100)
-    _check_urls(urls)
+        _check_alone(fetching)
+        return bring_back(from_grid, dest, fetching)
+    _check_urls(fetching)
     _check_keys(keyrings, allow_unsigned)
-    limit = None if limit_rate is None else byte_size(limit_rate)
 
     async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        from pipegrid.cli.mirroring import Display
-        from pipegrid.mirror.mirror import Mirror
         from pipegrid.mirror.rpm import RpmRepository
         from pipegrid.mirror.trust import Keys
 
-        with Display(console) as display:
-            mirror = Mirror(
-                reactor,
-                urls,
-                dest,
-                durability=durability,  # type: ignore[arg-type]
-                connections=connections,
-                paranoid=paranoid,
-                sample=sample / 100,
-                limit_bytes_per_s=limit,
-                progress=display.show,
-                dry_run=dry_run,
-                environment=os.environ,
-            )
-            try:
-                keys = Keys(keyrings, allow_unsigned)
-                repository = RpmRepository(mirror, keys, newest_only)
-                outcome = await repository.sync(delete, dry_run)
-                stored = await store(mirror, grid, outcome.report, dry_run, paranoid)
-            finally:
-                await mirror.close()
+        async with fetching.mirror(reactor, console, dest) as mirror:
+            repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
+            outcome = await repository.sync(fetching.delete, fetching.dry_run)
+            stored = await store(mirror, grid, outcome.report, fetching)
         further = {"index_bytes": outcome.index_bytes, **stored}
-        return tell(console, outcome.report, dest, outcome.removed, dry_run, further)
+        return tell(console, outcome.report, dest, outcome.removed, fetching.dry_run, further)
 
-    return job_of(work, to_grid)
+    return job_of(work, fetching.to_grid)
 
 
 def _usage(text: str) -> click.UsageError:
@@ -405,13 +346,13 @@ def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
         raise _usage("with --allow-unsigned no --keyring is used; give one of them")
 
 
-def _check_urls(urls: tuple[str, ...]) -> None:
-    if not urls:
+def _check_urls(fetching: Fetching) -> None:
+    if not fetching.urls:
         raise _usage("there is nowhere to mirror from; give --from URL")
 
 
-def _check_alone(urls: tuple[str, ...], to_grid: bool) -> None:
-    if urls or to_grid:
+def _check_alone(fetching: Fetching) -> None:
+    if fetching.urls or fetching.to_grid:
         raise _usage("--from-grid goes with neither --from nor --to-grid; leave them out")
 
 
@@ -426,21 +367,19 @@ def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
 
 
 async def store(
-    mirror: Mirror, grid: Grid | None, report: Report, dry_run: bool, again: bool
+    mirror: Mirror, grid: Grid | None, report: Report, fetching: Fetching
 ) -> dict[str, Any]:
     """Store what is there now, if that is wanted; returns what there is to tell of it."""
-    if grid is None or report.failed_files or dry_run:
+    if grid is None or report.failed_files or fetching.dry_run:
         return {}
     from pipegrid.mirror.gridstore import GridStore
 
-    stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), again)
+    stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid)
     cap = await stored.store()
     return {"cap": str(cap), "stored": stored.stored_files}
 
 
-def bring_back(
-    cap: str, dest: str, delete: bool, dry_run: bool, paranoid: bool, sample: float
-) -> GridJob:
+def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
     """Return the job that fetches a mirror from the grid."""
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
@@ -450,13 +389,15 @@ def bring_back(
         from pipegrid.mirror.mirror import Mirror
 
         with Display(console) as display:
-            mirror = Mirror(reactor, (), dest, paranoid=paranoid, sample=sample)
+            mirror = Mirror(
+                reactor, (), dest, paranoid=fetching.paranoid, sample=fetching.sample_share
+            )
             try:
                 fetch = GridFetch(mirror, grid, cap, names_by_hash)
-                removed = await fetch.fetch(delete, dry_run, display.show)
+                removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
             finally:
                 await mirror.close()
-        return tell(console, fetch.report, dest, removed, dry_run)
+        return tell(console, fetch.report, dest, removed, fetching.dry_run)
 
     return ReactorGridJob(work)
 

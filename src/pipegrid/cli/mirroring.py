@@ -1,16 +1,21 @@
-"""The progress of a mirroring on a terminal: files, bytes, rate, time left."""
+"""What the commands that mirror have in common: their options as one, and their progress on a terminal."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.progress import aside
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror import Report
+    from pipegrid.mirror.mirror import Mirror, Report
 
 
 class Display:
@@ -56,3 +61,53 @@ class Display:
         if self._bar is not None:
             self._console.print_within(None)
             self._bar.close()
+
+
+@attrs.frozen
+class Fetching:
+    """
+    How a command fetches: the options that all of them have.
+
+    Attributes:
+        limit_bytes_per_s: from all mirrors together, or None.
+        sample: percent of what is there that is hashed again.
+    """
+
+    urls: tuple[str, ...]
+    to_grid: bool
+    delete: bool
+    dry_run: bool
+    connections: int
+    limit_bytes_per_s: int | None
+    durability: str
+    sample: float
+    paranoid: bool
+
+    @property
+    def sample_share(self) -> float:
+        """The sample, of 1."""
+        return self.sample / 100
+
+    @asynccontextmanager
+    async def mirror(self, reactor: Any, console: Console, dest: str) -> AsyncIterator[Mirror]:
+        """Open a mirror that shows its progress; it is closed in the end."""
+        from pipegrid.mirror.mirror import Mirror
+
+        with Display(console) as display:
+            mirror = Mirror(
+                reactor,
+                self.urls,
+                dest,
+                durability=self.durability,  # type: ignore[arg-type]
+                connections=self.connections,
+                paranoid=self.paranoid,
+                sample=self.sample_share,
+                limit_bytes_per_s=self.limit_bytes_per_s,
+                progress=display.show,
+                dry_run=self.dry_run,
+                environment=os.environ,
+            )
+            try:
+                yield mirror
+            finally:
+                await mirror.close()
