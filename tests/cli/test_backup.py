@@ -61,6 +61,10 @@ class CommandTests(ProcessTestCase):
             "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n", err
         )
         self.assertIn("1 file (200 B) in 1 directory", err)
+        _, err = self.run_command("-q", "put", "-r", "--exclude", "*.tmp", "src", status=1)
+        self.assertEqual(
+            err, "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n"
+        )
         out, _ = self.run_command("--json", "backup", "src", status=1)
         said = [json.loads(line) for line in out.splitlines()]
         self.assertEqual(said[0]["path"], "pipe")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import time
 
@@ -125,3 +126,37 @@ class MutableTests(ProcessTestCase):
         (self.home / "odd:name").write_bytes(b"odd")
         out, _ = self.run_command("put", "one", "odd:name")
         self.assertEqual(len(out.split()), 2)
+
+    def test_looking_after_them(self) -> None:
+        """check, renew and repair take them alone and in trees; a read cap does all but repair."""
+        mutable, _ = self.run_command("put", "--mutable", "one", "home:mutable")
+        self.run_command("put", "two", "home:plain")
+        out, _ = self.run_command("check", "home:")
+        self.assertTrue(out.startswith("healthy: 10 of 10 shares good"), out)
+        out, _ = self.run_command("check", "--verify", "--add-lease", "home:mutable")
+        self.assertTrue(out.startswith("healthy: 10 of 10 shares good"), out)
+        out, _ = self.run_command("renew", "home:mutable")
+        self.assertTrue(out.startswith("renewed: 10 of 10 shares"), out)
+        for command, well in (("check", "healthy"), ("renew", "renewed")):
+            out, _ = self.run_command(command, "-r", "home:")
+            self.assertEqual(out, f"3 objects: 3 {well}")
+        shutil.rmtree(self.home / ".local/share/pipegrid/storage/03/shares")
+        read_cap, _ = self.run_command("alias", "list", "--read-only")
+        out, err = self.run_command("check", "-r", "--repair", read_cap.split()[-1], status=2)
+        self.assertEqual(err.count("to repair a mutable file is to write it: use its write cap"), 2)
+        self.assertIn("3 objects: 0 healthy, 1 repaired, 2 failed", out)
+        out, _ = self.run_command("check", "-r", "home:", status=1)
+        self.assertIn("3 objects: 1 healthy, 2 damaged", out)
+        out, _ = self.run_command("repair", "home:mutable")
+        self.assertTrue(out.startswith("repaired: 10 shares made again"), out)
+        out, _ = self.run_command("repair", "-r", "home:")
+        self.assertIn("3 objects: 2 healthy, 1 repaired", out)
+        self.assertEqual(self.run_command("get", mutable)[0], "1" * 300)
+
+    def test_one_directory_that_cannot_be_read(self) -> None:
+        """Is said to be one, quiet or not."""
+        shutil.rmtree(self.home / ".local/share/pipegrid/storage")
+        (self.home / ".local/share/pipegrid/storage").mkdir()
+        out, err = self.run_command("-q", "check", "-r", "home:", status=4)
+        self.assertIn("1 object: 0 healthy, 1 lost, 1 directory not entered", out)
+        self.assertIn("was not entered, so nothing is known of what is in it", err)

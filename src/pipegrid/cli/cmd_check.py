@@ -92,10 +92,10 @@ def command(
         if len(files) == 1 and not (recursive or repair):
             from pipegrid.cli.progress import Progress
             from pipegrid.cli.trees import located
-            from pipegrid.core.filecaps import checkable
+            from pipegrid.core.filecaps import keepable
 
             with Progress(console, "check", "share") as progress:
-                file = await located(grid, files[0], checkable)
+                file = await located(grid, files[0], keepable)
                 options = {"add_lease": True} if add_lease else {}
                 call = progress.transfer()
                 result = await grid.check(file.cap, verify=verify, progress=call, **options)

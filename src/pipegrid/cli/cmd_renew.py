@@ -56,9 +56,9 @@ def command(
 
         if len(files) == 1 and not recursive:
             from pipegrid.cli.trees import located
-            from pipegrid.core.filecaps import checkable
+            from pipegrid.core.filecaps import keepable
 
-            file = await located(grid, files[0], checkable)
+            file = await located(grid, files[0], keepable)
             return show(file, await grid.renew(file.cap))
         from pipegrid.transfer.upkeep.upkeep import Todo
 

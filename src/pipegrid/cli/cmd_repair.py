@@ -63,10 +63,10 @@ def command(
         if len(files) == 1 and not recursive:
             from pipegrid.cli.progress import Progress
             from pipegrid.cli.trees import located
-            from pipegrid.core.filecaps import checkable
+            from pipegrid.core.filecaps import keepable
 
             with Progress(console, "repair") as progress:
-                file = await located(grid, files[0], checkable)
+                file = await located(grid, files[0], keepable)
                 call = progress.transfer()
                 return show(file, await grid.repair(file.cap, progress=call))
         from pipegrid.transfer.upkeep.upkeep import Todo

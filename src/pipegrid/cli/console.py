@@ -112,6 +112,10 @@ class Console:
         if self.verbosity >= 0:
             self._prose(text)
 
+    def fault(self, text: str) -> None:
+        """Tell the user of something that went wrong, and counts in the exit status; quiet or not."""
+        self._prose(text)
+
     def detail(self, text: str) -> None:
         """Tell the user something that only ``-v`` asks for."""
         if self.verbosity > 0:

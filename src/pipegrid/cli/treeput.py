@@ -130,7 +130,7 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
     from pipegrid.tree.upload import TreeReports
 
     def left_out(path: str, why: str) -> None:
-        console.say(f"pipegrid: {printable(path)}: left out: {printable(why)}")
+        console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")
         if console.json:
             console.result("", {"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 
@@ -147,19 +147,16 @@ def counts_of(counts: TreeCounts) -> str:
     """Return in a few words what was met, sent and left out."""
     from pipegrid.cli.render import amount, plural
 
-    directories = _directories(counts.directories)
+    directories = plural(counts.directories, "directory", "directories")
+    sent_directories = plural(counts.sent_directories, "directory", "directories")
     links = f", {plural(counts.links, 'link')}" if counts.links else ""
     checked = f"; {plural(counts.checked, 'object')} checked" if counts.checked else ""
     left_out = f"; {counts.left_out} left out" if counts.left_out else ""
     return (
         f"{plural(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
-        f"{plural(counts.sent_files, 'file')} and {_directories(counts.sent_directories)} "
+        f"{plural(counts.sent_files, 'file')} and {sent_directories} "
         f"({amount(counts.sent_bytes)}){checked}{left_out}"
     )
-
-
-def _directories(count: int) -> str:
-    return "1 directory" if count == 1 else f"{count} directories"
 
 
 def fields_of(counts: TreeCounts) -> dict[str, int]:

@@ -48,12 +48,13 @@ async def located(grid: Grid, file: NamedFile[Any], understand: Callable[[Any], 
 
 
 def _there(place: Place) -> Any:
-    if place.cap is None:
+    cap = place.best or place.cap
+    if cap is None:
         raise CapError(
             f"the entry '{printable(place.names[-1])}' holds a write cap only, which the read cap of its "
             "directory does not give; use the write cap of the directory"
         )
-    return place.cap
+    return cap
 
 
 async def place_of(grid: Grid, text: str) -> Place:

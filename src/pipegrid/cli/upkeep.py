@@ -41,11 +41,11 @@ def files_or_trees(
 ) -> list[NamedFile[Any]]:
     """Return what the command line names; with ``recursive`` directories that can be entered, too."""
     from pipegrid.cli.files import named_files
-    from pipegrid.core.filecaps import checkable, walkable
+    from pipegrid.core.filecaps import keepable, walkable
 
     if recursive:
         return named_files(console, caps, cap_files, walkable)
-    return named_files(console, caps, cap_files, checkable)
+    return named_files(console, caps, cap_files, keepable)
 
 
 async def located_files(
@@ -54,14 +54,14 @@ async def located_files(
     """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
     from pipegrid.cli.files import complain, identity
     from pipegrid.cli.trees import located
-    from pipegrid.core.filecaps import checkable, walkable
+    from pipegrid.core.filecaps import keepable, walkable
     from pipegrid.errors import PipegridError
 
     found: list[NamedFile[Any]] = []
     statuses: set[ExitStatus] = set()
     for file in files:
         try:
-            found.append(await located(grid, file, walkable if recursive else checkable))
+            found.append(await located(grid, file, walkable if recursive else keepable))
         except PipegridError as error:  # noqa: PERF203
             if len(files) == 1:
                 raise
@@ -116,7 +116,7 @@ class Report:
 
             self.console.result("", {**identity(file), "unreadable": sentence(error)})
         else:
-            self.console.say(f"pipegrid: {what}")
+            self.console.fault(f"pipegrid: {what}")
 
     @property
     def worst(self) -> ExitStatus:
@@ -242,10 +242,12 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
         ("lost", "lost"),
         ("leaseless", "without some lease"),
         ("failed", "failed"),
-        ("unreadable", "directories not entered"),
     ):
         if fields.get(name):
             parts.append(f"{fields[name]} {what}")
+    if fields.get("unreadable"):
+        unreadable = plural(fields["unreadable"], "directory", "directories")
+        parts.append(f"{unreadable} not entered")
     servers = sorted(summary.unreachable)
     if servers:
         more = f" and {len(servers) - MAX_NAMED} more" if len(servers) > MAX_NAMED else ""

@@ -98,7 +98,17 @@ def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
     raise _unusable(cap)
 
 
-def walkable(given: str | Cap) -> ChkCap | LitCap | DirectoryCap:
+def keepable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap | MutableCap:
+    """
+    Return the cap of a file or of a directory's file, also of one that can change, that can be looked after.
+
+    Raises:
+        CapError: it is malformed, or of another kind.
+    """
+    return mutable_file(given, directories=True) or checkable(given)
+
+
+def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
     """
     Return the cap of a directory that can be entered, or of a file that can be read.
 
@@ -114,7 +124,7 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | DirectoryCap:
             "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
             "use its read cap, or do without -r"
         )
-    return readable(cap)
+    return fetchable(cap)
 
 
 def _unusable(cap: Cap) -> CapError:

@@ -609,6 +609,7 @@ class Grid:
             peers=self._peers,
             client_secrets=ClientSecrets(self.config.lease_secret),
             silence_s=self._download_settings.silence_s,
+            mutables=self._open_mutables,
         )
 
     def renew(self, cap: str | Cap) -> Deferred[RenewResult]:

@@ -10,12 +10,12 @@ import attrs
 from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_callable, shown
-from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
-from pipegrid.core.filecaps import checkable
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap
+from pipegrid.core.filecaps import keepable
 from pipegrid.errors import CapError, UsageError
 from pipegrid.transfer.upkeep.upkeep import Outcome, Upkeep
 
-Understood = ChkCap | ChkVerifierCap | LitCap
+Understood = ChkCap | ChkVerifierCap | LitCap | MutableCap
 
 
 async def look_after(
@@ -60,7 +60,7 @@ async def look_after(
     try:
         for number, given in enumerate(caps):
             try:
-                cap = checkable(given)
+                cap = keepable(given)
             except CapError:
                 failure = Failure()
                 failure.cleanFailure()

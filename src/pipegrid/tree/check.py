@@ -17,8 +17,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
-from pipegrid.core.filecaps import checkable
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap
+from pipegrid.core.filecaps import keepable
 from pipegrid.errors import CapError
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep.summary import UpkeepSummary
@@ -159,6 +159,7 @@ class _Trees:
 
     async def _look_after(self, number: int, met: Met, upkeep: Upkeep) -> None:
         place = Place(met.path, met.cap)
+        best = met.cap if isinstance(met, Unreadable) else met.best or met.cap
         if isinstance(met, Unreadable):
             self._summary.unreadable += 1
             if self._unreadable is not None:
@@ -170,7 +171,7 @@ class _Trees:
             self._met_before.add(identity)
         told = partial(self._note, number, place)
         try:
-            cap = _checkable(met.cap)
+            cap = _keepable(best)
         except CapError as error:
             told(Failure(error))
             return
@@ -183,9 +184,9 @@ class _Trees:
             self._ended(number, place, outcome)
 
 
-def _checkable(cap: Cap | None) -> ChkCap | ChkVerifierCap | LitCap:
+def _keepable(cap: Cap | None) -> ChkCap | ChkVerifierCap | LitCap | MutableCap:
     if cap is None:
         raise CapError(
             "only the cap that writes it is here, encrypted: open the tree by its write cap"
         )
-    return checkable(cap)
+    return keepable(cap)

@@ -16,7 +16,6 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
-from pipegrid.core.mutable.childcaps import decrypt_write_cap
 from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits, merge_directories
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
@@ -116,10 +115,7 @@ class Directory:
         return {entry.name: self._child(entry) for entry in listing.entries}
 
     def _child(self, entry: Entry) -> Child:
-        write_cap = None
-        if entry.rw_data and self.is_writable:
-            write_cap = _write_cap(entry.rw_data, self._writekey())
-        return Child(entry.name, entry.cap, write_cap, metadata_of(entry.metadata_json))
+        return Child(entry.name, entry.cap, entry.write_cap, metadata_of(entry.metadata_json))
 
     def link(
         self,
@@ -352,16 +348,6 @@ def _root_child(cap: Cap) -> Child:
     if isinstance(cap, UnknownCap):
         return Child("", cap)
     return Child("", cap.readonly(), cap if cap.readonly() != cap else None)
-
-
-def _write_cap(rw_data: bytes, writekey: bytes) -> Cap | None:
-    text = decrypt_write_cap(rw_data, writekey)
-    if not text:
-        return None
-    try:
-        return parse_cap(text)
-    except CapError:
-        return UnknownCap(text)
 
 
 def _merge(versions: Sequence[bytes]) -> bytes:

@@ -15,12 +15,20 @@ from typing import Any, Literal, Protocol
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.caps import (
+    Cap,
+    ChkCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    UnknownCap,
+)
 from pipegrid.core.directory import (
     immutable_cap,
     readonly_cap,
     stored_entries,
 )
+from pipegrid.core.mutable.childcaps import open_write_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, DirectoryError, PipegridError
 
@@ -63,15 +71,23 @@ class Entry:
 
     Attributes:
         name: composed (NFC), any text.
-        cap: what reads the child; None if only its write cap is stored.
-        rw_data: the encrypted write cap, in a directory that can be written; empty in others.
+        cap: what reads the child; None if only its write cap is stored, and is not to be had.
+        write_cap: what changes the child, as stored, if the cap of the directory tells it.
         metadata_json: as stored, perhaps not even JSON.
     """
 
     name: str
     cap: Cap | None
-    rw_data: bytes = attrs.field(default=b"", repr=False)
+    write_cap: Cap | None = attrs.field(default=None, repr=False)
     metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+
+    @property
+    def best(self) -> Cap | None:
+        """The cap that grants most: the one that writes the child, if it is of what the other reads."""
+        write_cap = self.write_cap
+        if write_cap is None or isinstance(write_cap, UnknownCap):
+            return self.cap
+        return write_cap if self.cap == write_cap.readonly() else self.cap
 
     @property
     def kind(self) -> Kind:
@@ -166,12 +182,14 @@ def unpack(cap: DirectoryCap, data: bytes, limits: ListingLimits | None = None) 
     if len(data) > limits.directory_bytes:
         raise _too_large(limits)
     found: dict[str, Entry] = {}
-    for entry in _entries(data, isinstance(cap.file, MutableCap), limits):
+    for entry in _entries(data, cap.file, limits):
         found[entry.name] = entry
     return Listing(tuple(found[name] for name in sorted(found)), len(data))
 
 
-def _entries(data: bytes, can_change: bool, limits: ListingLimits) -> Iterator[Entry]:
+def _entries(data: bytes, file: Cap, limits: ListingLimits) -> Iterator[Entry]:
+    can_change = isinstance(file, MutableCap)
+    writekey = file.secret if isinstance(file, MutableCap) and file.access == "write" else None
     for count, stored in enumerate(stored_entries(data)):
         if count >= limits.entries:
             raise DirectoryError(
@@ -196,7 +214,10 @@ def _entries(data: bytes, can_change: bool, limits: ListingLimits) -> Iterator[E
             cap = immutable_cap(stored.cap_text)
             if cap is None:
                 continue
-        yield Entry(name, cap, stored.rw_data, stored.metadata)
+        write_cap = None if writekey is None else open_write_cap(stored.rw_data, writekey)
+        if cap is None and write_cap is not None and not isinstance(write_cap, UnknownCap):
+            cap = write_cap.readonly()
+        yield Entry(name, cap, write_cap, stored.metadata)
 
 
 def _too_large(limits: ListingLimits) -> PipegridError:

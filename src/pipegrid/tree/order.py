@@ -27,7 +27,7 @@ import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.errors import DirectoryError
-from pipegrid.tree.listing import ENTRY_BYTES, Kind, Listing, kind_of, metadata_of
+from pipegrid.tree.listing import ENTRY_BYTES, Entry, Kind, Listing, kind_of, metadata_of
 
 Path = tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Found:
         again: an object of this verifier cap was met before. If all paths are wanted, it is entered all the
             same, and otherwise not. Literal ones are never met again, since they are on no server.
         listing: of a directory that is entered next, what is in it.
-        rw_data: the encrypted write cap of its entry.
+        best: the cap that grants most, where the tree tells one that does more than read.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class Found:
     metadata_json: bytes = attrs.field(default=b"{}", repr=False)
     again: bool = False
     listing: Listing | None = attrs.field(default=None, repr=False)
-    rw_data: bytes = attrs.field(default=b"", repr=False)
+    best: Cap | None = attrs.field(default=None, repr=False)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class WalkOrder:
         assert parent.listing is not None
         entries = parent.listing.entries
         for index in range(max(parent.next_ahead, parent.position), len(entries)):
-            cap = entries[index].cap
+            cap = entries[index].best
             if isinstance(cap, DirectoryCap) and index not in parent.children:
                 parent.next_ahead = index
                 return cap
@@ -322,10 +322,10 @@ class WalkOrder:
             if self._met >= self.limits.objects:
                 return self._give_up()
             entry = top.listing.entries[top.position]
-            if isinstance(entry.cap, DirectoryCap):
-                child = top.children.get(top.position) or self._child(top, top.position, entry.cap)
+            if isinstance(entry.best, DirectoryCap):
+                child = top.children.get(top.position) or self._child(top, top.position, entry.best)
                 top.children[top.position] = child
-                met = self._enter(child, entry.name, entry.metadata_json, entry.rw_data)
+                met = self._enter(child, entry)
                 if met is None:
                     return None
                 del top.children[top.position]
@@ -335,8 +335,8 @@ class WalkOrder:
                     entry.cap,
                     entry.kind,
                     entry.metadata_json,
-                    again=self._note(identity_of(entry.cap)),
-                    rw_data=entry.rw_data,
+                    again=self._note(identity_of(entry.best)),
+                    best=entry.best,
                 )
             top.position += 1
             self._met += 1
@@ -346,7 +346,7 @@ class WalkOrder:
     def _meet_root(self) -> Met | None:
         met: Met | None
         if self._head is not None:
-            met = self._enter(self._head, None, self._metadata_json, b"")
+            met = self._enter(self._head, None)
             if met is None:
                 return None
         else:
@@ -355,14 +355,17 @@ class WalkOrder:
         self._met = 1
         return met
 
-    def _enter(
-        self, child: Directory, name: str | None, metadata_json: bytes, rw_data: bytes
-    ) -> Met | None:
-        path = tuple(self._path) if name is None else (*self._path, name)
+    def _enter(self, child: Directory, entry: Entry | None) -> Met | None:
+        """Meet a directory by its entry, or the root, which has none; None if it is not read yet."""
+        cap: Cap | None = child.cap
+        path, metadata_json, best = tuple(self._path), self._metadata_json, None
+        if entry is not None:
+            path, metadata_json = (*path, entry.name), entry.metadata_json
+            cap, best = entry.cap, entry.best
         again = child.identity is not None and child.identity in self._seen
         if again and not self._all_paths:
             self._drop(child)
-            return Found(path, child.cap, kind_of(child.cap), metadata_json, True, rw_data=rw_data)
+            return Found(path, cap, kind_of(child.cap), metadata_json, True, best=best)
         error = child.error or self._obstacle(child)
         if error is None:
             if child.state != "ready":
@@ -378,15 +381,13 @@ class WalkOrder:
         if error is not None:
             self._note(child.identity)
             self._drop(child)
-            return Unreadable(path, child.cap, error, metadata_json)
+            return Unreadable(path, cap, error, metadata_json)
         self._note(child.identity)
         self._move_to_open(child)
         self._stack.append(child)
-        if name is not None:
-            self._path.append(name)
-        return Found(
-            path, child.cap, "directory", metadata_json, again, child.listing, rw_data=rw_data
-        )
+        if entry is not None:
+            self._path.append(entry.name)
+        return Found(path, cap, "directory", metadata_json, again, child.listing, best)
 
     def _obstacle(self, child: Directory) -> Exception | None:
         if child.depth > self.limits.depth:

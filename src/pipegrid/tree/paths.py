@@ -38,13 +38,13 @@ class Place:
         cap: of what is there; None if only its write cap is stored.
         names: on the way from the root; empty for the root itself.
         metadata_json: what its entry says.
-        rw_data: the encrypted write cap of its entry.
+        best: the cap that grants most, where the path tells one that does more than read.
     """
 
     cap: Cap | None
     names: tuple[str, ...] = ()
     metadata_json: bytes = attrs.field(default=b"{}", repr=False)
-    rw_data: bytes = attrs.field(default=b"", repr=False)
+    best: Cap | None = attrs.field(default=None, repr=False)
 
     @property
     def kind(self) -> Kind:
@@ -136,13 +136,14 @@ async def resolve(
     cap: Cap | None = parse_cap(root.strip()) if isinstance(root, str) else root
     place = Place(cap)
     for depth, name in enumerate(names):
-        if not isinstance(place.cap, DirectoryCap):
+        directory = place.best or place.cap
+        if not isinstance(directory, DirectoryCap):
             what = f"'{shown(names[:depth])}' is" if depth else "the cap before the path is that of"
             raise NoSuchChild(
                 f"{what} no directory, so there is no '{printable(name)}' in it; check the path",
                 name,
             )
-        listing = await read_listing(grid, place.cap, limits)
+        listing = await read_listing(grid, directory, limits)
         name = unicodedata.normalize("NFC", name)
         entry = next((each for each in listing.entries if each.name == name), None)
         if entry is None:
@@ -151,7 +152,7 @@ async def resolve(
                 f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is",
                 name,
             )
-        place = Place(entry.cap, (*place.names, name), entry.metadata_json, entry.rw_data)
+        place = Place(entry.cap, (*place.names, name), entry.metadata_json, entry.best)
     return place
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 
+from pipegrid.core.caps import Cap, UnknownCap, parse_cap
 from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.hashes import HASH_BYTES, KEY_BYTES, Tag
+from pipegrid.errors import CapError
 
 _SALT = Tag(b"allmydata_dirnode_child_rwcap_to_salt_v1")
 _KEY = Tag(b"allmydata_mutable_writekey_and_salt_to_dirnode_child_capkey_v1")
@@ -46,6 +48,18 @@ def decrypt_write_cap(rw_data: bytes, writekey: bytes) -> str | None:
         return _cipher(_child_key(salt, writekey), ciphertext).decode("utf-8").rstrip(" ")
     except UnicodeDecodeError:
         return None
+
+
+def open_write_cap(rw_data: bytes, writekey: bytes) -> Cap | None:
+    """Return a child's write cap; None if it has none, or the bytes are not of this directory."""
+    text = decrypt_write_cap(rw_data, writekey)
+    if not text:
+        return None
+    try:
+        return parse_cap(text)
+    except CapError:
+        # One bad child must not hide the others; an unknown cap can at least be shown.
+        return UnknownCap(text)
 
 
 def _child_key(salt: bytes, writekey: bytes) -> bytes:

@@ -19,11 +19,11 @@ from typing import Any
 
 import attrs
 
-from pipegrid.core.caps import Cap, UnknownCap, parse_cap
+from pipegrid.core.caps import Cap
 from pipegrid.core.directory import entry_fields, readonly_cap, stored_entries
 from pipegrid.core.hashes import netstring
-from pipegrid.core.mutable.childcaps import decrypt_write_cap
-from pipegrid.errors import CapError, DirectoryError
+from pipegrid.core.mutable.childcaps import open_write_cap
+from pipegrid.errors import DirectoryError
 
 MAX_DIRECTORY_BYTES = 64 << 20
 """A directory has to be read, held and written whole: this is one of some 200,000 children."""
@@ -64,14 +64,7 @@ class Entry:
         Args:
             writekey: 16 bytes, the directory's own.
         """
-        text = decrypt_write_cap(self.rw_data, writekey)
-        if not text:
-            return None
-        try:
-            return parse_cap(text)
-        except CapError:
-            # One bad child must not hide the others; an unknown cap can at least be shown.
-            return UnknownCap(text)
+        return open_write_cap(self.rw_data, writekey)
 
     @property
     def rw_data(self) -> bytes:

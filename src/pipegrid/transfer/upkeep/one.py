@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap, MutableCap
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.renew import Renewal
-from pipegrid.transfer.results import CheckResult
+from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
+
+
+class KeepsMutable(Protocol):
+    """What looks after one mutable file; a read cap is enough but for ``repair``."""
+
+    async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
+        """See ``Keeper.check``."""
+
+    async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
+        """Write the best version anew, unless all is well; ``CapError`` if the cap cannot write."""
+
+    async def renew(self, cap: MutableCap) -> RenewResult:
+        """Add leases to all shares, or renew them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +39,7 @@ class Keeper:
     Attributes:
         peers: servers that may be asked, in any order; it may change.
         silence_s: a server that gives no sign of life for so long counts as unreachable.
+        mutables: returns what looks after files that can change.
     """
 
     clock: IReactorTime
@@ -32,6 +47,7 @@ class Keeper:
     peers: Sequence[Peer]
     client_secrets: ClientSecrets
     silence_s: float
+    mutables: Callable[[], KeepsMutable]
 
     async def check(
         self,

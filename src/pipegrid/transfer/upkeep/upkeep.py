@@ -20,7 +20,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap, MutableCap
 from pipegrid.errors import ServerError
 from pipegrid.flow.budget import Budget
 from pipegrid.reactor.wakeup import Wakeup
@@ -71,7 +71,7 @@ class Todo:
 
 @attrs.define(eq=False)
 class _Object:
-    cap: ChkCap | ChkVerifierCap
+    cap: ChkCap | ChkVerifierCap | MutableCap
     told: Told
     inquiry: Inquiry | None = None
     open_questions: int = 0
@@ -129,7 +129,7 @@ class Upkeep:
             self._left_in_turn = BEGUN_PER_TURN
             await self.room()
 
-    def begin(self, cap: ChkCap | ChkVerifierCap | LitCap, told: Told) -> None:
+    def begin(self, cap: ChkCap | ChkVerifierCap | LitCap | MutableCap, told: Told) -> None:
         """
         Look after an object.
 
@@ -142,8 +142,12 @@ class Upkeep:
             return
         one = _Object(cap, told)
         self._objects.add(one)
+        if isinstance(cap, MutableCap):
+            held_bytes = HELD_BYTES if self._todo.verify or self._todo.repair else 0
+            self._start(one, self._keep_mutable(cap), held_bytes)
+            return
         if self._todo.verify:
-            self._start(one, self._look_closely(one))
+            self._look_at(one, cap)
             return
         one.inquiry = Inquiry(cap, self._keeper.peers, self._todo.renew)
         self._go_on(one)
@@ -235,21 +239,22 @@ class Upkeep:
         if self._todo.renew:
             self._end(one, inquiry.renew_result())
         elif inquiry.needs_a_closer_look:
-            self._start(one, self._look_closely(one))
+            self._look_at(one, inquiry.cap)
         else:
             result = inquiry.check_result()
             if self._todo.repair and result.recoverable and not result.healthy:
-                self._start(one, self._repair(one, result, inquiry))
+                repairing = self._repairing(inquiry.cap).run_after(
+                    result, inquiry.found, inquiry.packed_ueb, inquiry.leased
+                )
+                self._start(one, repairing, _held_bytes(inquiry.cap))
             else:
                 self._end(one, result)
 
     # What takes memory.
 
-    def _start(self, one: _Object, work: Coroutine[Any, Any, Outcome]) -> None:
+    def _start(self, one: _Object, work: Coroutine[Any, Any, Outcome], held_bytes: int) -> None:
         async def run() -> None:
-            cap = one.cap
-            cost = OBJECT_BYTES + min(3 * cap.size, HELD_BYTES)
-            lent = await self._memory.borrow(cost)
+            lent = await self._memory.borrow(OBJECT_BYTES + held_bytes)
             try:
                 outcome: Outcome = await work
             except (CancelledError, GeneratorExit):
@@ -272,30 +277,37 @@ class Upkeep:
 
         task.addBoth(ended)
 
-    async def _look_closely(self, one: _Object) -> Outcome:
+    def _look_at(self, one: _Object, cap: ChkCap | ChkVerifierCap) -> None:
+        self._start(one, self._look_closely(cap), _held_bytes(cap))
+
+    async def _look_closely(self, cap: ChkCap | ChkVerifierCap) -> Outcome:
         todo = self._todo
         if todo.repair and todo.verify:
-            return await self._repairing(one).run()
-        result = await self._keeper.check(one.cap, todo.verify, todo.add_lease)
+            return await self._repairing(cap).run()
+        result = await self._keeper.check(cap, todo.verify, todo.add_lease)
         if todo.repair and result.recoverable and not result.healthy:
-            return await self._repairing(one).run()
+            return await self._repairing(cap).run()
         return result
 
-    async def _repair(self, one: _Object, result: CheckResult, inquiry: Inquiry) -> Outcome:
-        return await self._repairing(one).run_after(
-            result, inquiry.found, inquiry.packed_ueb, inquiry.leased
-        )
-
-    def _repairing(self, one: _Object) -> Repair:
+    def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
         keeper = self._keeper
         return Repair(
             clock=keeper.clock,
             workers=keeper.workers,
             peers=keeper.peers,
-            cap=one.cap,
+            cap=cap,
             client_secrets=keeper.client_secrets,
             settings=self._settings,
         )
+
+    async def _keep_mutable(self, cap: MutableCap) -> Outcome:
+        todo, keeper = self._todo, self._keeper.mutables()
+        if todo.renew:
+            return await keeper.renew(cap)
+        result = await keeper.check(cap, todo.verify, todo.add_lease)
+        if todo.repair and result.recoverable and not result.healthy:
+            return await keeper.repair(cap, False)
+        return result
 
     def _end(self, one: _Object, outcome: Outcome) -> None:
         if one not in self._objects:
@@ -306,3 +318,7 @@ class Upkeep:
         except BaseException:
             self._broken(Failure())
         self._changed.fire()
+
+
+def _held_bytes(cap: ChkCap | ChkVerifierCap) -> int:
+    return min(3 * cap.size, HELD_BYTES)
