@@ -49,8 +49,7 @@ from pipegrid.simulation.driver import Hung
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.simulation.log import timeline
 from pipegrid.transfer.get import readers, tactics
-from pipegrid.transfer.put import elsewhere
-from pipegrid.transfer.put import shareway as lanes
+from pipegrid.transfer.put import batch, elsewhere
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.core.simple_encoder import Encoded, encode
@@ -66,8 +65,8 @@ LIMIT_S = 4000.0
 """Within this a put or a get must have ended: several times all patience one behind the other."""
 
 SMALL: tuple[tuple[Any, str, int], ...] = (
-    (lanes, "BATCH_BYTES", 4096),
-    (lanes, "LET_GO_BYTES", 1000),
+    (batch, "BATCH_BYTES", 4096),
+    (batch, "LET_GO_BYTES", 1000),
     (elsewhere, "SMALL_BYTES", 500),
     (writer, "PIECE_BYTES", 900),
     (writer, "LARGEST_PIECE_BYTES", 1000),

@@ -19,7 +19,7 @@ from pipegrid.disk.durability import Durability
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.transfer.put.allocations import Allocations
-from pipegrid.transfer.put.shareway import Lane
+from pipegrid.transfer.put.shareway import ShareWay, State
 from pipegrid.transport.gbs.client import GbsServer
 from tests.simulation import fault_schedules
 from tests.simulation.fault_schedules import (
@@ -284,11 +284,11 @@ class TeethTests(SynchronousTestCase):
     def test_a_client_that_believes_in_what_was_lost(self) -> None:
         """A client that takes a server's "no such upload" for success."""
 
-        def resolve_doubt(lane: Lane) -> None:
+        def resolve_doubt(lane: ShareWay) -> None:
             if lane.state == "doubtful" and not lane._calls:
-                lane.close("stored")
+                lane.close(State.STORED)
 
-        self.patch(Lane, "resolve_doubt", resolve_doubt)
+        self.patch(ShareWay, "resolve_doubt", resolve_doubt)
         self.check_found_out(200, "does not have share")
 
     def test_a_failure_that_nobody_takes(self) -> None:

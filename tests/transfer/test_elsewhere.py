@@ -8,8 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
-from pipegrid.transfer.put import elsewhere
-from pipegrid.transfer.put import shareway as lanes
+from pipegrid.transfer.put import batch, elsewhere
 from pipegrid.transfer.put.elsewhere import REMEMBERED, Elsewhere, LastBytes, ask_first
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, World, content
@@ -245,7 +244,7 @@ class StoredElsewhereTests(SynchronousTestCase):
 
     def test_what_is_lost_while_the_last_byte_waits(self) -> None:
         """A connection breaks: what went with it is coded again, and the last byte still waits its turn."""
-        self.patch(lanes, "LET_GO_BYTES", 1000)
+        self.patch(batch, "LET_GO_BYTES", 1000)
         self.patch(elsewhere, "SMALL_BYTES", 1000)
         for at_s in (0.5, 0.75, 1.0, 1.25, 2.0):
             world = self.make(window_bytes=1 << 20, bytes_per_s=float(1 << 17))

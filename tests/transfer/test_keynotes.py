@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
-from pipegrid.transfer.put import keynotes, shareway
+from pipegrid.transfer.put import batch, keynotes
 from pipegrid.transfer.put.keynotes import MAX_AGE_S, MAX_NOTES, KeyNote, KeyNotes
 from tests.transfer.test_upload import UploadTestCase
 from tests.transfer.world import Told, World, content
@@ -256,7 +256,7 @@ class PutTests(UploadTestCase):
     SIZE = 600_000
 
     def setUp(self) -> None:
-        self.patch(shareway, "BATCH_BYTES", 8192)
+        self.patch(batch, "BATCH_BYTES", 8192)
         self.caches = Path(self.mktemp())
         self.not_ours = Path(self.mktemp())
         self.world = World(

@@ -14,8 +14,8 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.put import shareway as lanes
-from pipegrid.transfer.put.shareway import Lane
+from pipegrid.transfer.put import batch
+from pipegrid.transfer.put.shareway import ShareWay, State
 from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteResult
 from tests.transfer.world import identity
@@ -59,21 +59,21 @@ class LaneTestCase(SynchronousTestCase):
     """One lane, whose messages are ten blocks."""
 
     def setUp(self) -> None:
-        self.patch(lanes, "BATCH_BYTES", MESSAGE)
-        self.patch(lanes, "MIN_BATCH_BYTES", BLOCK)
-        self.patch(lanes, "LET_GO_BYTES", BLOCK)
+        self.patch(batch, "BATCH_BYTES", MESSAGE)
+        self.patch(batch, "MIN_BATCH_BYTES", BLOCK)
+        self.patch(batch, "LET_GO_BYTES", BLOCK)
         self.server = Server()
 
-    def lane(self, **options: Any) -> Lane:
+    def lane(self, **options: Any) -> ShareWay:
         peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
-        return Lane(
+        return ShareWay(
             peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, Clock(), **options
         )
 
     def changed(self) -> None:
         """Nobody waits."""
 
-    def send(self, lane: Lane, first: int, after: int) -> None:
+    def send(self, lane: ShareWay, first: int, after: int) -> None:
         for segment in range(first, after):
             lane.send(ShareWrite(0, segment * BLOCK, (bytes(BLOCK),)), segment)
 
@@ -118,7 +118,7 @@ class AlreadyThereTests(LaneTestCase):
         """Return what was written, in blocks: from, and to before."""
         return [(at // BLOCK, (at + length) // BLOCK) for at, length in self.server.writes]
 
-    def end(self, lane: Lane, first: int = SHARE_BYTES // BLOCK - 1) -> None:
+    def end(self, lane: ShareWay, first: int = SHARE_BYTES // BLOCK - 1) -> None:
         """Send the trailer, which is the last block."""
         lane.send(ShareWrite(0, first * BLOCK, (bytes(BLOCK),)))
         lane.finish()
@@ -193,7 +193,7 @@ class AlreadyThereTests(LaneTestCase):
         self.assertFalse(lane.missed)
         self.assertEqual(self.sent()[3:], [(10, 15)])
 
-    def doubtful(self, *, lets_go: bool) -> Lane:
+    def doubtful(self, *, lets_go: bool) -> ShareWay:
         """Return a lane whose server said that it has what it has not."""
         lane = self.lane(lets_go=lets_go)
         self.send(lane, 0, 10)
@@ -330,7 +330,7 @@ class LostTests(LaneTestCase):
         """It is over."""
         lane = self.lane(lets_go=True)
         self.send(lane, 0, 10)
-        lane.close("dropped")
+        lane.close(State.DROPPED)
         self.lose(0)
         self.assertEqual((lane.state, lane.missed, lane.error), ("dropped", range(0), None))
 
@@ -338,7 +338,7 @@ class LostTests(LaneTestCase):
         """What the server says of its list is the answer to this as well."""
         lane = self.lane(lets_go=True)
         self.send(lane, 0, 20)
-        lane.close("doubtful")
+        lane.close(State.DOUBTFUL)
         self.lose(0, 1)
         self.assertEqual(lane.state, "doubtful")
         lane.resolve_doubt()

@@ -16,9 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
 from pipegrid.reactor.workers import InlineWorkers
-from pipegrid.transfer.put import shareway as lanes
+from pipegrid.transfer.put import batch
 from pipegrid.transfer.put.openlanes import FORGET_S
-from pipegrid.transfer.put.shareway import Lane
+from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.transfer.put.source import FileSource
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
@@ -36,7 +36,7 @@ class UploadTestCase(SynchronousTestCase):
 
     def small_batches(self) -> None:
         """Let small files show what large ones do."""
-        self.patch(lanes, "BATCH_BYTES", 8192)
+        self.patch(batch, "BATCH_BYTES", 8192)
 
     def make(self, size: int = SMALL, world: World | None = None) -> None:
         self.world = world or World()
@@ -188,7 +188,7 @@ class PlacementTests(UploadTestCase):
         self.addCleanup(gc.enable)
         self.make()
         self.put()
-        left = [each for each in gc.get_objects() if type(each) in (Upload, Lane)]
+        left = [each for each in gc.get_objects() if type(each) in (Upload, ShareWay)]
         self.assertEqual(left, [])
 
     def test_every_server_refuses(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from pipegrid.arguments import check_whole
 from pipegrid.errors import UsageError
-from pipegrid.flow.window import Sent
+from pipegrid.flow.window import Sent, left_for_message
 
 INITIAL_BYTES = 1 << 20
 """
@@ -190,7 +190,7 @@ class AutoWindow:
         rtt_s = self._light_rtt_s()
         short = rtt_s is not None and rtt_s < SHORT_PATH_S
         liked = self.limit_bytes if short else self.limit_bytes // 2
-        largest = min(liked, self.maximum_bytes * 9 // 8 - self.in_flight_bytes)
+        largest = min(liked, left_for_message(self.maximum_bytes, self.in_flight_bytes))
         flight_bytes = self._known_flight_bytes(rtt_s)
         if self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES:
             return min(largest, FIRST_MESSAGE_BYTES)

@@ -33,7 +33,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_has, check_whole, shown
 from pipegrid.errors import PipelineStopped, UsageError
-from pipegrid.flow.window import FixedWindow, Sent, Window
+from pipegrid.flow.window import FixedWindow, Sent, Window, left_for_message
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
@@ -132,7 +132,9 @@ class Pipeline:
         """
         liked = self._window.message_bytes
         held_limit = self._held_limit_bytes
-        return liked if held_limit is None else min(liked, held_limit * 9 // 8 - self._bytes_held)
+        if held_limit is None:
+            return liked
+        return min(liked, left_for_message(held_limit, self._bytes_held))
 
     @property
     def calls_in_flight(self) -> int:

@@ -16,6 +16,18 @@ import attrs
 from pipegrid.arguments import check_whole
 from pipegrid.errors import UsageError
 
+_EIGHTHS = 9
+"""
+A message may be as large as what is left of so many eighths of a limit. While less than the limit is taken a
+message may leave, so that what is held at most is an eighth more than the limit, and no message has to be
+smaller than that eighth.
+"""
+
+
+def left_for_message(limit_bytes: int, taken_bytes: int) -> int:
+    """Return how large a message may be where so much of a limit is taken; 0 or less if none may be."""
+    return limit_bytes * _EIGHTHS // 8 - taken_bytes
+
 
 @attrs.define(eq=False)
 class Sent:

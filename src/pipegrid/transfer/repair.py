@@ -40,9 +40,10 @@ from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.put.allocations import Allocations, Answer
 from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.pace import until_silence
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.reasons import each_once
-from pipegrid.transfer.put.shareway import Lane
+from pipegrid.transfer.put.shareway import ShareWay, State
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.shortage import too_few_shares
@@ -296,12 +297,12 @@ class Repair:
                 yield encoder.add(coded)
         yield encoder.finish()
 
-    def _open_lanes(self, peer: Peer, numbers: set[int], share_bytes: int) -> list[Lane]:
+    def _open_lanes(self, peer: Peer, numbers: set[int], share_bytes: int) -> list[ShareWay]:
         secrets = self._allocations.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
         opened = []
         for number in sorted(numbers):
-            lane = Lane(
+            lane = ShareWay(
                 peer,
                 number,
                 self._storage_index,
@@ -378,7 +379,7 @@ class Repair:
 
     async def _wait(self) -> None:
         """Wait for the next event, or until some server has been silent for too long."""
-        silent_s = self._lanes.until_silence(self._clock.seconds())
+        silent_s = until_silence(self._lanes.open, self._clock.seconds(), self._settings.silence_s)
         await self._changed.wait(max(0.01, silent_s))
 
     # Events.
@@ -404,18 +405,18 @@ class Repair:
             if lane.peer is peer and lane.share_number in answer.numbers:
                 lane.last_sign = self._clock.seconds()
                 if lane.share_number in result.already_have:
-                    lane.close("found")  # somebody else was faster
+                    lane.close(State.FOUND)  # somebody else was faster
                 lane.granted = lane.share_number in result.allocated
 
-    def _lane_ended(self, lane: Lane) -> None:
+    def _lane_ended(self, lane: ShareWay) -> None:
         peer, number = lane.peer, lane.share_number
-        if lane.state == "refused" and not lane.granted:
+        if lane.state is State.REFUSED and not lane.granted:
             self._lanes.reasons[peer.name] = f"{peer.name} takes no shares"
-        if lane.state in ("stored", "found"):
+        if lane.state in (State.STORED, State.FOUND):
             self._plan.found(peer, [number])
-            if lane.state == "stored":
+            if lane.state is State.STORED:
                 self._uploaded[number] = peer.name
-        elif lane.state == "failed":
+        elif lane.state is State.FAILED:
             self._plan.failed(peer)
         else:
             self._plan.refused(number, peer)

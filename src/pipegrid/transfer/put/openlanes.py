@@ -13,8 +13,9 @@ from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.pace import is_silent
 from pipegrid.transfer.put.plan import UploadPlan
-from pipegrid.transfer.put.shareway import Lane
+from pipegrid.transfer.put.shareway import ShareWay, State
 
 _NONE: Mapping[int, Peer] = {}
 
@@ -36,14 +37,14 @@ class OpenLanes:
     """
 
     def __init__(self, plan: UploadPlan[Peer], silence_s: float) -> None:
-        self.open: list[Lane] = []
-        self.ended: list[Lane] = []
+        self.open: list[ShareWay] = []
+        self.ended: list[ShareWay] = []
         self.reasons: dict[str, str] = {}
         self._plan = plan
         self._forgetting: set[Deferred[None]] = set()
         self._silence_s = silence_s
 
-    def add(self, lane: Lane) -> None:
+    def add(self, lane: ShareWay) -> None:
         """A share is on its way."""
         self._plan.sending(lane.share_number, lane.peer)
         self.open.append(lane)
@@ -54,21 +55,17 @@ class OpenLanes:
         self._plan.failed(peer)
         for lane in self.open:
             if lane.peer is peer:
-                lane.cancel("failed")
+                lane.cancel(State.FAILED)
 
     @property
     def lost_midway(self) -> bool:
         """Whether some server failed that had taken a part of its share, but not all."""
         return any(
-            lane.state == "failed" and lane.acknowledged_bytes for lane in [*self.open, *self.ended]
+            lane.state is State.FAILED and lane.acknowledged_bytes
+            for lane in [*self.open, *self.ended]
         )
 
-    def until_silence(self, now: float) -> float:
-        """Return how long until the first lane's server has been silent for too long."""
-        signs = [lane.last_sign for lane in self.open if lane.waiting]
-        return min(signs, default=now) + self._silence_s - now
-
-    def take_ended(self, now: float) -> list[Lane]:
+    def take_ended(self, now: float) -> list[ShareWay]:
         """
         Return the lanes that have ended since the last time; give up silent servers first.
 
@@ -76,7 +73,7 @@ class OpenLanes:
         """
         for lane in self.open:
             lane.resolve_doubt()
-            if now >= lane.last_sign + self._silence_s and lane.waiting:
+            if is_silent(lane, now, self._silence_s):
                 self.peer_failed(
                     lane.peer, f"{lane.peer.name} was silent for {self._silence_s:g} s"
                 )
@@ -103,14 +100,14 @@ class OpenLanes:
         """
         unfinished = [lane for lane in self.open if not lane.ended]
         for lane in [*self.open, *self.ended]:
-            lane.cancel("dropped")
+            lane.cancel(State.DROPPED)
             lane.detach()
         if abort:
             for lane in unfinished:
                 if keep.get(lane.share_number) is not lane.peer:
                     self.forget(lane)
 
-    def forget(self, lane: Lane) -> None:
+    def forget(self, lane: ShareWay) -> None:
         """Have its server forget the unfinished share of a lane that has ended."""
         told = lane.abort()
         self._forgetting.add(told)

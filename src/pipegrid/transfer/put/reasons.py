@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from pipegrid.errors import UnhappyError
+
 MOST_REASONS = 3
 MOST_NAMES = 3
 
@@ -67,3 +69,56 @@ def _others(names: Sequence[str]) -> str:
     if len(names) > MOST_NAMES:
         return f" ({', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more too)"
     return f" ({', '.join(names)} too)"
+
+
+def too_few_servers(file_name: str, servers: int, happy: int) -> UnhappyError:
+    """Return the error of a grid that has fewer servers than shares are to be spread over."""
+    return UnhappyError(
+        f"cannot store {file_name}: its shares shall be on at least {happy} servers but only "
+        f"{servers} are there; add servers or ask for less with --happy",
+        servers,
+        happy,
+    )
+
+
+def not_spread(
+    file_name: str,
+    *,
+    reached: int,
+    happy: int,
+    stored: int,
+    required_shares: int,
+    reasons: Mapping[str, str],
+    full: Mapping[str, str],
+    contended: bool,
+) -> UnhappyError:
+    """
+    Return the error of a file that could not be spread over enough servers.
+
+    Args:
+        reached: servers of happiness that its shares have reached.
+        stored: how many different shares are there.
+        reasons: nickname of a server to what went wrong there.
+        full: the same of those that have no room.
+        contended: whether somebody else seems to be storing it.
+    """
+    why = said_once({**reasons, **full}) or "too few accepted it"
+    if contended:
+        advice = "somebody else may be storing it at this moment, so try again when that is done"
+    elif full:
+        advice = "make room there, add servers or ask for less with --happy"
+    else:
+        advice = "try again when more servers work"
+    if reached >= happy:
+        return UnhappyError(
+            f"cannot store {file_name}: only {stored} of its shares could be stored, and it takes "
+            f"{required_shares} to get it back ({why}); {advice}",
+            stored,
+            required_shares,
+        )
+    return UnhappyError(
+        f"cannot store {file_name}: its shares reached only {reached} of the {happy} servers wanted "
+        f"({why}); {advice}",
+        reached,
+        happy,
+    )

@@ -1,9 +1,19 @@
 """
 One share on its way to one server.
 
-A lane gathers the encoder's small writes into batches of up to 4 MiB (what a server takes fastest),
-hands them to its peer's pipeline, and knows what was acknowledged. It never waits itself: the
-upload looks at ``blocked`` and ``state``, and is woken whenever they may have changed.
+A lane gathers the encoder's small writes into batches (``batch``), hands them to its peer's pipeline, and
+knows what was acknowledged. It never waits itself: the upload looks at ``blocked`` and ``state``, and is
+woken whenever they may have changed.
+
+    state        what happens                                              and then
+    open         the server has all of it                                  stored
+                 it refuses; has other bytes; is gone                      refused; lost; failed
+                 it knows no unfinished share                              doubtful
+                 all is sent and answered, and it wants more               doubtful
+    doubtful     all is answered; it did not grant the share               refused
+                 it lists the share; it does not                           stored; lost
+                 it does not, and said before that it had a part           open, to send that part after all
+    any of both  taken back; somebody else stored it                       dropped; found
 
 A large batch need not be kept until it is acknowledged, if the transfer can code segments again: on a long
 path several times as much as memory should hold may be on its way. What is lost with a connection then is
@@ -15,15 +25,14 @@ What the server has already, of an upload that was cut off, is not sent again (`
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, TypeVar
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
@@ -35,57 +44,26 @@ from pipegrid.errors import (
 from pipegrid.flow.pipeline import UNDELIVERED
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.already import AlreadyThere, joined
+from pipegrid.transfer.put.batch import NO_SEGMENTS, Batch
 from pipegrid.wire.messages import UploadSecrets, WriteResult
 
 T = TypeVar("T")
 
-BATCH_BYTES = 4 << 20
-"""
-Writes are gathered up to this size, if the window likes it. A server was measured to take 75 MB/s in pieces
-of 32 KiB, 173 in 128 KiB and 357 in 1 MiB; 100 MB cost ten servers of Tahoe-LAFS's 1.6 s of processor time
-in messages of 1 MiB, 1.4 in 2 and 1.25 in 4.
-"""
 
-MIN_BATCH_BYTES = 64 << 10
-"""
-But only as large as the window likes them, if that is more than this: a window that one message fills is
-empty for a round trip after it, and a first window of 1 MiB on a line of ten servers would cost every large
-file one.
-"""
+class State(str, Enum):
+    """What becomes of the share at this server; the table above says how."""
 
-
-_NO_SEGMENTS = range(0)
-
-LET_GO_BYTES = 256 << 10
-"""Batches from this size on are let go of; what is smaller is sent again from memory, without coding."""
+    OPEN = "open"
+    DOUBTFUL = "doubtful"  # whether the server has it, or any of it
+    STORED = "stored"
+    FOUND = "found"  # somebody else stored it meanwhile
+    REFUSED = "refused"
+    LOST = "lost"  # the server forgot it, or has other bytes
+    FAILED = "failed"  # the server is gone
+    DROPPED = "dropped"
 
 
-@attrs.define(eq=False)
-class _Batch:
-    """
-    Writes that go in one message.
-
-    Attributes:
-        segments: whose blocks are in it; between the first and the last of them none is missing.
-        has_trailer: whether the hashes behind the blocks are in it.
-    """
-
-    offset: int
-    pieces: list[Buffer] = attrs.Factory(list)
-    length: int = 0
-    segments: range = _NO_SEGMENTS
-    has_trailer: bool = False
-
-    def cut_last(self) -> _Batch:
-        """Take its last byte off; returns that."""
-        last = memoryview(self.pieces.pop()).cast("B")
-        if len(last) > 1:
-            self.pieces.append(last[:-1])
-        self.length -= 1
-        return _Batch(self.offset + self.length, [last[-1:]], 1, has_trailer=True)
-
-
-class Lane:
+class ShareWay:
     """
     The way of one share to one server.
 
@@ -101,10 +79,7 @@ class Lane:
             leave the servers idle while the next are coded.
 
     Attributes:
-        state: ``open``, perhaps ``doubtful`` (the server knows no unfinished share: it may have
-            forgotten it, or completed it with an answer that got lost; or all was sent or passed over, and
-            it wants more), and in the end ``stored``, ``refused`` (the server will not), ``lost`` (it did
-            forget, or has other bytes), ``failed`` (the server is gone) or ``dropped`` (taken back).
+        state: see the table.
         ended: whether the state is final.
         granted: False once the server has left the share out of its answer to the allocation.
         missed: segments that the transfer has to code again and send, in this order.
@@ -134,7 +109,7 @@ class Lane:
     ) -> None:
         self.peer = peer
         self.share_number = share_number
-        self.state = "open"
+        self.state = State.OPEN
         self.ended = False
         self.granted = True
         self.error: ServerError | None = None
@@ -158,8 +133,8 @@ class Lane:
         self._lets_go = lets_go
         self._turn = turn
         self._flushed = 0
-        self._batch: _Batch | None = None
-        self._last: _Batch | None = None
+        self._batch: Batch | None = None
+        self._last: Batch | None = None
         self._lost_writes = False
         self._room: Deferred[None] | None = None
         self._calls: dict[Deferred[Any], float] = {}  # with the time of each, the oldest first
@@ -167,17 +142,27 @@ class Lane:
         self._answers_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Lane share {self.share_number} to {self.peer.name}: {self.state}>"
+        return f"<ShareWay of share {self.share_number} to {self.peer.name}: {self.state.value}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes, or awaits, what there is to be sent."""
+        return self.state is State.OPEN
 
     @property
     def blocked(self) -> bool:
         """Whether the server's window has no room for more of this share now."""
-        return self.state == "open" and self._room is not None
+        return self.state is State.OPEN and self._room is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is open, and would take more now."""
+        return self.state is State.OPEN and self._room is None
 
     @property
     def unexplained(self) -> bool:
         """Whether the server refused the share, and did not say why."""
-        return self.state == "refused" and (
+        return self.state is State.REFUSED and (
             self.error is None or isinstance(self.error, NoSuchShare)
         )
 
@@ -200,12 +185,12 @@ class Lane:
 
         It takes some of the last room; or it is not what was sent, and a rerun would go on with it.
         """
-        wrong = self.state == "lost" and self._incomplete
+        wrong = self.state is State.LOST and self._incomplete
         return wrong or isinstance(self.error, (NoSpace, ConflictingWrite))
 
     def misses_next(self, segment: int) -> bool:
         """Whether this is the next segment to be coded again for this lane."""
-        return self.state == "open" and bool(self.missed) and segment == self.missed.start
+        return self.state is State.OPEN and bool(self.missed) and segment == self.missed.start
 
     @property
     def is_held(self) -> bool:
@@ -234,7 +219,7 @@ class Lane:
     def release(self) -> None:
         """Send what was held back: all of the share is sent with it."""
         self.flush()
-        if self.state == "open":
+        if self.state is State.OPEN:
             self._batch = self._last
         self._last = None
         self.finish()
@@ -242,8 +227,8 @@ class Lane:
     def adopt(self, write: Deferred[WriteResult], sent_s: float) -> None:
         """All of the share was sent by somebody else, at that time, and here is what comes of it."""
         self.has_trailer = self.all_sent = True
-        self.missed = _NO_SEGMENTS
-        batch = _Batch(0, length=self._share_bytes, has_trailer=True)
+        self.missed = NO_SEGMENTS
+        batch = Batch(0, length=self._share_bytes, has_trailer=True)
         self._await(write, sent_s)
         write.addCallbacks(
             self._written, self._write_failed, callbackArgs=(batch,), errbackArgs=(batch,)
@@ -256,7 +241,7 @@ class Lane:
         Args:
             segment: whose block it is; None: what stands behind all blocks.
         """
-        if self.state != "open" or self.all_sent:
+        if self.state is not State.OPEN or self.all_sent:
             return
         if write.offset < self._already.upto and self._pass_over(write, segment):
             return
@@ -265,23 +250,17 @@ class Lane:
             self.flush()
             batch = None
         if batch is None:
-            batch = self._batch = _Batch(write.offset)
-        batch.pieces.extend(write.pieces)
-        batch.length += write.length
+            batch = self._batch = Batch(write.offset)
+        batch.add(write, segment)
         if segment is None:
-            self.has_trailer = batch.has_trailer = True
-        else:
-            batch.segments = joined(batch.segments, range(segment, segment + 1))
-            if self.misses_next(segment):
-                self.missed = self.missed[1:]
-        if segment is None and self._lets_go:
-            return  # an upload's trailer, which ``finish`` sends
-        if batch.length < min(BATCH_BYTES, MIN_BATCH_BYTES):
-            return  # as a small file's are: asking the window takes longer than all of this
-        message_bytes = min(BATCH_BYTES, self.peer.pipeline.message_bytes)
-        if self._flushed == 1:
-            message_bytes = int(message_bytes * self._turn)
-        if batch.length >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes)):
+            self.has_trailer = True
+            if self._lets_go:
+                return  # an upload's trailer, which ``finish`` sends
+        elif self.misses_next(segment):
+            self.missed = self.missed[1:]
+        if batch.is_small:
+            return
+        if batch.is_full(self.peer.pipeline.message_bytes, self._flushed, self._turn):
             self.flush()
 
     def _pass_over(self, write: ShareWrite, segment: int | None) -> bool:
@@ -291,7 +270,7 @@ class Lane:
         self.flush()  # what comes next does not follow what was gathered
         if segment is None:
             self.has_trailer = True
-            self._already.pass_over(_NO_SEGMENTS, True)
+            self._already.pass_over(NO_SEGMENTS, True)
         else:
             self._already.pass_over(range(segment, segment + 1), False)
             if self.misses_next(segment):
@@ -301,7 +280,7 @@ class Lane:
     def flush(self) -> None:
         """Send what has been gathered, unless the server turned out to have it meanwhile."""
         batch = self._batch
-        if batch is None or self.state != "open":
+        if batch is None or self.state is not State.OPEN:
             return
         self._batch = None
         if self._already.covers(batch.offset, batch.offset + batch.length):
@@ -309,7 +288,7 @@ class Lane:
             return
         self._flushed += 1
         pipeline = self.peer.pipeline
-        if self._lets_go and batch.length >= LET_GO_BYTES:
+        if self._lets_go and batch.may_be_let_go:
             room = pipeline.add_letting_go(batch.length, self._write, batch)
         else:
             room = pipeline.add(batch.length, self._write, None, batch)
@@ -322,7 +301,7 @@ class Lane:
             self._room = None
             self._changed()
 
-    def _write(self, let_go: Callable[[], None] | None, batch: _Batch) -> Deferred[object]:
+    def _write(self, let_go: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
         """Return a Deferred that never fails: a pipeline is shared, a failure is this lane's own."""
         pieces, batch.pieces = batch.pieces, []  # the transport's now, and nobody else's
         call = self.peer.server.write(
@@ -354,13 +333,13 @@ class Lane:
         self._answers_s += self._clock.seconds() - self._calls.pop(call)
         return result
 
-    def _written(self, result: WriteResult, batch: _Batch) -> None:
+    def _written(self, result: WriteResult, batch: Batch) -> None:
         if not self.ended:
             self.last_sign = self._clock.seconds()
             self._confirmed_bytes += batch.length
             if result.complete:
                 self.acknowledged_bytes = self._share_bytes
-                self.close("stored")
+                self.close(State.STORED)
                 self._stored()
                 return
             self._already.answered(result.required, self._share_bytes)
@@ -373,12 +352,12 @@ class Lane:
     def _check_complete(self) -> None:
         # All is sent or passed over, and answered, and still the server wants more: it has lost something, or
         # never had it.
-        if self.state == "open" and self.all_sent and not self._calls:
+        if self.state is State.OPEN and self.all_sent and not self._calls:
             self._incomplete = True
-            self.close("doubtful")
+            self.close(State.DOUBTFUL)
 
-    def _write_failed(self, failure: Failure, batch: _Batch) -> object:
-        if self.state == "open" and failure.check(WriteLost):
+    def _write_failed(self, failure: Failure, batch: Batch) -> object:
+        if self.state is State.OPEN and failure.check(WriteLost):
             self.missed = joined(self.missed, batch.segments)
             self.has_trailer = self.has_trailer and not batch.has_trailer
             self.all_sent = False
@@ -386,7 +365,7 @@ class Lane:
                 self._last = None  # it comes again with the rest of the trailer
             self._lost_writes = True
             self._changed()
-        elif self.state == "doubtful" and failure.check(WriteLost):
+        elif self.state is State.DOUBTFUL and failure.check(WriteLost):
             self._changed()  # the doubt is about all of it
         else:
             self._call_failed(failure)
@@ -396,8 +375,8 @@ class Lane:
         error = failure.value
         if not failure.check(ServerError, CancelledError):
             self.bug = failure
-            self.close("failed")
-        elif self.state == "open" or not isinstance(error, NoSuchShare):
+            self.close(State.FAILED)
+        elif self.state is State.OPEN or not isinstance(error, NoSuchShare):
             if isinstance(error, ServerError) and not self.ended:
                 self.error = error
             self.close(_state_after(error))
@@ -409,10 +388,10 @@ class Lane:
 
         One that was not granted is refused, unless its writes were taken; of any other the server is asked.
         """
-        if self.state != "doubtful" or self._calls:
+        if self.state is not State.DOUBTFUL or self._calls:
             return
         if not self.granted and not self._incomplete:
-            self.close("refused")
+            self.close(State.REFUSED)
             return
         question = self.peer.server.list_shares(self._storage_index)
         self._await(question)
@@ -420,11 +399,11 @@ class Lane:
 
     def _listed(self, share_numbers: frozenset[int]) -> None:
         if self.share_number in share_numbers:
-            self.close("stored")
+            self.close(State.STORED)
         elif self._incomplete and self._lets_go and self._already.passed_over and not self.ended:
             self._send_after_all()
         else:
-            self.close("lost")
+            self.close(State.LOST)
         self._changed()
 
     def _send_after_all(self) -> None:
@@ -433,20 +412,20 @@ class Lane:
         self.missed = joined(self.missed, segments)
         self.has_trailer = self.has_trailer and not trailer
         self.all_sent = self._incomplete = False
-        self.state = "open"
+        self.state = State.OPEN
 
-    def close(self, state: str) -> None:
+    def close(self, state: State) -> None:
         """Enter this state, and let go of the bytes; what is on the wire stays there."""
         if self.ended:
             return
         self.state = state
-        self.ended = state != "doubtful"
+        self.ended = state is not State.DOUBTFUL
         self._batch = self._last = None
         room, self._room = self._room, None
         if room is not None:
             room.cancel()
 
-    def cancel(self, state: str) -> None:
+    def cancel(self, state: State) -> None:
         """End the lane in this state and give up all unanswered writes."""
         self.close(state)
         for call in list(self._calls):
@@ -466,12 +445,12 @@ def _tell_nobody() -> None:
     """The transfer is over."""
 
 
-def _state_after(error: BaseException | None) -> str:
+def _state_after(error: BaseException | None) -> State:
     """Return what state a failed call puts a lane in."""
     if isinstance(error, CancelledError):
-        return "dropped"
+        return State.DROPPED
     if isinstance(error, NoSuchShare):
-        return "doubtful"
+        return State.DOUBTFUL
     if isinstance(error, ConflictingWrite):
-        return "lost"  # whoever looks at it has the server forget what it has
-    return "refused" if isinstance(error, ServerRefused) else "failed"
+        return State.LOST  # whoever looks at it has the server forget what it has
+    return State.REFUSED if isinstance(error, ServerRefused) else State.FAILED

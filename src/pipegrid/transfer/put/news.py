@@ -1,0 +1,111 @@
+"""
+What has happened to an upload since somebody last looked: answers, lists, and ways that have ended.
+
+Each is booked once: in ``whereabouts`` what is stored, in ``plan`` what failed, was refused or lost. What is
+to be done about it is the upload's business.
+"""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.errors import NoSpace, NoSuchShare, ServerError, WrongSecret
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.allocations import Allocations, Answer
+from pipegrid.transfer.put.asking import Asking
+from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.refusals import Refusals
+from pipegrid.transfer.put.shareway import ShareWay, State
+from pipegrid.transfer.put.whereabouts import Whereabouts
+from pipegrid.wire.messages import Allocation
+
+
+class News:
+    """
+    The news of one upload.
+
+    Args:
+        asking: is told when servers have answered.
+        where, plan, refusals: where it is booked.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        *,
+        plan: UploadPlan[Peer],
+        lanes: OpenLanes,
+        allocations: Allocations,
+        refusals: Refusals,
+        asking: Asking,
+        where: Whereabouts,
+    ) -> None:
+        self._clock = clock
+        self._plan = plan
+        self._lanes = lanes
+        self._allocations = allocations
+        self._refusals = refusals
+        self._asking = asking
+        self._where = where
+        self._others_uploading = self._aborted = False
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody else seems to be storing the file at the same time."""
+        return self._others_uploading or self._aborted or self._refusals.contended
+
+    def take(self) -> bool:
+        """Take in all that has happened; returns whether anything has."""
+        news = self.take_answers()
+        for peer, there in self._refusals.take_lists():
+            self._where.found_at(peer, there)
+            news = True
+        ended = self._lanes.take_ended(self._clock.seconds())
+        for lane in ended:
+            self._ended(lane)
+        return news or bool(ended)
+
+    def take_answers(self) -> bool:
+        """Take in what servers have said to allocations; returns whether any has."""
+        answers = self._allocations.take_answers()
+        if answers:
+            self._asking.answered(self._clock.seconds(), len(answers))
+        for answer in answers:
+            if not isinstance(answer.result, Failure):
+                self._allocated(answer.result, answer)
+            elif answer.result.check(ServerError, CancelledError):
+                self._lanes.peer_failed(answer.peer, str(answer.result.value))
+            else:
+                answer.result.raiseException()
+        return bool(answers)
+
+    def _allocated(self, allocation: Allocation, answer: Answer) -> None:
+        peer = answer.peer
+        there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
+        for lane in self._lanes.open:
+            if lane.peer is peer and lane.share_number in answer.numbers:
+                lane.last_sign = self._clock.seconds()
+                if lane.share_number in there:
+                    lane.close(State.STORED)
+                # No room, or an unfinished upload: perhaps our own, which the writes then resume.
+                lane.granted = lane.share_number in allocation.allocated
+
+    def _ended(self, lane: ShareWay) -> None:
+        peer, number = lane.peer, lane.share_number
+        if lane.state is State.STORED:
+            self._where.stored(peer, number)
+        elif lane.state is State.LOST:
+            # Whoever stores the same with the same secrets may have ended it, as after a failure of theirs.
+            self._aborted = self._aborted or isinstance(lane.error, NoSuchShare)
+            self._plan.lost(number, peer)
+        elif lane.state is State.REFUSED:
+            if isinstance(lane.error, WrongSecret):
+                self._others_uploading = True
+            elif lane.unexplained or isinstance(lane.error, NoSpace):
+                self._refusals.note(peer, number, lane.error)
+            self._plan.refused(number, peer)
+        elif lane.state is State.FAILED:
+            self._plan.failed(peer)

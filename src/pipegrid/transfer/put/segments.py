@@ -1,0 +1,107 @@
+"""
+What is coded goes to the ways that are open, and what some have missed is coded again for them.
+
+Every segment goes by once, in order. A way that was opened late, or lost a connection, is given what it
+missed behind the last one, coded again from the source: nothing is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from pipegrid.core.encoder import Encoder, ShareWrite
+from pipegrid.core.params import Geometry
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.put.codingline import CodingLine
+from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.shareway import ShareWay
+from pipegrid.transfer.put.source import Source
+
+WaitForRoom = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Segments:
+    """
+    The segments of one upload.
+
+    Attributes:
+        gone_by: how many have been given to the ways that were open then.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        encoder: Encoder,
+        source: Source,
+        workers: CpuWorkers,
+        lanes: OpenLanes,
+    ) -> None:
+        self.gone_by = 0
+        self._geometry = geometry
+        self._encoder = encoder
+        self._source = source
+        self._workers = workers
+        self._lanes = lanes
+
+    def coding_line(self) -> CodingLine:
+        """Return what codes them, ahead of those that are sent; to be stopped at the end."""
+        return CodingLine(self._encoder, self._source, self._workers)
+
+    async def send_blocks(self, line: CodingLine, wait_for_room: WaitForRoom) -> None:
+        """
+        Send the blocks of every segment to those that are open when it goes by.
+
+        Args:
+            wait_for_room: awaited before each; raises what ends the upload.
+        """
+        for index in range(self._geometry.num_segments):
+            await wait_for_room()
+            coded = await line.take()
+            _send(self._encoder.add(coded), index, self._lanes.open)
+            self.gone_by = index + 1
+
+    async def send_trailers(self) -> None:
+        """Send what stands behind the blocks, which makes the file's cap."""
+        trees = 32 * self._geometry.num_segments * self._geometry.total_shares
+        writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
+        _send(writes, None, self._lanes.open)
+
+    async def send_missed(self, late: Sequence[ShareWay], wait_for_room: WaitForRoom) -> None:
+        """Code again, and send, what lanes that were opened late have missed, or have lost."""
+        geometry = self._geometry
+        assert self.gone_by == geometry.num_segments
+        missed = [lane.missed for lane in late if lane.missed]
+        first = min((each.start for each in missed), default=0)
+        for index in range(first, max((each.stop for each in missed), default=0)):
+            await wait_for_room()
+            # A lane whose turn is not now may just have lost something that is earlier: next time.
+            joining = [lane for lane in late if lane.misses_next(index)]
+            if joining:
+                shares = {lane.share_number for lane in joining}
+                size = 8 * geometry.segment_length(index)
+                writes = await self._workers.run_if_large(size, self._recode, index, shares)
+                # Meanwhile one may have lost more.
+                _send(writes, index, [lane for lane in joining if lane.misses_next(index)])
+        for lane in late:
+            if lane.missed or not lane.is_open:
+                continue
+            if not lane.has_trailer:
+                lane.send(self._encoder.trailer(lane.share_number))
+            lane.finish()
+
+    def _recode(self, index: int, shares: set[int]) -> list[ShareWrite]:
+        geometry = self._geometry
+        plaintext = self._source.read_at(
+            index * geometry.segment_bytes, geometry.segment_length(index)
+        )
+        return self._encoder.recode(index, plaintext, shares)
+
+
+def _send(writes: Iterable[ShareWrite], segment: int | None, lanes: Iterable[ShareWay]) -> None:
+    by_share: dict[int, list[ShareWay]] = {}
+    for lane in lanes:
+        by_share.setdefault(lane.share_number, []).append(lane)
+    for write in writes:
+        for lane in by_share.get(write.share_number, ()):
+            lane.send(write, segment)
