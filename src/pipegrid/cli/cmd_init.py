@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from pipegrid.cli.console import Console
@@ -69,79 +70,126 @@ def command(
     already, -k, -n, --happy and --segment-size change them.
     """
 
-    def work(console: Console) -> int:
-        from pipegrid.core.params import Params
-        from pipegrid.grid import config as grid_config
-        from pipegrid.grid import creation
+    chosen = _Numbers(required_shares, total_shares, segment_bytes, happy)
+    wanted = _Grid(local, servers, introducer_furls, node)
+    return OfflineJob(lambda console: _make(console, invocation.directory, wanted, chosen))
 
-        if local + (node is not None) + bool(introducer_furls) > 1:
-            raise UsageError("choose one of --local, --introducer and --tahoe")
-        count, servers_file = _count_or_file(servers)
-        if servers_file is not None and (local or node is not None):
-            raise UsageError(
-                "--local and --tahoe tell the servers, and so does --servers FILE; choose"
-            )
-        chosen = (required_shares, total_shares, segment_bytes)
-        said = any(each is not None for each in (*chosen, happy))
-        directory = Path(invocation.directory or grid_config.default_directory())
-        where_from = local or node is not None or introducer_furls or servers is not None
-        if said and not where_from and grid_config.is_configured(directory):
-            config = creation.change(
-                directory,
-                required_shares=required_shares,
-                total_shares=total_shares,
-                segment_bytes=segment_bytes,
-                happy=happy,
-            )
-        elif node is not None:
-            if any(each is not None for each in chosen):
-                params_or_theirs = choose_params(grid_config.load(node).params, *chosen)
-            else:
-                params_or_theirs = None
-            config = creation.create_like_tahoe(
-                directory, node, params=params_or_theirs, happy=happy
-            )
-        else:
-            files: dict[str, str] = {}
-            number: int | None = count
-            makes_local = False
-            if servers_file is not None or introducer_furls:
-                files, number = _files(servers_file, introducer_furls)
-            elif not local and (named := _named_servers(directory)) != 0:
-                number = named
-            else:
-                makes_local = True
-            suggestion, enough = (Params(), None) if number is None else creation.suggested(number)
-            params = _fitting(suggestion, *chosen)
-            if enough is not None:
-                enough = min(enough, params.total_shares)
-            if happy is not None:
-                enough = happy
-            if makes_local:
-                config = creation.create_local(
-                    directory, servers=count, params=params, happy=enough
-                )
-            else:
-                config = creation.create_client(directory, params=params, happy=enough, files=files)
-        for warning in config.warnings:
-            console.say(f"pipegrid: {warning}")
-        console.say(f"pipegrid: {_numbers(config)}")
-        console.result(
-            str(config.directory),
-            {
-                "directory": str(config.directory),
-                "servers": len(config.static.servers)
-                if config.local is None
-                else config.local.servers,
-                "introducers": len(config.introducers.addresses),
-                "required_shares": config.params.required_shares,
-                "total_shares": config.params.total_shares,
-                "happy": config.happy,
-            },
+
+@attrs.frozen
+class _Grid:
+    """Which grid was asked for, as it was typed; see the command's options."""
+
+    local: bool
+    servers: str | None
+    introducer_furls: tuple[str, ...]
+    node: str | None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anything was said of it."""
+        return (
+            self.local
+            or self.node is not None
+            or bool(self.introducer_furls)
+            or self.servers is not None
         )
-        return 0
 
-    return OfflineJob(work)
+
+@attrs.frozen
+class _Numbers:
+    """Which of the numbers were chosen."""
+
+    required_shares: int | None
+    total_shares: int | None
+    segment_bytes: int | None
+    happy: int | None
+
+    @property
+    def encoding(self) -> tuple[int | None, int | None, int | None]:
+        """Return those of the encoding."""
+        return self.required_shares, self.total_shares, self.segment_bytes
+
+    @property
+    def are_given(self) -> bool:
+        """Whether any was."""
+        return any(each is not None for each in (*self.encoding, self.happy))
+
+
+def _make(console: Console, named: str | None, wanted: _Grid, chosen: _Numbers) -> int:
+    """Make the directory, or change it; say what it has become."""
+    from pipegrid.grid import config as grid_config
+    from pipegrid.grid import creation
+
+    if wanted.local + (wanted.node is not None) + bool(wanted.introducer_furls) > 1:
+        raise UsageError("choose one of --local, --introducer and --tahoe")
+    count, servers_file = _count_or_file(wanted.servers)
+    if servers_file is not None and (wanted.local or wanted.node is not None):
+        raise UsageError("--local and --tahoe tell the servers, and so does --servers FILE; choose")
+    directory = Path(named or grid_config.default_directory())
+    if chosen.are_given and not wanted.is_given and grid_config.is_configured(directory):
+        config = creation.change(
+            directory,
+            required_shares=chosen.required_shares,
+            total_shares=chosen.total_shares,
+            segment_bytes=chosen.segment_bytes,
+            happy=chosen.happy,
+        )
+    elif wanted.node is not None:
+        params = None
+        if any(each is not None for each in chosen.encoding):
+            params = choose_params(grid_config.load(wanted.node).params, *chosen.encoding)
+        config = creation.create_like_tahoe(
+            directory, wanted.node, params=params, happy=chosen.happy
+        )
+    else:
+        config = _create(directory, wanted, count, servers_file, chosen)
+    _tell(console, config)
+    return 0
+
+
+def _create(
+    directory: Path, wanted: _Grid, count: int, servers_file: str | None, chosen: _Numbers
+) -> GridConfig:
+    """Make it for servers that are named somewhere, or with servers of its own."""
+    from pipegrid.core.params import Params
+    from pipegrid.grid import creation
+
+    files: dict[str, str] = {}
+    number: int | None = count
+    makes_local = False
+    if servers_file is not None or wanted.introducer_furls:
+        files, number = _files(servers_file, wanted.introducer_furls)
+    elif not wanted.local and (named := _named_servers(directory)) != 0:
+        number = named
+    else:
+        makes_local = True
+    suggestion, enough = (Params(), None) if number is None else creation.suggested(number)
+    params = _fitting(suggestion, *chosen.encoding)
+    if enough is not None:
+        enough = min(enough, params.total_shares)
+    if chosen.happy is not None:
+        enough = chosen.happy
+    if makes_local:
+        return creation.create_local(directory, servers=count, params=params, happy=enough)
+    return creation.create_client(directory, params=params, happy=enough, files=files)
+
+
+def _tell(console: Console, config: GridConfig) -> None:
+    """Say what was made, and with what numbers."""
+    for warning in config.warnings:
+        console.say(f"pipegrid: {warning}")
+    console.say(f"pipegrid: {_numbers(config)}")
+    console.result(
+        str(config.directory),
+        {
+            "directory": str(config.directory),
+            "servers": len(config.static.servers) if config.local is None else config.local.servers,
+            "introducers": len(config.introducers.addresses),
+            "required_shares": config.params.required_shares,
+            "total_shares": config.params.total_shares,
+            "happy": config.happy,
+        },
+    )
 
 
 def _fitting(

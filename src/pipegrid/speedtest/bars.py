@@ -78,34 +78,38 @@ def bars(
     for place, bar in places:
         _bar(axes, place, bar, thickness - 3, limit, line)
     if ceiling is not None and ceiling <= limit:
-        axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
-        beyond = ceiling > limit / 2
-        axes.annotate(
-            ceiling_label,
-            (ceiling, 1),
-            (4 if beyond else -2, 7),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="right" if beyond else "left",
-            color=INK,
-            fontsize=11,
-        )
+        _ceiling(axes, ceiling, ceiling_label, beyond=ceiling > limit / 2)
     for place, title in titles:
-        if wide:
-            axes.annotate(
-                title,
-                (0, place),
-                (-12, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-            )
-        else:
-            # The line of the ceiling makes way for it.
-            paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
-            axes.annotate(title, (0, place), ha="left", va="center", bbox=paper, zorder=5)
+        _title(axes, place, title, wide)
     axes.set_axis_off()
     return figure
+
+
+def _ceiling(axes: Axes, ceiling: float, label: str, *, beyond: bool) -> None:
+    """Draw the line that nothing crosses, with its name on the side where there is room."""
+    axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
+    axes.annotate(
+        label,
+        (ceiling, 1),
+        (4 if beyond else -2, 7),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="right" if beyond else "left",
+        color=INK,
+        fontsize=11,
+    )
+
+
+def _title(axes: Axes, place: float, title: str, wide: bool) -> None:
+    """Write a group's title beside its bars, or above them."""
+    if wide:
+        axes.annotate(
+            title, (0, place), (-12, 0), textcoords="offset points", ha="right", va="center"
+        )
+    else:
+        # The line of the ceiling makes way for it.
+        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
+        axes.annotate(title, (0, place), ha="left", va="center", bbox=paper, zorder=5)
 
 
 def _limit(values: Sequence[float], ceiling: float | None) -> float:

@@ -58,17 +58,50 @@ def window_chart(run: Run, wide: bool) -> Figure:
 
 def _window_panel(axes: Axes, run: Run, way: str) -> None:
     curve = figures.window_curve(run, way)
-    colour = COLOURS[way]
     # Measured windows are equally spaced; the last place is that of the automatic one.
-    rates = [[each.files * each.file_bytes / sample for sample in each.samples_s] for each in curve]
-    middles = [statistics.median(samples) for samples in rates]
     places = [float(index) for index in range(len(curve))]
-    auto = figures.auto_window(run, way)
-    top = max(middles)
     labels = [_short(each.window_bytes or 0) for each in curve]
     axes.set_title(
         f"{ARROWS[way]} {figures.VERBS[way]}", loc="left", fontsize=12, color=INK, pad=14
     )
+    top = _fixed_windows(axes, curve, places, way)
+    auto = figures.auto_window(run, way)
+    if auto is not None:
+        places.append(len(curve) + 0.4)
+        labels.append("auto")
+        top = max(top, _automatic_window(axes, auto, places[-1]))
+    ceiling = _plaintext_ceiling(run, way, curve[-1])
+    if ceiling is not None and ceiling < 3 * top:
+        top = max(top, ceiling)
+        axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
+        axes.annotate(
+            "raw TCP",
+            (0, ceiling),
+            (2, 4),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            fontsize=11,
+        )
+    _window_ticks(axes, places, labels)
+    axes.set_ylim(0, top * 1.12)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: figures.round_rate(value) if value else "0")
+    )
+    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("window for each server", fontsize=11)
+
+
+def _fixed_windows(
+    axes: Axes, curve: Sequence[Measurement], places: Sequence[float], way: str
+) -> float:
+    """Draw the measured windows and the knee among them; returns the highest rate."""
+    colour = COLOURS[way]
+    rates = [_rates(each) for each in curve]
+    middles = [statistics.median(samples) for samples in rates]
     for place, samples in zip(places, rates, strict=True):
         axes.plot([place, place], [min(samples), max(samples)], color=colour, linewidth=1.4)
     axes.plot(
@@ -93,45 +126,33 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
             ha="left",
             va="center",
         )
-    if auto is not None:
-        place = len(curve) + 0.4
-        samples = [auto.files * auto.file_bytes / sample for sample in auto.samples_s]
-        value = statistics.median(samples)
-        top = max(top, value)
-        axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-        axes.plot([place, place], [min(samples), max(samples)], color=INK, linewidth=1.4)
-        axes.plot(place, value, "D", color=INK, markersize=8)
-        places.append(place)
-        labels.append("auto")
-    ceiling = _plaintext_ceiling(run, way, curve[-1])
-    if ceiling is not None and ceiling < 3 * top:
-        top = max(top, ceiling)
-        axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
-        axes.annotate(
-            "raw TCP",
-            (0, ceiling),
-            (2, 4),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            fontsize=11,
-        )
+    return max(middles)
+
+
+def _automatic_window(axes: Axes, auto: Measurement, place: float) -> float:
+    """Draw the window that sizes itself; returns its rate."""
+    samples = _rates(auto)
+    value = statistics.median(samples)
+    axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+    axes.plot([place, place], [min(samples), max(samples)], color=INK, linewidth=1.4)
+    axes.plot(place, value, "D", color=INK, markersize=8)
+    return value
+
+
+def _window_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str]) -> None:
+    """Name the places; of many every other one, which leaves each room. The automatic one's stays."""
     axes.set_xticks(places, labels, fontsize=11)
+    has_auto = labels[-1] == "auto"
     for number, tick in enumerate(axes.get_xticklabels()):
-        # Of many, every other name is enough, and leaves each room; the last is the automatic one's.
-        beside_auto = auto is not None and number == len(labels) - 2
+        beside_auto = has_auto and number == len(labels) - 2
         crowded = len(labels) > 6 and (number % 2 == 1 or beside_auto)
         tick.set_visible(not crowded or labels[number] == "auto")
-    axes.set_ylim(0, top * 1.12)
     axes.set_xlim(-0.5, places[-1] + 0.6)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: figures.round_rate(value) if value else "0")
-    )
-    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
-    axes.grid(axis="y", color=LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel("window for each server", fontsize=11)
+
+
+def _rates(measured: Measurement) -> list[float]:
+    """Return plaintext bytes a second of each sample."""
+    return [measured.files * measured.file_bytes / sample for sample in measured.samples_s]
 
 
 def _short(value: int) -> str:

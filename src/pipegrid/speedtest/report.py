@@ -17,7 +17,7 @@ import attrs
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import figures
-from pipegrid.speedtest.results import DIRECTIONS, DOWN, UP, Run
+from pipegrid.speedtest.results import DIRECTIONS, DOWN, UP, Run, Timeline
 
 if TYPE_CHECKING:
     from pipegrid.speedtest.drawing import Chart
@@ -145,16 +145,9 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             key=True,
         )
     if run.timeline is not None and run.timeline.bursts:
-        taken = run.timeline.took_s / run.timeline.rtt_s if run.timeline.rtt_s else 0.0
-        servers = len({burst.server for burst in run.timeline.bursts})
-        left_out = servers - curves.MOST_SERVERS
         add(
             "timeline",
-            f"One upload, from the wire: {figures.digits(taken)} round trips",
-            f"{run.timeline.name} to {servers} servers. Filled circles are sent, hollow squares come back;"
-            f" the larger, the more bytes. It took {figures.seconds(run.timeline.took_s)}"
-            + (f", the median of {run.timeline.samples}." if run.timeline.samples > 1 else ".")
-            + (f" {left_out} servers are not shown." if left_out > 0 else ""),
+            *_timeline_words(run.timeline, curves.MOST_SERVERS),
             lambda wide: curves.timeline_chart(run, wide),
         )
     if any(figures.window_curve(run, way) for way in DIRECTIONS):
@@ -184,6 +177,20 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             lambda wide: curves.history_chart(runs, wide),
         )
     return found
+
+
+def _timeline_words(timeline: Timeline, most_servers: int) -> tuple[str, str]:
+    """Return the title of the picture of one upload, and what it shows."""
+    taken = timeline.took_s / timeline.rtt_s if timeline.rtt_s else 0.0
+    servers = len({burst.server for burst in timeline.bursts})
+    left_out = servers - most_servers
+    return (
+        f"One upload, from the wire: {figures.digits(taken)} round trips",
+        f"{timeline.name} to {servers} servers. Filled circles are sent, hollow squares come back;"
+        f" the larger, the more bytes. It took {figures.seconds(timeline.took_s)}"
+        + (f", the median of {timeline.samples}." if timeline.samples > 1 else ".")
+        + (f" {left_out} servers are not shown." if left_out > 0 else ""),
+    )
 
 
 def _window_title(run: Run) -> str:
