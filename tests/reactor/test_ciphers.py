@@ -12,7 +12,7 @@ from misc.speedtest.processes import first_line, running
 from OpenSSL import SSL
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.http11.pinned import PIN_BYTES, _PinnedConnectionCreator
+from pipegrid.reactor.clienttls import http_context
 from pipegrid.server import identity
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.negotiation import StrictNegotiation
@@ -51,9 +51,11 @@ class ClientTests(SynchronousTestCase):
     """What our clients offer."""
 
     def test_https(self) -> None:
-        """Nothing else."""
-        creator = _PinnedConnectionCreator(bytes(PIN_BYTES), "s")
-        self.check(creator._context)
+        """Nothing else, no TLS before 1.2, and no second handshake on a connection."""
+        context = http_context()
+        self.check_offered([str(each["name"]) for each in context.get_ciphers()])
+        self.assertEqual(context.minimum_version, ssl.TLSVersion.TLSv1_2)
+        self.assertTrue(context.options & ssl.OP_NO_RENEGOTIATION)
 
     def test_foolscap(self) -> None:
         """Nor over Foolscap, for tubs that call and for those that are called."""
@@ -80,7 +82,10 @@ class ClientTests(SynchronousTestCase):
 
     def check(self, context: SSL.Context) -> None:
         """Look what connections of a context offer."""
-        offered = SSL.Connection(context, None).get_cipher_list()
+        self.check_offered(SSL.Connection(context, None).get_cipher_list())
+
+    def check_offered(self, offered: list[str]) -> None:
+        """Look at the names of ciphers."""
         old = [name for name in offered if not name.startswith(("TLS_", "ECDHE-"))]
         self.assertEqual(old, [])
         self.assertTrue(set(GOOD) <= set(offered))

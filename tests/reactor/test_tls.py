@@ -18,15 +18,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from pipegrid.reactor import tls
-from pipegrid.reactor.sockets import SEND_BYTES, move_much
-from pipegrid.reactor.tls import (
-    BATCH_BYTES,
-    GATHERED_BYTES,
-    HELD_BACK_BYTES,
-    RECORD_BYTES,
-    BatchingTLSFactory,
-    write_whole,
-)
+from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
+from pipegrid.reactor.sockets import HELD_BACK_BYTES, SEND_BYTES, move_much
+from pipegrid.reactor.tls import BatchingTLSFactory, write_whole
 from pipegrid.server import identity
 
 WHO = identity.from_pem(identity.make_pem(), "unused", "a test's key")

@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
-from twisted.protocols.tls import TLSMemoryBIOFactory
-from zope.interface import implementer
+from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
@@ -37,7 +35,7 @@ from pipegrid.flow.window import Window
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.grid.servers import Windows
-from pipegrid.http11.pinned import _PinnedConnectionCreator
+from pipegrid.http11.pinned import pin_endpoint
 from pipegrid.links.link import Line
 from pipegrid.server import identity as identities
 from pipegrid.server.front import FrontFactory
@@ -318,22 +316,6 @@ class StorageHost:
 # The grid.
 
 
-@implementer(IStreamClientEndpoint)
-class TlsEndpoint:
-    """TLS to the owner of a key, on the clock of a host (``wrapClientTLS`` of older Twisteds has none)."""
-
-    def __init__(self, inner: IStreamClientEndpoint, pin: bytes, server: str, clock: Any) -> None:
-        self._inner = inner
-        self._creator = _PinnedConnectionCreator(pin, server)
-        self._clock = clock
-
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires when TCP is there."""
-        wrapping: Any = TLSMemoryBIOFactory(self._creator, True, protocolFactory, self._clock)
-        connecting: Deferred[Any] = self._inner.connect(wrapping)
-        return connecting.addCallback(lambda wrapper: wrapper.wrappedProtocol)
-
-
 class Client:
     """
     One process that uses the grid.
@@ -489,7 +471,7 @@ class GridWorld:
 
         def endpoint() -> IStreamClientEndpoint:
             plain = self.network.endpoint(client, name, PORT)
-            return TlsEndpoint(plain, pin, name, clock) if self._tls else plain
+            return pin_endpoint(plain, pin, name) if self._tls else plain
 
         return GbsServer(identity, Nurl(pin, name, PORT, swissnum), endpoint, clock, gbs)
 

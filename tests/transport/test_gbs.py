@@ -12,8 +12,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerUnreachable
-from pipegrid.http11.pinned import _PinnedConnectionCreator
-from pipegrid.reactor.tls import BatchingTLSEndpoint
+from pipegrid.http11.pinned import pin_endpoint
 from pipegrid.server import identity
 from pipegrid.server.front import FrontFactory
 from pipegrid.server.gbs.connection import GbsConnection
@@ -95,8 +94,7 @@ class TlsWorld(GbsWorld):
 
         def endpoint() -> Any:
             inner = self.network.endpoint(CLIENT, f"s{number}", PORT)
-            creator = _PinnedConnectionCreator(self.pin if pin is None else pin, "s0")
-            return BatchingTLSEndpoint(creator, inner, self.client.clock)
+            return pin_endpoint(inner, self.pin if pin is None else pin, "s0")
 
         return super().connect(number, endpoint)
 

@@ -17,9 +17,11 @@ from twisted.web.error import SchemeNotSupported
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from pipegrid.http11.pinned import ALPN, pin_endpoint
+from pipegrid.http11.pinned import pin_endpoint
 from pipegrid.http11.proxies import Proxy
 from pipegrid.http11.tunnel import TunnelEndpoint
+
+_ALPN = [b"http/1.1"]  # a server that knows HTTP/2 might choose it if we let it
 
 
 @implementer(IAgentEndpointFactory)
@@ -40,7 +42,7 @@ class StandardEndpoints:
 
 
 def _over_tls(endpoint: IStreamClientEndpoint, host: str) -> IStreamClientEndpoint:
-    options: Any = optionsForClientTLS(host, acceptableProtocols=ALPN)
+    options: Any = optionsForClientTLS(host, acceptableProtocols=_ALPN)
     wrapped: IStreamClientEndpoint = wrapClientTLS(options, endpoint)
     return wrapped
 

@@ -5,6 +5,9 @@ It proves that by owning the key whose hash its address names; its certificate c
 nobody's signature but its own is asked for, and neither name nor dates are looked at (they are normally
 wrong). The check is part of the handshake: with the wrong key it fails before a byte of any request is
 written.
+
+The usual certificate is checked by ``certificates``; ``cryptography`` is imported for others only, and for
+those that are refused.
 """
 
 from __future__ import annotations
@@ -12,23 +15,18 @@ from __future__ import annotations
 import hmac
 from base64 import urlsafe_b64encode
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from OpenSSL import SSL
-from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IStreamClientEndpoint
-from twisted.protocols.tls import TLSMemoryBIOProtocol
-from twisted.python.failure import Failure
-from zope.interface import implementer
+from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import UsageError
+from pipegrid.http11.certificates import Unusual, check_signed_by_itself, read
 from pipegrid.http11.errors import WrongServerKey
-from pipegrid.reactor.ciphers import only_forward_secret
-from pipegrid.reactor.tls import BatchingTLSEndpoint, write_whole
+from pipegrid.reactor.clienttls import ClientTLSEndpoint, http_context
 
-ALPN = [b"http/1.1"]  # a server that knows HTTP/2 might choose it if we let it
+if TYPE_CHECKING:
+    from cryptography import x509
+
 PIN_BYTES = 32
 
 
@@ -44,63 +42,65 @@ def pin_endpoint(
 
     The connection is lost with ``WrongServerKey`` if the key is another one.
     """
-    return BatchingTLSEndpoint(_PinnedConnectionCreator(pin, server), endpoint)
+    if len(pin) != PIN_BYTES:
+        raise UsageError(f"The pin of {server} has {len(pin)} bytes instead of {PIN_BYTES}.")
+    return ClientTLSEndpoint(http_context(), lambda der: problem_of(der, pin, server), endpoint)
 
 
 def public_key_pin(certificate: x509.Certificate) -> bytes:
     """The pin of a certificate's key."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return sha256(spki).digest()
 
 
-@implementer(IOpenSSLClientConnectionCreator)
-class _PinnedConnectionCreator:
-    """Makes the client side of TLS connections to one key."""
+def problem_of(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
+    """
+    Return why a certificate is not that of a key's owner; None if it is.
 
-    def __init__(self, pin: bytes, server: str) -> None:
-        if len(pin) != PIN_BYTES:
-            raise UsageError(f"The pin of {server} has {len(pin)} bytes instead of {PIN_BYTES}.")
-        self._pin = pin
-        self._server = server
-        context = self._context = SSL.Context(SSL.TLS_METHOD)
-        only_forward_secret(context)
-        context.set_alpn_protos(ALPN)
-        write_whole(context)
-        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._verify)
+    Args:
+        der: the certificate.
+        pin, server: as ``pin_endpoint`` is given them.
+    """
+    try:
+        certificate = read(der)
+        check_signed_by_itself(certificate)
+    except Unusual:
+        return _second_look(der, pin, server)
+    if hmac.compare_digest(sha256(certificate.key).digest(), pin):
+        return None
+    return _second_look(der, pin, server)
 
-    def clientConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
-        connection = SSL.Connection(self._context, None)
-        connection.set_connect_state()
-        connection.set_app_data(tlsProtocol)
-        return connection
 
-    def _verify(
-        self, connection: SSL.Connection, certificate: Any, problem: int, depth: int, fine: int
-    ) -> bool:
-        """Called for each thing OpenSSL notices about each certificate of the chain."""
-        if depth:
-            return True  # a chain above the server's own certificate says nothing about its key
-        found = certificate.to_cryptography()
-        pin = public_key_pin(found)
-        if not hmac.compare_digest(pin, self._pin):
-            sentence = (
-                f"{self._server} is not the server it should be: its key hashes to {_text(pin)},"
-                f" not to {_text(self._pin)}; nothing was sent to it, check its address."
-            )
-        else:
-            try:
-                found.verify_directly_issued_by(found)
-            except (InvalidSignature, ValueError, TypeError):
-                sentence = (
-                    f"The certificate of {self._server} is not signed by its own key;"
-                    " nothing was sent to it, check its address."
-                )
-            else:
-                return True
-        # An exception raised here would not survive Twisted's TLS; this reaches connectionLost.
-        tls: TLSMemoryBIOProtocol = connection.get_app_data()
-        tls.failVerification(Failure(WrongServerKey(sentence, self._server)))
-        return False
+def _second_look(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        found = x509.load_der_x509_certificate(der)
+        its = public_key_pin(found)
+    except Exception as error:  # whatever a library says of what a server may send
+        return WrongServerKey(
+            f"The certificate of {server} cannot be understood ({str(error) or type(error).__name__});"
+            " nothing was sent to it, check its address.",
+            server,
+        )
+    if not hmac.compare_digest(its, pin):
+        return WrongServerKey(
+            f"{server} is not the server it should be: its key hashes to {_text(its)},"
+            f" not to {_text(pin)}; nothing was sent to it, check its address.",
+            server,
+        )
+    try:
+        found.verify_directly_issued_by(found)
+    except (InvalidSignature, ValueError, TypeError):
+        return WrongServerKey(
+            f"The certificate of {server} is not signed by its own key;"
+            " nothing was sent to it, check its address.",
+            server,
+        )
+    return None
 
 
 def _text(pin: bytes) -> str:

@@ -8,12 +8,17 @@ them, for OpenSSL has since 1.0.1 (2012).
 
 from __future__ import annotations
 
-from OpenSSL import SSL
+from typing import TYPE_CHECKING
 
-CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
+if TYPE_CHECKING:
+    from OpenSSL import SSL
+
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def only_forward_secret(context: SSL.Context) -> None:
     """Allow a context nothing older than TLS 1.2, and of that only these ciphers, as either side."""
+    from OpenSSL import SSL
+
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
-    context.set_cipher_list(CIPHERS)
+    context.set_cipher_list(CIPHERS.encode())

@@ -18,6 +18,9 @@ Buffer = bytes | bytearray | memoryview
 SEND_BYTES = 512 * 1024
 """Given to the socket at a time, if as much waits; and, if it takes all, before others have their turn."""
 
+HELD_BACK_BYTES = 4096
+"""Left to the transport when it is the others' turn, so that it comes back to this connection."""
+
 
 def move_much(transport: Any, receive_bytes: int) -> None:
     """
@@ -57,3 +60,40 @@ def send_now(socket: Any, data: Buffer) -> int:
         return 0
     sent = socket.writeSomeData(data)
     return sent if isinstance(sent, int) and sent > 0 else 0
+
+
+class Outlet:
+    """
+    Where what was encrypted leaves a connection: at once, as far as the socket takes it.
+
+    Args:
+        socket: what ``socket_of`` returned; None if there is none.
+    """
+
+    __slots__ = ("_sent_bytes", "_socket")
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._sent_bytes = 0  # since the socket last had to wait
+
+    def send(self, encrypted: memoryview, transport: Any) -> None:
+        """
+        Send bytes, or have the transport keep and send them; the buffer is free again afterwards.
+
+        Args:
+            transport: stands on the socket, if there is one.
+        """
+        socket = self._socket
+        if socket:
+            self._sent_bytes += len(encrypted)
+            turn_ends = self._sent_bytes >= SEND_BYTES
+            sent = send_now(socket, encrypted[:-HELD_BACK_BYTES] if turn_ends else encrypted)
+            if sent == len(encrypted):
+                return
+            encrypted = encrypted[sent:]
+            self._sent_bytes = 0
+        transport.write(bytes(encrypted))
+        if socket and socket.producer and socket.streamingProducer and not socket.producerPaused:
+            # Full is what has to wait at all: else a large buffer would fill, and be joined, behind each.
+            socket.producerPaused = True
+            socket.producer.pauseProducing()

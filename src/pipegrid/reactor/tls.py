@@ -26,13 +26,6 @@ from typing import Any
 
 from OpenSSL import SSL
 from OpenSSL.SSL import Error, WantReadError, ZeroReturnError
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import (
-    IOpenSSLClientConnectionCreator,
-    IProtocolFactory,
-    IReactorTime,
-    IStreamClientEndpoint,
-)
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import (
     BufferingTLSTransport,
@@ -40,24 +33,9 @@ from twisted.protocols.tls import (
     TLSMemoryBIOProtocol,
 )
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
-from pipegrid.reactor.sockets import SEND_BYTES, Buffer, send_now, socket_of
-
-RECORD_BYTES = 2**14
-"""No record holds more."""
-
-BATCH_BYTES = 4 * RECORD_BYTES
-"""Given to OpenSSL at a time, in either direction: for each connection it keeps as large a buffer."""
-
-DELIVERY_BYTES = 2 * BATCH_BYTES
-"""Decrypted before it is copied to a buffer of its own."""
-
-GATHERED_BYTES = 2 * BATCH_BYTES
-"""Encrypted before it is sent: each call of the kernel costs, and wakes the receiver, which costs there."""
-
-HELD_BACK_BYTES = 4096
-"""Left to the transport when it is the others' turn, so that it comes back to this connection."""
+from pipegrid.reactor.records import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
+from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
 
 _SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # which pyOpenSSL sets, and does not name
 _ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with what TLS adds
@@ -76,18 +54,9 @@ def write_whole(context: SSL.Context) -> None:
 
 
 class BatchingTLS(BufferingTLSTransport):
-    """
-    One connection's TLS; see above. The reactor's thread only.
+    """One connection's TLS; see above. The reactor's thread only."""
 
-    Attributes:
-        hangs_up: who closes says goodbye, and does not wait to hear the other's: that would take a round
-        trip.
-            For clients, which close when all is answered; what a server sent last might be lost so.
-    """
-
-    hangs_up = False
-    _socket: Any = None
-    _sent_bytes = 0  # since the socket last had to wait
+    _outlet: Outlet | None = None
     _gathered_bytes = 0  # of this connection, in the common buffer, within one call
     _gathering = False
 
@@ -102,14 +71,8 @@ class BatchingTLS(BufferingTLSTransport):
 
         And write what is large without joining it to what waits (Twisted has an attribute for ``write``).
         """
-        self._socket = socket_of(transport)
+        self._outlet = Outlet(socket_of(transport))
         self.write = self._write_bytes  # type: ignore[method-assign]
-
-    def _shutdownTLS(self) -> None:
-        super()._shutdownTLS()
-        if self.hangs_up and self.disconnecting and not self._aborted:
-            assert self.transport is not None
-            self.transport.loseConnection()  # behind what it has still to send
 
     def dataReceived(self, data: bytes) -> None:
         """Take what the socket has read, however much; OpenSSL has it piece by piece."""
@@ -192,21 +155,11 @@ class BatchingTLS(BufferingTLSTransport):
             return
         encrypted = _encrypted_view[: self._gathered_bytes]
         self._gathered_bytes = 0
-        socket = self._socket
-        if socket and not self._aborted:
-            self._sent_bytes += len(encrypted)
-            turn_ends = self._sent_bytes >= SEND_BYTES
-            sent = send_now(socket, encrypted[:-HELD_BACK_BYTES] if turn_ends else encrypted)
-            if sent == len(encrypted):
-                return
-            encrypted = encrypted[sent:]
-            self._sent_bytes = 0
         assert self.transport is not None
-        self.transport.write(bytes(encrypted))
-        if socket and socket.producer and socket.streamingProducer and not socket.producerPaused:
-            # Full is what has to wait at all: else a large buffer would fill, and be joined, behind each.
-            socket.producerPaused = True
-            socket.producer.pauseProducing()
+        if self._outlet is None or self._aborted:
+            self.transport.write(bytes(encrypted))
+        else:
+            self._outlet.send(encrypted, self.transport)
 
     def _write_bytes(self, data: bytes) -> None:
         """Write bytes, as Twisted does if they are few: they wait for others until the turn ends."""
@@ -280,41 +233,3 @@ class BatchingTLSFactory(TLSMemoryBIOFactory):
 
     protocol = BatchingTLS
     noisy = False
-
-
-class _ClientTLS(BatchingTLS):
-    """The side of a client that closes when all is answered."""
-
-    hangs_up = True
-
-
-class _ClientTLSFactory(BatchingTLSFactory):
-    protocol = _ClientTLS
-
-
-@implementer(IStreamClientEndpoint)
-class BatchingTLSEndpoint:
-    """
-    Such TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's.
-
-    Args:
-        creator: makes the client's side.
-        endpoint: for the connection beneath.
-        clock: None for the reactor.
-    """
-
-    def __init__(
-        self,
-        creator: IOpenSSLClientConnectionCreator,
-        endpoint: IStreamClientEndpoint,
-        clock: IReactorTime | None = None,
-    ) -> None:
-        self._creator = creator
-        self._endpoint = endpoint
-        self._clock = clock
-
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:
-        """Connect; fires with the protocol over TLS, whose handshake goes on."""
-        factory: Any = _ClientTLSFactory(self._creator, True, protocolFactory, clock=self._clock)
-        connecting: Deferred[Any] = self._endpoint.connect(factory)
-        return connecting.addCallback(lambda tls: tls.wrappedProtocol)

@@ -1,0 +1,193 @@
+"""
+The usual certificate of a storage server, read without a library.
+
+It is in DER, as X.509 wants it, holds an RSA key, and that key has signed it with SHA-2: so Tahoe-LAFS and
+PipeGrid make them. What is found to be so here is so. Of all other certificates this says nothing
+(``Unusual``), and ``cryptography`` has to look: importing that takes longer than the handshake.
+
+**Why it is safe to read it twice**, once here and once in OpenSSL, which takes the key for the handshake out
+of it: DER has one way to write each thing. Only lengths in their shortest form are taken here, each element
+ends where the one around it does, and the fields come in the order, and with the tags, of RFC 5280; so no two
+readers can find the key in two places.
+
+Source: RFC 5280, section 4.1; RFC 8017, sections 8.2.2 and A.2.4; X.690, section 10.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import attrs
+
+_SEQUENCE, _INTEGER, _BIT_STRING, _VERSION = 0x30, 0x02, 0x03, 0xA0
+_RSA = bytes.fromhex("300d06092a864886f70d0101010500")
+_SIGNED_WITH = {
+    bytes.fromhex("300d06092a864886f70d01010b0500"): "sha256",
+    bytes.fromhex("300d06092a864886f70d01010c0500"): "sha384",
+    bytes.fromhex("300d06092a864886f70d01010d0500"): "sha512",
+}
+_DIGEST_INFO = {
+    "sha256": bytes.fromhex("3031300d060960864801650304020105000420"),
+    "sha384": bytes.fromhex("3041300d060960864801650304020205000430"),
+    "sha512": bytes.fromhex("3051300d060960864801650304020305000440"),
+}
+_KEY_BYTES = range(2048 // 8, 8192 // 8 + 1)  # checking a signature of the largest takes 3 ms
+_LARGEST_EXPONENT = 1 << 32
+
+
+class Unusual(ValueError):
+    """The certificate is none of those; the text says why."""
+
+
+@attrs.frozen(eq=False)
+class Certificate:
+    """
+    What a certificate says.
+
+    Attributes:
+        signed: the bytes that its signature is for.
+        algorithm: how it was signed, as both places say.
+        key: the SubjectPublicKeyInfo, DER.
+        signature: big-endian.
+        own_issuer: issuer and subject are the same name.
+    """
+
+    signed: bytes
+    algorithm: bytes
+    key: bytes
+    signature: bytes
+    own_issuer: bool
+
+
+def read(der: bytes) -> Certificate:
+    """
+    Return what a certificate says.
+
+    Raises:
+        Unusual: it is not written as usual.
+    """
+    whole = _Elements(der)
+    outer = whole.inside(_SEQUENCE)
+    whole.end()
+    signed = outer.element(_SEQUENCE)
+    algorithm = outer.element(_SEQUENCE)
+    signature = _bits(outer)
+    outer.end()
+    fields = _Elements(signed).inside(_SEQUENCE)
+    if fields.tag() == _VERSION:
+        version = fields.inside(_VERSION)
+        version.element(_INTEGER)
+        version.end()
+    fields.element(_INTEGER)
+    if fields.element(_SEQUENCE) != algorithm:
+        raise Unusual("it says in two ways how it was signed")
+    issuer = fields.element(_SEQUENCE)
+    fields.element(_SEQUENCE)
+    subject = fields.element(_SEQUENCE)
+    key = fields.element(_SEQUENCE)
+    return Certificate(signed, algorithm, key, signature, issuer == subject)
+
+
+def check_signed_by_itself(certificate: Certificate) -> None:
+    """
+    Return if the key of a certificate has signed it, in the usual way.
+
+    Raises:
+        Unusual: it has not, or in another way.
+    """
+    name = _SIGNED_WITH.get(certificate.algorithm)
+    if name is None or not certificate.own_issuer:
+        raise Unusual("it is not signed with RSA and SHA-2 by whom it is about")
+    modulus, exponent = _rsa_key(certificate.key)
+    size = (modulus.bit_length() + 7) // 8
+    signature = int.from_bytes(certificate.signature, "big")
+    if (
+        size not in _KEY_BYTES
+        or not modulus & 1
+        or not 3 <= exponent < _LARGEST_EXPONENT
+        or not exponent & 1
+        or len(certificate.signature) != size
+        or signature >= modulus
+    ):
+        raise Unusual("its key or its signature is of another size than usual")
+    digest = _DIGEST_INFO[name] + hashlib.new(name, certificate.signed).digest()
+    padding = b"\xff" * (size - len(digest) - 3)
+    if (
+        pow(signature, exponent, modulus).to_bytes(size, "big")
+        != b"\0\1" + padding + b"\0" + digest
+    ):
+        raise Unusual("its signature is not that of its key")
+
+
+def _rsa_key(key: bytes) -> tuple[int, int]:
+    """Return modulus and exponent of a SubjectPublicKeyInfo. Raises Unusual: the key is no RSA key."""
+    info = _Elements(key).inside(_SEQUENCE)
+    if info.element(_SEQUENCE) != _RSA:
+        raise Unusual("its key is no RSA key")
+    numbers = _Elements(_bits(info))
+    info.end()
+    pair = numbers.inside(_SEQUENCE)
+    numbers.end()
+    modulus, exponent = pair.number(), pair.number()
+    pair.end()
+    return modulus, exponent
+
+
+def _bits(elements: _Elements) -> bytes:
+    """Return the next element's bits, which have to be whole bytes."""
+    inner = elements.content(_BIT_STRING)
+    if inner[:1] != b"\0":
+        raise Unusual("it has bits that are no bytes")
+    return inner[1:]
+
+
+class _Elements:
+    """Elements of DER, one behind the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def tag(self) -> int:
+        """Return the next element's tag; -1 if there is none."""
+        return self._data[self._at] if self._at < len(self._data) else -1
+
+    def element(self, tag: int) -> bytes:
+        """Take an element, with its tag and length."""
+        return self._take(tag)[0]
+
+    def content(self, tag: int) -> bytes:
+        """Take an element, without its tag and length."""
+        return self._take(tag)[1]
+
+    def inside(self, tag: int) -> _Elements:
+        """Take an element that is made of others."""
+        return _Elements(self.content(tag))
+
+    def number(self) -> int:
+        """Take an integer that is not negative."""
+        data = self.content(_INTEGER)
+        if not data or data[0] & 0x80 or (data[0] == 0 and len(data) > 1 and not data[1] & 0x80):
+            raise Unusual("it has a number that is not in its shortest form")
+        return int.from_bytes(data, "big")
+
+    def end(self) -> None:
+        """There must be nothing more."""
+        if self._at != len(self._data):
+            raise Unusual("something stands behind its end")
+
+    def _take(self, tag: int) -> tuple[bytes, bytes]:
+        data, start = self._data, self._at
+        if self.tag() != tag or start + 2 > len(data):
+            raise Unusual("its fields are not in the usual order")
+        size, at = data[start + 1], start + 2
+        if size & 0x80:
+            digits = data[at : at + (size & 0x7F)]
+            size, at = int.from_bytes(digits, "big"), at + len(digits)
+            # The shortest form, and none so long that it is no certificate.
+            if not 1 <= len(digits) <= 3 or not digits[0] or size < 0x80:
+                raise Unusual("it has a length that is not in its shortest form")
+        self._at = at + size
+        if self._at > len(data):
+            raise Unusual("it is cut off")
+        return data[start : self._at], data[at : self._at]

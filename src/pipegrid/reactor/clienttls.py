@@ -1,0 +1,412 @@
+"""
+TLS of clients that know whom they want to talk to: Python's own ``ssl``, over memory.
+
+Twisted's TLS brings pyOpenSSL with it, and that X.509 as ``cryptography`` has it; importing them was a tenth
+of what a ``put`` of a small file computes. Of all that a client of storage servers needs the handshake, one
+look at the certificate, and records. What is common with ``tls``, which servers and Foolscap use: all records
+of one read are delivered together, those of one write are sent together and at once, large buffers are
+encrypted where they lie.
+
+===========  ===================================================================================
+handshaking  what is written waits. When the handshake is over, and before its last bytes leave, the
+             certificate is checked; if it is not the right one nothing is sent any more
+open         bytes go both ways
+closing      ``loseConnection`` was called, and a producer still writes
+said         goodbye was sent, and the transport closes behind it. The other's goodbye is not waited for,
+             which would take a round trip: a client closes when all is answered
+lost         nothing is delivered and nothing sent: after the other's goodbye, an error, an abort,
+             or the transport's end
+===========  ===================================================================================
+
+**The end, as the protocol hears it.** After a goodbye, of either side, what the transport says. Without
+one ``ConnectionLost``: whoever can cut the wire could otherwise make what was cut off look whole. After an
+error of TLS ``TlsFailed``, and after a wrong certificate the error of the check.
+
+**Renegotiation** is refused, as in TLS 1.3, which has none: it is one certificate that was checked.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import (
+    IHandshakeListener,
+    IProtocol,
+    IProtocolFactory,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import directlyProvides, implementer, providedBy
+
+from pipegrid.reactor.ciphers import CIPHERS
+from pipegrid.reactor.records import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
+from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
+
+Check = Callable[[bytes], Exception | None]
+"""Is given the server's certificate, DER; returns what is wrong with it, or None."""
+
+_NOTHING = memoryview(b"")
+# Filled and emptied within one call, so all connections share it.
+_records = memoryview(bytearray(DELIVERY_BYTES + RECORD_BYTES))
+
+
+class TlsFailed(ConnectionError):
+    """TLS could not go on; the text says why."""
+
+
+def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
+    """
+    Return what makes the client's side of TLS 1.2 and 1.3, without a look at certificates.
+
+    Args:
+        protocols: to offer (ALPN).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # ``Check`` does it
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    return context
+
+
+@cache
+def http_context() -> ssl.SSLContext:
+    """Return the context of all connections that speak HTTP/1.1; each new one would take a third of a ms."""
+    # A server that knows HTTP/2 might choose it if we let it.
+    return client_context(("http/1.1",))
+
+
+class ClientTLS(Protocol):
+    """
+    One connection's TLS: the protocol of a transport, and the transport of a protocol. See above.
+
+    Attributes:
+        wrappedProtocol: which this is the transport of.
+        disconnecting: no more is to be written.
+    """
+
+    def __init__(self, context: ssl.SSLContext, check: Check, wrapped: Any) -> None:
+        self.wrappedProtocol = wrapped
+        self.disconnecting = False
+        self._received = ssl.MemoryBIO()
+        self._encrypted = ssl.MemoryBIO()
+        self._tls: ssl.SSLObject | None = context.wrap_bio(self._received, self._encrypted)
+        self._check = check
+        self._handshaking = True
+        self._lost = False
+        self._aborted = False
+        self._said_goodbye = False  # one of the two sides has
+        self._reason: Failure | None = None
+        self._waiting: list[bytes] = []  # written before the handshake was over
+        self._producer: Any = None
+        self._pulling: Any = None
+        self._outlet = Outlet(None)
+
+    def __getattr__(self, name: str) -> Any:
+        transport = None if name.startswith("__") else self.__dict__.get("transport")
+        if transport is None:
+            raise AttributeError(name)
+        return getattr(transport, name)
+
+    def __repr__(self) -> str:
+        state = "lost" if self._lost else "handshaking" if self._handshaking else "open"
+        return f"<ClientTLS {state} of {self.wrappedProtocol!r}>"
+
+    # From the transport.
+
+    def makeConnection(self, transport: Any) -> None:
+        """Give the protocol its transport, then begin the handshake."""
+        directlyProvides(self, providedBy(transport))
+        self._outlet = Outlet(socket_of(transport))
+        self.transport = transport
+        self.connected = 1
+        self.wrappedProtocol.makeConnection(self)
+        if not self._lost:
+            self._shake_hands()
+            self._flush()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take what the socket has read, however much; OpenSSL has it piece by piece."""
+        view = memoryview(data)
+        while self._handshaking and view and not self._lost:
+            self._received.write(view[:BATCH_BYTES])
+            view = view[BATCH_BYTES:]
+            self._shake_hands()
+        if not self._handshaking and not self._lost:
+            self._deliver(view)
+        self._flush()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Tell the protocol how it ended."""
+        if not self._lost and not self._said_goodbye and reason.check(ConnectionDone):
+            reason = Failure(ConnectionLost("it ended without TLS's goodbye"))
+        self._lost = self._aborted = True
+        self.connected = 0
+        self._waiting.clear()
+        self._tls = None
+        reason, self._reason = self._reason or reason, None
+        self.wrappedProtocol.connectionLost(reason)
+
+    # The handshake.
+
+    def _shake_hands(self) -> None:
+        tls = self._tls
+        assert tls is not None
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except (OSError, ValueError) as error:
+            self._fail(_failed(error))
+            return
+        certificate = tls.getpeercert(binary_form=True)
+        problem = self._check(certificate) if certificate else TlsFailed("it has no certificate")
+        if problem is not None:
+            self._reason = Failure(problem)
+            self.abortConnection()
+            return
+        self._handshaking = False
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._encrypt(b"".join(waiting))
+            if self._producer is not None:
+                self._producer.resumeProducing()
+        if IHandshakeListener.providedBy(self.wrappedProtocol):
+            self.wrappedProtocol.handshakeCompleted()
+        if self.disconnecting and self._producer is None:
+            self._say_goodbye()
+
+    # Receiving.
+
+    def _deliver(self, encrypted: memoryview) -> None:
+        """Deliver, in one piece, all that can be decrypted now with these bytes behind what OpenSSL has."""
+        received: list[bytes] = []
+        goodbye, failure = False, None
+        try:
+            goodbye = self._decrypt(encrypted, received)
+        except (OSError, ValueError) as error:
+            failure = _failed(error)
+        if received:
+            self.wrappedProtocol.dataReceived(
+                received[0] if len(received) == 1 else b"".join(received)
+            )
+        if self._lost:
+            return
+        if failure is not None:
+            self._fail(failure)
+        elif goodbye:
+            self._say_goodbye()
+
+    def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> bool:
+        """Add the records that are complete; returns whether there will be no more, by the other's word."""
+        tls, bio, size = self._tls, self._received, 0
+        assert tls is not None
+        try:
+            while True:
+                if encrypted:
+                    bio.write(encrypted[:BATCH_BYTES])
+                    encrypted = encrypted[BATCH_BYTES:]
+                try:
+                    # Where one more record fits, whatever its size.
+                    while bio.pending:
+                        got = tls.read(RECORD_BYTES, _records[size:])
+                        if not got:
+                            return True
+                        size += got  # type: ignore[operator]
+                        if size > DELIVERY_BYTES:
+                            received.append(bytes(_records[:size]))
+                            size = 0
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLZeroReturnError:
+                    return True
+                if not encrypted:
+                    return False
+        finally:
+            if size:
+                received.append(bytes(_records[:size]))
+
+    # Sending.
+
+    def write(self, data: Buffer) -> None:
+        """Encrypt bytes and send them; they are not kept."""
+        self.write_pieces((data,))
+
+    def writeSequence(self, iovec: Iterable[Buffer]) -> None:
+        """Write buffers one behind the other."""
+        self.write_pieces(iovec)
+
+    def write_pieces(self, pieces: Iterable[Buffer]) -> None:
+        """Write buffers one behind the other, in as few records as that takes; they are not kept."""
+        if self._lost or (self.disconnecting and self._producer is None):
+            return
+        if self._handshaking:
+            self._waiting.extend(bytes(each) for each in pieces)
+            if self._producer is not None:
+                self._producer.pauseProducing()
+            return
+        small: list[Buffer] = []
+        for piece in pieces:
+            if len(piece) < RECORD_BYTES:
+                small.append(piece)
+                continue
+            if small:
+                self._encrypt(b"".join(small))
+                small = []
+            self._encrypt(piece)
+        if small:
+            self._encrypt(small[0] if len(small) == 1 else b"".join(small))
+        self._flush()
+
+    def _encrypt(self, data: Buffer) -> None:
+        """Encrypt data; it is sent by ``_flush``, or as soon as there is much of it."""
+        view = memoryview(data)
+        try:
+            while view and not self._lost:
+                assert self._tls is not None
+                view = view[self._tls.write(view[:BATCH_BYTES]) :]
+                if self._encrypted.pending >= GATHERED_BYTES:
+                    self._flush()
+        except (OSError, ValueError) as error:
+            self._fail(_failed(error))
+
+    def _flush(self) -> None:
+        """Hand down all that was encrypted."""
+        if self._encrypted.pending and not self._aborted:
+            self._outlet.send(memoryview(self._encrypted.read()), self.transport)
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """Have a producer told when there is room, as the transport does."""
+        if self._lost:
+            producer.stopProducing()
+            return
+        if not streaming:
+            from twisted.internet._producer_helpers import _PullToPush
+
+            producer = self._pulling = _PullToPush(producer, self)
+        transport: Any = self.transport
+        transport.registerProducer(producer, True)
+        self._producer = producer
+        if self._pulling is not None:
+            self._pulling.startStreaming()
+
+    def unregisterProducer(self) -> None:
+        """The producer has written all; close, if that waited for it."""
+        if self._producer is None:
+            return
+        pulling, self._pulling = self._pulling, None
+        if pulling is not None:
+            pulling.stopStreaming()
+        self._producer = None
+        transport: Any = self.transport
+        transport.unregisterProducer()
+        if self.disconnecting and not self._handshaking and not self._lost:
+            self._say_goodbye()
+
+    # Ends.
+
+    def loseConnection(self) -> None:
+        """Close behind all that was written; at once if that is nothing, and the handshake is not over."""
+        if self.disconnecting or self._lost:
+            return
+        self.disconnecting = True
+        if self._handshaking and not self._waiting:
+            self.abortConnection()
+        elif not self._handshaking and self._producer is None:
+            self._say_goodbye()
+
+    def abortConnection(self) -> None:
+        """End it now, whatever was to be sent; nothing more is delivered."""
+        self.disconnecting = self._lost = self._aborted = True
+        transport: Any = self.transport
+        if transport is not None:
+            getattr(transport, "abortConnection", transport.loseConnection)()
+
+    def _say_goodbye(self) -> None:
+        """Tell the other side that this is all, or that it was understood, and close."""
+        self._said_goodbye = self.disconnecting = True
+        if self._lost:
+            return
+        self._lost = True
+        try:
+            assert self._tls is not None
+            self._tls.unwrap()
+        except (OSError, ValueError):
+            pass  # it has not said so itself: see above
+        self._flush()
+        assert self.transport is not None
+        self.transport.loseConnection()  # behind what it has still to send
+
+    def _fail(self, error: Exception) -> None:
+        """End with an error, which the other side is told if TLS has words for it."""
+        self._lost = True
+        self._reason = Failure(error)
+        self._flush()
+        self.disconnecting = True
+        assert self.transport is not None
+        self.transport.loseConnection()
+
+
+def _failed(error: Exception) -> Exception:
+    """Return what to tell of an error of OpenSSL's."""
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return ConnectionLost("it ended without TLS's goodbye")
+    reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
+    failed = TlsFailed(f"TLS failed: {reason}")
+    failed.__cause__ = error
+    return failed
+
+
+class _Factory(Factory):
+    """Adds TLS to the connections of another factory."""
+
+    noisy = False
+
+    def __init__(self, context: ssl.SSLContext, check: Check, wrapped: IProtocolFactory) -> None:
+        self._context = context
+        self._check = check
+        self._wrapped = wrapped
+
+    def doStart(self) -> None:
+        self._wrapped.doStart()
+
+    def doStop(self) -> None:
+        self._wrapped.doStop()
+
+    def buildProtocol(self, addr: Any) -> ClientTLS | None:
+        wrapped = self._wrapped.buildProtocol(addr)
+        return None if wrapped is None else ClientTLS(self._context, self._check, wrapped)
+
+
+@implementer(IStreamClientEndpoint)
+class ClientTLSEndpoint:
+    """
+    Such TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's.
+
+    Args:
+        context: see ``client_context``.
+        check: of each connection's certificate; what it returns reaches ``connectionLost``.
+        endpoint: for the connection beneath.
+    """
+
+    def __init__(
+        self, context: ssl.SSLContext, check: Check, endpoint: IStreamClientEndpoint
+    ) -> None:
+        self._context = context
+        self._check = check
+        self._endpoint = endpoint
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; fires with the protocol over TLS, whose handshake goes on."""
+        factory: Any = _Factory(self._context, self._check, protocolFactory)
+        connecting: Deferred[Any] = self._endpoint.connect(factory)
+        return connecting.addCallback(lambda tls: tls.wrappedProtocol)
