@@ -30,14 +30,22 @@ OF_OTHERS = (
 """Modules that neither the library nor a command over HTTPS has any use for."""
 
 OF_TWISTED = (
+    "OpenSSL",
     "asyncio.base_events",
     "asyncio.events",
-    "email.parser",
+    "cryptography.hazmat.primitives.asymmetric",
+    "cryptography.hazmat.primitives.serialization",
+    "cryptography.x509",
+    "email",
+    "importlib.resources",
+    "tempfile",
     "twisted.internet._sslverify",
+    "twisted.protocols.tls",
 )
-"""What Twisted imports wherever it is used, but for the process of a command."""
+"""What Twisted imports wherever it is used, but for the process of a command; and the like of our own."""
 
 OURS = (
+    "pipegrid.core.directory",
     "pipegrid.grid.creation",
     "pipegrid.grid.discovery",
     "pipegrid.grid.local",
@@ -48,6 +56,8 @@ OURS = (
     "pipegrid.storage.store",
     "pipegrid.transfer.check",
     "pipegrid.transfer.repair",
+    "pipegrid.transport.throttled",
+    "pipegrid.tree.listing",
 )
 OF_GETS = ("pipegrid.core.decoder", "pipegrid.transfer.get.download")
 OF_PUTS = ("pipegrid.core.encoder", "pipegrid.transfer.put.putter", "pipegrid.transfer.put.upload")
@@ -124,10 +134,12 @@ class LaterTests(SynchronousTestCase):
             [
                 *(sys.executable, "-W", "error::RuntimeWarning", "-c"),
                 "import sys\n"
-                "from pipegrid.cli.later import put_off\n"
+                "from pipegrid.cli.later import put_off, tls_put_off\n"
                 "put_off()\n"
-                "from twisted.internet import defer, reactor\n"
-                "assert 'asyncio.events' not in sys.modules\n" + program,
+                "with tls_put_off():\n"
+                "    from twisted.internet import defer, reactor\n"
+                "assert not {'asyncio.events', 'OpenSSL', 'twisted.protocols.tls'} & set(sys.modules)\n"
+                + program,
             ],
             env=environment(),
             capture_output=True,
@@ -163,6 +175,44 @@ class LaterTests(SynchronousTestCase):
             ("import foolscap.api; print(foolscap.api.Tub.__name__)", "Tub"),
         ):
             self.assertEqual(self.run_after(program), printed, program)
+
+    def test_the_reactors_tls(self) -> None:
+        """Whoever has the reactor listen, connect or start TLS gets Twisted's; so do those that import it."""
+        self.assertEqual(
+            self.run_after(
+                "from pipegrid.server import identity\n"
+                "from twisted.internet import protocol, ssl\n"
+                "class Server(protocol.Protocol):\n"
+                "    def connectionMade(self): self.transport.write(b'hello')\n"
+                "class Client(protocol.Protocol):\n"
+                "    def connectionMade(self):\n"
+                "        if started: self.transport.startTLS(ssl.ClientContextFactory())\n"
+                "    def dataReceived(self, data):\n"
+                "        print(data.decode())\n"
+                "        reactor.stop() if started else connect(reactor.connectTCP, True)\n"
+                "class Upgrading(Server):\n"
+                "    def connectionMade(self): self.transport.startTLS(who), super().connectionMade()\n"
+                "started = False\n"
+                "who = identity.from_pem(identity.make_pem(), 'unused', 'test').contexts()\n"
+                "Factory, ClientFactory = protocol.Factory, protocol.ClientFactory\n"
+                "host = '127.0.0.1'\n"
+                "first = reactor.listenSSL(0, Factory.forProtocol(Server), who, interface=host)\n"
+                "second = reactor.listenTCP(0, Factory.forProtocol(Upgrading), interface=host)\n"
+                "def connect(way, later):\n"
+                "    global started\n"
+                "    started = later\n"
+                "    more = () if later else (ssl.ClientContextFactory(),)\n"
+                "    port = (second if later else first).getHost().port\n"
+                "    way(host, port, ClientFactory.forProtocol(Client), *more)\n"
+                "reactor.callLater(50, reactor.stop)\n"
+                "connect(reactor.connectSSL, False)\n"
+                "reactor.run()\n"
+                "from twisted.internet import posixbase\n"
+                "from twisted.protocols.tls import TLSMemoryBIOFactory\n"
+                "print(isinstance(TLSMemoryBIOFactory, type))"
+            ),
+            "hello\nhello\nTrue",
+        )
 
     def test_coroutines(self) -> None:
         """What a coroutine is, Twisted is told as before."""

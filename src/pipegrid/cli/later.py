@@ -11,9 +11,9 @@ does that, whose modules are all ours to say; it must come before Twisted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CoroutineType, GeneratorType, ModuleType
@@ -49,8 +49,12 @@ class Later(ModuleType):
         return import_module(self.__name__)
 
 
-class _Within(MetaPathFinder, Loader):
-    """Finds modules within packages that are put off: those have to be imported first, with all they have."""
+class _Within:
+    """
+    Finds modules within packages that are put off: those have to be imported first, with all they have.
+
+    As ``importlib.abc`` describes finders and loaders; importing that takes longer than all the rest here.
+    """
 
     def __init__(self) -> None:
         self._found: dict[str, ModuleType] = {}
@@ -64,7 +68,8 @@ class _Within(MetaPathFinder, Loader):
         if found is None:
             return None
         self._found[fullname] = found
-        return ModuleSpec(fullname, self)
+        loader: Any = self
+        return ModuleSpec(fullname, loader)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._found.pop(spec.name)
@@ -84,6 +89,32 @@ def put_off() -> None:
             "asyncio", iscoroutine=_iscoroutine, AbstractEventLoop=None, Future=None
         )
         sys.meta_path.insert(0, _Within())
+
+
+@contextmanager
+def tls_put_off() -> Iterator[None]:
+    """
+    Have Twisted's reactor, if it is imported meanwhile, import its TLS when that is used.
+
+    Connections to storage servers over HTTPS do not use it, and with it come pyOpenSSL and X.509.
+    """
+    name = "twisted.protocols.tls"
+    if name in sys.modules:
+        yield
+        return
+    # This is all that the reactor asks of it, and the reactor alone shall have it.
+    stand_in: Any = ModuleType(name)
+    stand_in.TLSMemoryBIOFactory = _tls_factory
+    sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+
+
+def _tls_factory(*arguments: Any, **more: Any) -> Any:
+    return import_module("twisted.protocols.tls").TLSMemoryBIOFactory(*arguments, **more)
 
 
 def _iscoroutine(thing: object) -> bool:

@@ -25,12 +25,12 @@ def destination_of(files: Sequence[str]) -> str | None:
     Raises:
         UsageError: the aliases cannot be read.
     """
-    from pipegrid.cli.files import aliases_here
-    from pipegrid.tree.paths import names_alias
-
     last = files[-1].strip()
     if len(files) < 2 or last == "-":
         return None
+    from pipegrid.cli.files import aliases_here
+    from pipegrid.tree.paths import names_alias
+
     if last.startswith(("URI:", "ro.URI:", "imm.URI:")):
         return None if os.path.lexists(files[-1]) else last
     if not names_alias(last):

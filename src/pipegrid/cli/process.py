@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob, failure
-from pipegrid.cli.later import put_off
+from pipegrid.cli.later import put_off, tls_put_off
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
@@ -75,7 +75,8 @@ def _forget_stdout() -> None:
 
 def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) -> int:
     """Run the reactor until ``start``'s Deferred has fired; signals cancel it."""
-    from twisted.internet import reactor as global_reactor
+    with tls_put_off():
+        from twisted.internet import reactor as global_reactor
 
     reactor: Any = global_reactor
     make_monotonic(reactor)

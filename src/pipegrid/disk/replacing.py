@@ -7,7 +7,6 @@ A process that is killed meanwhile leaves ``.NAME.something`` beside the old fil
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +41,8 @@ def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 @contextmanager
 def _beside(path: Path, data: bytes, mode: int, durable: bool) -> Iterator[str]:
     """Give the name of a new file beside the path; it is gone in the end, unless it was renamed."""
+    import tempfile  # takes 5 ms with all that it brings, and a command seldom writes here
+
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import configparser
 import re
 from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +103,8 @@ def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
 
 def meant(name: str, known: Collection[str]) -> str:
     """Return a hint at the name that was probably meant, in brackets; perhaps nothing."""
+    from difflib import get_close_matches  # only mistakes need it
+
     lower = {each.lower(): each for each in known}
     close = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f" (did you mean {lower[close[0]]}?)" if close else ""
@@ -139,6 +140,8 @@ def near_misses(announcement: Mapping[Any, Any]) -> list[str]:
     found = []
     for key in announcement:
         if key not in KNOWN_OF_SERVERS:
+            from difflib import get_close_matches
+
             lower = {known.lower(): known for known in KNOWN_OF_SERVERS}
             close = get_close_matches(str(key)[:60].lower(), lower, n=1, cutoff=0.9)
             if close:

@@ -10,7 +10,6 @@ Source: the reference on trees, section 2.
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import os
 import time
@@ -147,6 +146,8 @@ def check_free(directory: Path, name: str) -> None:
 def unknown_alias(name: str, aliases: Mapping[str, str]) -> UsageError:
     """Return the error that names the alias that was probably meant."""
     short = printable(name[:12] + ("..." if len(name) > 12 else ""))  # perhaps a cap with a slip
+    import difflib  # only mistakes need it
+
     near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], list(aliases)[:1000], 1)
     if near:
         return UsageError(f"there is no alias '{short}'; did you mean '{printable(near[0])}'?")

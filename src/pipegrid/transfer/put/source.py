@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import stat
-import tempfile
 import time
 from typing import BinaryIO, Protocol, Union
 
@@ -192,6 +190,8 @@ def _is_plain(file: BinaryIO) -> bool:
 
 
 def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
+    import shutil
+
     try:
         shutil.copyfileobj(file, spool, 1 << 20)
         spool.flush()
@@ -204,6 +204,8 @@ def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
 def _from_file(file: BinaryIO, name: str, owned: bool) -> FileSource:
     if _is_plain(file):
         return FileSource(file, name, owned)
+    import tempfile  # takes 5 ms with all that it brings; what is put is mostly a file already
+
     spool: BinaryIO = tempfile.TemporaryFile(prefix="pipegrid-")  # noqa: SIM115
     try:
         _copy(file, spool, name)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
@@ -54,7 +54,6 @@ from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.surveys import Question, Surveyed
-from pipegrid.transport.throttled import Throttle
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import (
     Allocation,
@@ -69,6 +68,9 @@ from pipegrid.wire.messages import (
     WriteResult,
 )
 from pipegrid.wire.nurl import Nurl
+
+if TYPE_CHECKING:
+    from pipegrid.transport.throttled import Throttle
 
 T = TypeVar("T")
 R = TypeVar("R")
