@@ -31,6 +31,7 @@ OF_OTHERS = (
 
 OF_TWISTED = (
     "OpenSSL",
+    "argparse",
     "asyncio.base_events",
     "asyncio.events",
     "cryptography.hazmat.primitives.asymmetric",
@@ -38,9 +39,11 @@ OF_TWISTED = (
     "cryptography.x509",
     "email",
     "importlib.resources",
+    "pty",
     "tempfile",
     "twisted.internet._sslverify",
     "twisted.protocols.tls",
+    "twisted.python.sendmsg",
 )
 """What Twisted imports wherever it is used, but for the process of a command; and the like of our own."""
 
@@ -56,8 +59,11 @@ OURS = (
     "pipegrid.storage.store",
     "pipegrid.transfer.check",
     "pipegrid.transfer.repair",
+    "pipegrid.transport.surveys",
     "pipegrid.transport.throttled",
     "pipegrid.tree.listing",
+    "pipegrid.wire.gbs_mutable",
+    "pipegrid.wire.gbs_surveys",
 )
 OF_GETS = ("pipegrid.core.decoder", "pipegrid.transfer.get.download")
 OF_PUTS = ("pipegrid.core.encoder", "pipegrid.transfer.put.putter", "pipegrid.transfer.put.upload")
@@ -172,6 +178,26 @@ class LaterTests(SynchronousTestCase):
             ("from twisted.web.client import Agent; print(Agent.__name__)", "Agent"),
             ("from twisted.internet import ssl; print(ssl.Certificate.__name__)", "Certificate"),
             ("import treq; print(treq.get.__name__)", "get"),
+            ("from zfec import cmdline_zfec; print(cmdline_zfec.main.__name__)", "main"),
+            (
+                "from twisted.internet.protocol import DatagramProtocol\n"
+                "port = reactor.listenUDP(0, DatagramProtocol(), '127.0.0.1')\n"
+                "print(type(port).__module__)",
+                "twisted.internet.udp",
+            ),
+            (
+                "from twisted.internet.threads import deferToThread\n"
+                "both = [deferToThread(int, 7), reactor.resolve('localhost')]\n"
+                "both = defer.gatherResults(both).addCallback(print)\n"
+                "both.addBoth(lambda _: reactor.stop()); reactor.run()",
+                "[7, '127.0.0.1']",
+            ),
+            (
+                "from twisted.internet.utils import getProcessOutput\n"
+                "said = getProcessOutput('/bin/echo', [b'hello']).addCallback(print)\n"
+                "said.addBoth(lambda _: reactor.stop()); reactor.run()",
+                "b'hello\\n'",
+            ),
             ("import foolscap.api; print(foolscap.api.Tub.__name__)", "Tub"),
         ):
             self.assertEqual(self.run_after(program), printed, program)

@@ -2,10 +2,11 @@
 Modules that Twisted imports and a command hardly ever needs, put off until they are used.
 
 Twisted's ``Deferred`` names two classes of asyncio in annotations; an old list of its has ``http.cookiejar``,
-with ``urllib``, ``http.client`` and ``email`` behind it; its reactor would have ``connectSSL``. Together they
-were a sixth of what a ``put`` of a small file computes. So a stand-in takes their place among Python's
-modules, which imports the real one as soon as anybody asks it for anything. Only the process of a command
-does that, whose modules are all ours to say; it must come before Twisted.
+with ``urllib``, ``http.client`` and ``email`` behind it; its reactor would have TLS, processes, UDP, and
+sockets in the file system; zfec has commands. Together they were a quarter of what a ``put`` of a small file
+computes. So a stand-in takes their place among Python's modules, which imports the real one as soon as
+anybody asks it for anything. Only the process of a command does that, whose modules are all ours to say; it
+must come before Twisted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from importlib.util import find_spec
 from types import CoroutineType, GeneratorType, ModuleType
 from typing import Any
 
-LATER = ("http.cookiejar", "twisted.internet.ssl")
+LATER = (
+    "http.cookiejar",
+    "twisted.internet.process",
+    "twisted.internet.ssl",
+    "twisted.internet.udp",
+    "twisted.internet.unix",
+    "zfec.cmdline_zfec",
+    "zfec.cmdline_zunfec",
+)
 
 
 class Later(ModuleType):

@@ -11,7 +11,7 @@ Source: the format reference, storage protocols, sections 1.4, 1.7 and 1.8.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pipegrid.errors import (
     ConflictingWrite,
@@ -23,11 +23,15 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.http11.raw import RawResponse
-from pipegrid.transport.surveys import Surveyed
-from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
+from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, SurveyAnswer
 from pipegrid.wire.messages import Allocation, ServerVersion, SlotResult, WriteResult
+
+if TYPE_CHECKING:
+    from pipegrid.transport.surveys import Surveyed
+    from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
+
+# Surveys and slots are imported by the first of their kind: a put or a get has none.
 
 T = TypeVar("T")
 
@@ -110,6 +114,8 @@ class GbsAnswers:
         self, answer: RawResponse, questions: Sequence[Question]
     ) -> list[Surveyed | ServerError]:
         """What was answered to the questions of a survey."""
+        from pipegrid.wire import gbs_surveys
+
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a survey")
         return [
@@ -120,6 +126,9 @@ class GbsAnswers:
         ]
 
     def _surveyed(self, answer: SurveyAnswer | int) -> Surveyed | ServerError:
+        from pipegrid.transport.surveys import Surveyed
+        from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED
+
         if isinstance(answer, int):
             return self._refusal(answer, b"", "a question for shares")
         status = answer.lease
@@ -182,6 +191,8 @@ class GbsAnswers:
         self, answer: RawResponse, reads: Sequence[tuple[int, int]], limit_bytes: int
     ) -> SlotResult:
         """What a read-test-write has done and found; of each share exactly what was asked for."""
+        from pipegrid.wire import gbs_mutable
+
         server = self._server
         if answer.status == 200:
             result = self._unpack(

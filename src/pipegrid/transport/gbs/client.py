@@ -53,7 +53,6 @@ from pipegrid.transport.gbs.order import GbsOrder
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.interface import disconnected
-from pipegrid.transport.surveys import Question, Surveyed
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import (
     Allocation,
@@ -70,6 +69,7 @@ from pipegrid.wire.messages import (
 from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
+    from pipegrid.transport.surveys import Question, Surveyed
     from pipegrid.transport.throttled import Throttle
 
 T = TypeVar("T")

@@ -16,15 +16,18 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from pipegrid.core import base32
 from pipegrid.core.hashes import Buffer
 from pipegrid.http11.raw import ConsumerChoice, RawRequest
-from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
+from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.gbs_surveys import Question
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from pipegrid.wire.nurl import Nurl
+
+if TYPE_CHECKING:
+    from pipegrid.wire.gbs_surveys import Question
 
 ANSWER_BYTES = 280
 """
@@ -142,6 +145,8 @@ class GbsRequests:
 
     def survey(self, questions: Sequence[Question]) -> RawRequest:
         """Ask about many files."""
+        from pipegrid.wire import gbs_surveys
+
         request = self._message(_SURVEY, b"", gbs_surveys.pack_survey(questions))
         request.expected_response_bytes = ANSWER_BYTES + sum(
             ANSWER_QUESTION_BYTES + sum(one.length for one in each.samples) for each in questions
@@ -168,6 +173,8 @@ class GbsRequests:
         reads: Sequence[tuple[int, int]],
     ) -> RawRequest:
         """Test, read and write a slot; the data of writes is not copied."""
+        from pipegrid.wire import gbs_mutable
+
         body = gbs_mutable.pack_request_in_pieces(changes, reads)
         head = b"POST %s%s/read-test-write%s%s%s%s\r\nContent-Length: %d\r\n\r\n" % (
             _MUTABLE,
