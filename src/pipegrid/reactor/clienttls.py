@@ -45,15 +45,21 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
 from pipegrid.reactor.ciphers import CIPHERS
-from pipegrid.reactor.records import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
+from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
 
 Check = Callable[[bytes], Exception | None]
 """Is given the server's certificate, DER; returns what is wrong with it, or None."""
 
-_NOTHING = memoryview(b"")
-# Filled and emptied within one call, so all connections share it.
-_records = memoryview(bytearray(DELIVERY_BYTES + RECORD_BYTES))
+_PORTION_BYTES = 2 * RECORD_BYTES
+"""Encrypted in one call: what fits into the processor's own cache is copied for nearly nothing."""
+
+_DELIVERY_BYTES = 8 * BATCH_BYTES
+"""Decrypted before it is copied: what one read of a client's brings, so that nothing is joined."""
+
+# These are filled and emptied within one call, so all connections share them.
+_records = memoryview(bytearray(_DELIVERY_BYTES + RECORD_BYTES))
+_gathered = memoryview(bytearray(GATHERED_BYTES + RECORD_BYTES // 2))  # with what TLS adds
 
 
 class TlsFailed(ConnectionError):
@@ -110,6 +116,7 @@ class ClientTLS(Protocol):
         self._producer: Any = None
         self._pulling: Any = None
         self._outlet = Outlet(None)
+        self._gathered_bytes = 0  # of this connection, in the common buffer, within one call
 
     def __getattr__(self, name: str) -> Any:
         transport = None if name.startswith("__") else self.__dict__.get("transport")
@@ -222,7 +229,7 @@ class ClientTLS(Protocol):
                         if not got:
                             return True
                         size += got  # type: ignore[operator]
-                        if size > DELIVERY_BYTES:
+                        if size > _DELIVERY_BYTES:
                             received.append(bytes(_records[:size]))
                             size = 0
                 except ssl.SSLWantReadError:
@@ -255,7 +262,7 @@ class ClientTLS(Protocol):
                 self._producer.pauseProducing()
             return
         small: list[Buffer] = []
-        for piece in pieces:
+        for piece in tuple(pieces):  # to make them may be to write elsewhere
             if len(piece) < RECORD_BYTES:
                 small.append(piece)
                 continue
@@ -268,21 +275,42 @@ class ClientTLS(Protocol):
         self._flush()
 
     def _encrypt(self, data: Buffer) -> None:
-        """Encrypt data; it is sent by ``_flush``, or as soon as there is much of it."""
+        """Encrypt data, and gather it; it is sent by ``_flush``, or as soon as there is much of it."""
         view = memoryview(data)
         try:
             while view and not self._lost:
                 assert self._tls is not None
-                view = view[self._tls.write(view[:BATCH_BYTES]) :]
-                if self._encrypted.pending >= GATHERED_BYTES:
-                    self._flush()
+                view = view[self._tls.write(view[:_PORTION_BYTES]) :]
+                self._gather()
         except (OSError, ValueError) as error:
             self._fail(_failed(error))
 
+    def _gather(self) -> None:
+        """
+        Put what was encrypted behind what will be handed down with it.
+
+        Copied, for the C library gives large buffers of Python's back to the system, and gets new ones from
+        it, each time: that took longer.
+        """
+        while self._encrypted.pending:
+            room = len(_gathered) - self._gathered_bytes
+            encrypted = self._encrypted.read(min(room, BATCH_BYTES))
+            end = self._gathered_bytes + len(encrypted)
+            _gathered[self._gathered_bytes : end] = encrypted
+            self._gathered_bytes = end
+            if end == len(_gathered):
+                self._hand_down()
+
+    def _hand_down(self) -> None:
+        encrypted = _gathered[: self._gathered_bytes]
+        self._gathered_bytes = 0
+        if encrypted and not self._aborted:
+            self._outlet.send(encrypted, self.transport)
+
     def _flush(self) -> None:
         """Hand down all that was encrypted."""
-        if self._encrypted.pending and not self._aborted:
-            self._outlet.send(memoryview(self._encrypted.read()), self.transport)
+        self._gather()
+        self._hand_down()
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
         """Have a producer told when there is room, as the transport does."""
