@@ -1,5 +1,7 @@
 """
-TLS for bulk data: Twisted's own transport, with less to do for each record.
+TLS for bulk data, of servers and of Foolscap: Twisted's own transport, with less to do for each record.
+
+Clients over HTTPS have ``clienttls``, which needs no pyOpenSSL.
 
 Twisted hands every TLS record, 16 KiB at most, to the protocol by itself, and every one that it has encrypted
 to the transport beneath: at 300 MB/s that is 20 000 turns a second through parsers, spans, hashes and
