@@ -18,7 +18,8 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from pipegrid.mirror.mirror import Entry, Mirror, Report
+from pipegrid.mirror.mirror import Entry, Mirror
+from pipegrid.mirror.report import Report
 from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run

@@ -19,8 +19,8 @@ from pipegrid.cli.outcome import ExitStatus, printable, unreadable
 if TYPE_CHECKING:
     from pipegrid.cli.mirroring import Fetching
     from pipegrid.grid import Grid
-    from pipegrid.mirror.mirror import Mirror, Report
-    from pipegrid.mirror.source import Tally
+    from pipegrid.mirror.mirror import Mirror
+    from pipegrid.mirror.report import Report, Tally
 
 F = TypeVar("F", bound=Callable[..., Any])
 

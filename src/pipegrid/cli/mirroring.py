@@ -15,7 +15,8 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.progress import aside
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror import Mirror, Report
+    from pipegrid.mirror.mirror import Mirror
+    from pipegrid.mirror.report import Report
 
 
 class Display:

@@ -35,9 +35,10 @@ from pipegrid.mirror.deb822 import (
 )
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, obtain, update
-from pipegrid.mirror.mirror import Mirror, Report
+from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.pdiff import PatchError
+from pipegrid.mirror.report import Report
 from pipegrid.mirror.trust import Keys, check_signature, signed_content
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
 
@@ -519,7 +520,7 @@ def _other_names(suite: _Suite, indexes: Sequence[_Index]) -> Iterator[str]:
 def _below(suite: _Suite, file: Wanted) -> Wanted:
     path = f"{suite.directory}/{file.path}"
     remote = by_hash(path, file) if suite.release.by_hash else None
-    return attrs.evolve(file, path=path, remote=remote)
+    return file._replace(path=path, remote=remote)
 
 
 def names_by_hash(destination: Destination, entries: Sequence[Wanted]) -> Iterator[tuple[str, str]]:

@@ -22,9 +22,10 @@ import attrs
 from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, PatchStep, read_patch_index
 from pipegrid.mirror.destination import STAGED, WrongResult
-from pipegrid.mirror.mirror import Mirror, Report
+from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.patching import MAX_PATCHES, apply_patches
 from pipegrid.mirror.pdiff import PatchError
+from pipegrid.mirror.report import Report
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 
 
@@ -96,7 +97,7 @@ async def obtain(mirror: Mirror, files: Sequence[Wanted], staged: bool = True) -
     report = await mirror.sync(files, staged=staged, always=True)
     done.size_bytes = report.fetched_bytes
     if report.failed_files and any(file.remote is not None for file in files):
-        plain = [attrs.evolve(file, remote=None) for file in files]
+        plain = [file._replace(remote=None) for file in files]
         report = await mirror.sync(plain, staged=staged, always=True)
         done.size_bytes += report.fetched_bytes
     if report.failed_files:

@@ -23,11 +23,13 @@ from pipegrid.disk.commit import Policy
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11 import StandardEndpoints
 from pipegrid.http11.endpoints import tunnelled
+from pipegrid.mirror.address import Address, parse_url, through
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
+from pipegrid.mirror.report import Report
 from pipegrid.mirror.sink import Sink
 from pipegrid.mirror.small import SmallFiles
-from pipegrid.mirror.source import CONNECTIONS, Address, Source, Tally, parse_url, through
+from pipegrid.mirror.source import CONNECTIONS, Source
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
 from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
 from pipegrid.reactor.workers import CpuWorkers, Workers
@@ -42,49 +44,6 @@ LOOKED_AT_ONCE = 256
 WATCH_S = 0.25
 AHEAD_S = 0.05
 """What a limited rate may be ahead of itself before reading pauses."""
-
-MAX_SHOWN = 20
-"""Reasons that are kept for people; the others are counted."""
-
-
-@attrs.define
-class Report:
-    """
-    What has become of a mirroring; also while it goes on.
-
-    Attributes:
-        wanted_files, wanted_bytes: what the list or index names, as far as it has been read.
-        present_files: what was there and right.
-        fetched_files, fetched_bytes: what was not.
-        failed: path and reason of what no mirror could give.
-        failed_files: how many those are.
-        retries: how often a file was asked of another mirror, or again.
-        tallies: of each mirror, in the order given.
-        elapsed_s: until now.
-    """
-
-    wanted_files: int = 0
-    wanted_bytes: int = 0
-    present_files: int = 0
-    present_bytes: int = 0
-    fetched_files: int = 0
-    fetched_bytes: int = 0
-    failed_files: int = 0
-    failed: list[tuple[str, str]] = attrs.Factory(list)
-    retries: int = 0
-    tallies: list[Tally] = attrs.Factory(list)
-    elapsed_s: float = 0.0
-
-    def fail(self, path: str, why: str) -> None:
-        """One more file that could not be had, or is wrong."""
-        self.failed_files += 1
-        if len(self.failed) < MAX_SHOWN:
-            self.failed.append((path, why))
-
-    @property
-    def ranking(self) -> list[Tally]:
-        """The mirrors, the one that delivered fastest first."""
-        return sorted(self.tallies, key=lambda tally: -tally.bytes_per_s)
 
 
 class Mirror:

@@ -18,7 +18,7 @@ import attrs
 from twisted.internet.defer import Deferred, FirstError, gatherResults
 
 from pipegrid.mirror.indexes import obtain
-from pipegrid.mirror.mirror import Mirror, Report
+from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.pdiff import PatchError
 from pipegrid.mirror.repomd import (
@@ -31,6 +31,7 @@ from pipegrid.mirror.repomd import (
     packages,
     read_repomd,
 )
+from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
 from pipegrid.mirror.trust import Keys, check_signature
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import ServerError
 from pipegrid.http11 import HostPool, Limits, RawRequest
-from pipegrid.mirror.source import Address, target_of
+from pipegrid.mirror.address import Address, target_of
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.version import __version__
 

@@ -11,29 +11,22 @@ a refusal.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from pipegrid.errors import PipegridError, UsageError
+from pipegrid.errors import PipegridError
 from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, RequestNotSent, Unanswered
 from pipegrid.http11.host import HostRecord
 from pipegrid.http11.parser import ResponseHead
-from pipegrid.http11.proxies import Proxy, proxy_for
+from pipegrid.mirror.address import Address, head_tail, target_of
 from pipegrid.mirror.plan import Errand, Plan
+from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sink import Receiver, Sink
-from pipegrid.mirror.wanted import shown
-from pipegrid.version import __version__
-
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
-_SAFE = "/~+:@!$&'()*,;="
 
 CONNECTIONS = 4
 REST_S = 0.5
@@ -55,106 +48,6 @@ LIMITS = Limits(
 Bytes bound what is asked, not numbers. The watcher knows better than a time limit whether a mirror
 stalls, and who pauses is our disk.
 """
-
-
-@attrs.define
-class Tally:
-    """
-    What one mirror has done.
-
-    Attributes:
-        busy_s: during which it owed something.
-        broken: requests that broke on their way; ``refused``: that it lacked or had wrong.
-    """
-
-    url: str
-    files: int = 0
-    received_bytes: int = 0
-    busy_s: float = 0.0
-    refused: int = 0
-    broken: int = 0
-    connections: int = 0
-    given_up: str | None = None
-
-    @property
-    def bytes_per_s(self) -> float:
-        """While it owed something."""
-        return self.received_bytes / self.busy_s if self.busy_s else 0.0
-
-
-@attrs.frozen
-class Address:
-    """
-    Where a mirror is.
-
-    Attributes:
-        prefix: of every request's target, ending in ``/``.
-        proxy: who is asked in its place.
-        headers: further lines of every request, each with its end.
-    """
-
-    url: str
-    scheme: str
-    host: str
-    port: int
-    prefix: bytes
-    netloc: bytes
-    proxy: Proxy | None = None
-    headers: bytes = b""
-
-
-def parse_url(url: str) -> Address:
-    """
-    Take a mirror's URL apart.
-
-    Raises:
-        UsageError: it is none of http or https, has no host, or a user, a query, or a fragment.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise UsageError(f"{shown(url)} is not the URL of a mirror ({error})") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(
-            f"{shown(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
-        )
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise UsageError(
-            f"{shown(url)}: the URL of a mirror has no user, query or fragment; give http://HOST/PATH"
-        )
-    path = quote(parts.path.rstrip("/") + "/", safe=_SAFE + "%")
-    if port is None:
-        port = 443 if parts.scheme == "https" else 80
-    try:
-        netloc = parts.netloc.encode("ascii")
-    except UnicodeEncodeError:
-        raise UsageError(f"{shown(url)}: give the host's name in ASCII (xn--…)") from None
-    return Address(url, parts.scheme, parts.hostname, port, path.encode("ascii"), netloc)
-
-
-def through(address: Address, environment: Mapping[str, str]) -> Address:
-    """
-    Return how a mirror is asked: by the proxy of the environment, if there is one for it.
-
-    Of a mirror over http a proxy is asked for the whole URL; to one over https it makes a way, and sees
-    nothing.
-
-    Raises:
-        UsageError: the environment names something else than a proxy.
-    """
-    proxy = proxy_for(address.scheme, address.host, address.port, environment)
-    if proxy is None or address.scheme == "https":
-        return attrs.evolve(address, proxy=proxy)
-    prefix = b"http://%s%s" % (address.netloc, address.prefix)
-    return attrs.evolve(address, proxy=proxy, prefix=prefix, headers=proxy.authorization)
-
-
-def target_of(address: Address, path: str) -> bytes:
-    """Return what stands in a request for a path below a mirror."""
-    if _PLAIN_PATH.fullmatch(path) is None:
-        path = quote(path, safe=_SAFE)
-    return address.prefix + path.encode("ascii")
 
 
 class SourceEvents(Protocol):
@@ -262,10 +155,7 @@ class Source:
         self._resting: IDelayedCall | None = None
         self._busy_since_s: float | None = None
         self._closed = False
-        self._head_tail = (
-            b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n%s\r\n"
-            % (address.netloc, __version__.encode("ascii"), address.headers)
-        )
+        self._head_tail = head_tail(address)
 
     def __repr__(self) -> str:
         return f"<Source {self._name}: {self._connections}, {self.tally}>"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.errors import PipegridError
 
@@ -43,8 +42,7 @@ class MirrorError(PipegridError):
     """The mirror could not be brought up to date; what is there is still what it was, or better."""
 
 
-@attrs.frozen(slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """
     One file.
 

@@ -1,0 +1,106 @@
+"""
+Where a mirror is, how it is asked, and what stands in a request for one of its files. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from pipegrid.errors import UsageError
+from pipegrid.mirror.wanted import shown
+from pipegrid.version import __version__
+
+if TYPE_CHECKING:
+    from pipegrid.http11.proxies import Proxy
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
+_SAFE = "/~+:@!$&'()*,;="
+
+
+class Address(NamedTuple):
+    """
+    Where a mirror is.
+
+    Attributes:
+        prefix: of every request's target, ending in ``/``.
+        proxy: who is asked in its place.
+        headers: further lines of every request, each with its end.
+    """
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    prefix: bytes
+    netloc: bytes
+    proxy: Proxy | None = None
+    headers: bytes = b""
+
+
+def parse_url(url: str) -> Address:
+    """
+    Take a mirror's URL apart.
+
+    Raises:
+        UsageError: it is none of http or https, has no host, or a user, a query, or a fragment.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{shown(url)} is not the URL of a mirror ({error})") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"{shown(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
+        )
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError(
+            f"{shown(url)}: the URL of a mirror has no user, query or fragment; give http://HOST/PATH"
+        )
+    path = quote(parts.path.rstrip("/") + "/", safe=_SAFE + "%")
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
+    try:
+        netloc = parts.netloc.encode("ascii")
+    except UnicodeEncodeError:
+        raise UsageError(f"{shown(url)}: give the host's name in ASCII (xn--…)") from None
+    return Address(url, parts.scheme, parts.hostname, port, path.encode("ascii"), netloc)
+
+
+def through(address: Address, environment: Mapping[str, str]) -> Address:
+    """
+    Return how a mirror is asked: by the proxy of the environment, if there is one for it.
+
+    Of a mirror over http a proxy is asked for the whole URL; to one over https it makes a way, and sees
+    nothing.
+
+    Raises:
+        UsageError: the environment names something else than a proxy.
+    """
+    if not any(name.lower().endswith("_proxy") for name in environment):
+        return address
+    from pipegrid.http11.proxies import proxy_for  # which few need
+
+    proxy = proxy_for(address.scheme, address.host, address.port, environment)
+    if proxy is None or address.scheme == "https":
+        return address._replace(proxy=proxy)
+    prefix = b"http://%s%s" % (address.netloc, address.prefix)
+    return address._replace(proxy=proxy, prefix=prefix, headers=proxy.authorization)
+
+
+def target_of(address: Address, path: str) -> bytes:
+    """Return what stands in a request for a path below a mirror."""
+    if _PLAIN_PATH.fullmatch(path) is None:
+        path = quote(path, safe=_SAFE)
+    return address.prefix + path.encode("ascii")
+
+
+def head_tail(address: Address) -> bytes:
+    """Return what stands behind the target in every request, with the empty line at its end."""
+    return (
+        b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n%s\r\n"
+        % (address.netloc, __version__.encode("ascii"), address.headers)
+    )
