@@ -18,7 +18,8 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from pipegrid.mirror.mirror import Entry, Mirror
+from pipegrid.mirror.mirror import Mirror
+from pipegrid.mirror.present import Entry
 from pipegrid.mirror.report import Report
 from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.simulation.clock import HeapClock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,15 +11,14 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
-from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
+from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob, ShortcutJob
+from pipegrid.cli.mirrortell import store, tell, tell_verified
 from pipegrid.cli.options import byte_size, common_options
-from pipegrid.cli.outcome import ExitStatus, printable, unreadable
+from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirroring import Fetching
     from pipegrid.grid import Grid
-    from pipegrid.mirror.mirror import Mirror
-    from pipegrid.mirror.report import Report, Tally
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,7 +65,7 @@ def fetch_options(function: Callable[..., Any]) -> Callable[..., Any]:
         dry_run: bool,
         connections: int,
         limit_rate: str | None,
-        durability: str,
+        durability: Any,
         sample: float,
         paranoid: bool,
         **others: Any,
@@ -143,31 +141,12 @@ def list_command(
     """
     _check_urls(fetching)
 
-    async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        from pipegrid.mirror.lists import lines_of, read_list
+    from pipegrid.cli.mirrorlist import ListRun
 
-        with ExitStack() as stack:
-            try:
-                source = stack.enter_context(open(file, "rb"))
-            except OSError as error:
-                raise unreadable(file, error) from error
-            async with fetching.mirror(reactor, console, dest) as mirror:
-                report = await mirror.sync(read_list(lines_of(source), file))
-                removed: list[str] = []
-                if not report.failed_files:
-                    source.seek(0)
-                    if not fetching.dry_run:
-                        await mirror.complete(read_list(lines_of(source), file))
-                    if fetching.delete:
-                        source.seek(0)
-                        removed = await mirror.delete_others(
-                            (each.path for each in read_list(lines_of(source), file)),
-                            fetching.dry_run,
-                        )
-                further = await store(mirror, grid, report, fetching)
-        return tell(console, report, dest, removed, fetching.dry_run, further)
-
-    return job_of(work, fetching.to_grid)
+    run = ListRun(file, dest, fetching)
+    if fetching.may_cut_short:
+        return ShortcutJob(run.sprint, run.run)
+    return job_of(run.run, fetching.to_grid)
 
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -366,19 +345,6 @@ def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
     return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))
 
 
-async def store(
-    mirror: Mirror, grid: Grid | None, report: Report, fetching: Fetching
-) -> dict[str, Any]:
-    """Store what is there now, if that is wanted; returns what there is to tell of it."""
-    if grid is None or report.failed_files or fetching.dry_run:
-        return {}
-    from pipegrid.mirror.gridstore import GridStore
-
-    stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid)
-    cap = await stored.store()
-    return {"cap": str(cap), "stored": stored.stored_files}
-
-
 def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
     """Return the job that fetches a mirror from the grid."""
 
@@ -406,117 +372,25 @@ def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
 @click.argument("dest", type=click.Path(exists=True, file_okay=False))
 @_check_options
 @common_options
-def verify_command(dest: str, sample: float, paranoid: bool) -> ReactorJob:
+def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
     """
     Look whether all that the last complete run wanted is in DEST, and right.
 
     A file that was hashed once and has not changed since costs a look, not a reading.
     """
 
-    async def work(reactor: Any, console: Console) -> int:
+    def work(console: Console) -> int:
         from pipegrid.cli.mirroring import Display
-        from pipegrid.mirror.mirror import Mirror
+        from pipegrid.mirror.destination import Destination
+        from pipegrid.mirror.present import Doubt
+        from pipegrid.mirror.verify import verify
 
         with Display(console) as display:
-            mirror = Mirror(
-                reactor, (), dest, paranoid=paranoid, sample=sample / 100, progress=display.show
-            )
+            destination = Destination(dest)
             try:
-                report = await mirror.verify()
+                report = verify(destination, Doubt(paranoid, sample / 100), display.show)
             finally:
-                await mirror.close()
-        for path, why in report.failed:
-            console.say(f"pipegrid: {path}: {why}")
-        _tell_how_many_more(console, report)
-        text = f"{report.present_files} of {report.wanted_files} files are there and right"
-        console.result(
-            text,
-            {
-                "dest": dest,
-                "files": report.wanted_files,
-                "bytes": report.wanted_bytes,
-                "right": report.present_files,
-                "wrong": report.failed_files,
-            },
-        )
-        return ExitStatus.CORRUPTION if report.failed_files else ExitStatus.DONE
+                destination.close()
+        return tell_verified(console, report, dest)
 
-    return ReactorJob(work)
-
-
-def tell(
-    console: Console,
-    report: Report,
-    dest: str,
-    removed: list[str],
-    dry_run: bool,
-    further: dict[str, Any] | None = None,
-) -> int:
-    """
-    Print what has become of a run; returns the exit status.
-
-    Args:
-        further: what the kind of archive has to tell besides, in JSON.
-    """
-    for path, why in report.failed:
-        console.say(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
-    _tell_how_many_more(console, report)
-    would = "would be " if dry_run else ""
-    for path in removed:
-        console.detail(f"{printable(path)} {would or 'was '}removed")
-    for tally in report.ranking:
-        console.say(_ranked(tally))
-    text = (
-        f"{report.fetched_files} files, {report.fetched_bytes} bytes {would}fetched;"
-        f" {report.present_files} were there, {report.failed_files} failed"
-    )
-    if removed:
-        text += f", {len(removed)} {would}removed"
-    if further is not None and "cap" in further:
-        text += f"\nin the grid: {further['cap']}"
-    console.result(
-        text,
-        {
-            "dest": dest,
-            "dry_run": dry_run,
-            "files": report.wanted_files,
-            "bytes": report.wanted_bytes,
-            "fetched": report.fetched_files,
-            "fetched_bytes": report.fetched_bytes,
-            "present": report.present_files,
-            "failed": report.failed_files,
-            "removed": len(removed),
-            "retries": report.retries,
-            "seconds": round(report.elapsed_s, 3),
-            "mirrors": [
-                {
-                    "url": tally.url,
-                    "files": tally.files,
-                    "bytes": tally.received_bytes,
-                    "bytes_per_s": round(tally.bytes_per_s),
-                    "refused": tally.refused,
-                    "broken": tally.broken,
-                    "given_up": tally.given_up,
-                }
-                for tally in report.ranking
-            ],
-            **(further or {}),
-        },
-    )
-    return ExitStatus.FAILED if report.failed_files else ExitStatus.DONE
-
-
-def _tell_how_many_more(console: Console, report: Report) -> None:
-    more = report.failed_files - len(report.failed)
-    if more:
-        console.say(f"pipegrid: {more} more files, for reasons like these")
-
-
-def _ranked(tally: Tally) -> str:
-    rate = f"{tally.bytes_per_s / 1e6:.1f} MB/s" if tally.bytes_per_s else "nothing"
-    text = f"{tally.url}: {tally.files} files, {rate}"
-    if tally.refused or tally.broken:
-        text += f"; {tally.refused} lacking or wrong, {tally.broken} broken"
-    if tally.given_up is not None:
-        text += f"; given up ({printable(tally.given_up)})"
-    return text
+    return OfflineJob(work)

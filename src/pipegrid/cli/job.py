@@ -142,6 +142,33 @@ class ReactorJob:
             return failure(error, console)
 
 
+class ShortcutJob(ReactorJob):
+    """
+    Work that may be done before there is a reactor: loading one takes longer than many a run.
+
+    Args:
+        shortcut: does the work, and returns the exit status; None: it cannot, or not all of it, and ``work``
+            does the rest. It blocks, so only a process of its own calls it.
+    """
+
+    def __init__(
+        self,
+        shortcut: Callable[[Console], int | None],
+        work: Callable[[Any, Console], Awaitable[int]],
+    ) -> None:
+        super().__init__(work)
+        self._shortcut = shortcut
+
+    def cut_short(self, console: Console) -> int | None:
+        """Do it if that can be; errors become a sentence and a status."""
+        try:
+            return self._shortcut(console)
+        except KeyboardInterrupt:
+            return console.complain(Interrupted())
+        except Exception as error:
+            return failure(error, console)
+
+
 class ReactorGridJob(GridJob):
     """Work on an open grid that needs the reactor for other things, too."""
 

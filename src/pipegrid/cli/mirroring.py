@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from pipegrid.cli.console import Console
-from pipegrid.cli.progress import aside
 
 if TYPE_CHECKING:
+    from pipegrid.disk.commit import Policy
+    from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.mirror import Mirror
     from pipegrid.mirror.report import Report
 
@@ -27,6 +27,8 @@ class Display:
         self._bar: Any = None
         if console.shows_progress:
             import tqdm
+
+            from pipegrid.cli.progress import aside
 
             tqdm.tqdm.monitor_interval = 0  # no thread of its own
             self._bar = tqdm.tqdm(
@@ -64,7 +66,7 @@ class Display:
             self._bar.close()
 
 
-@attrs.frozen
+@dataclass(frozen=True)
 class Fetching:
     """
     How a command fetches: the options that all of them have.
@@ -80,7 +82,7 @@ class Fetching:
     dry_run: bool
     connections: int
     limit_bytes_per_s: int | None
-    durability: str
+    durability: Policy
     sample: float
     paranoid: bool
 
@@ -89,8 +91,15 @@ class Fetching:
         """The sample, of 1."""
         return self.sample / 100
 
+    @property
+    def may_cut_short(self) -> bool:
+        """Whether a run needs a reactor only for mirrors that do not what they should."""
+        return not (self.dry_run or self.to_grid) and self.limit_bytes_per_s is None
+
     @asynccontextmanager
-    async def mirror(self, reactor: Any, console: Console, dest: str) -> AsyncIterator[Mirror]:
+    async def mirror(
+        self, reactor: Any, console: Console, dest: str | Destination
+    ) -> AsyncIterator[Mirror]:
         """Open a mirror that shows its progress; it is closed in the end."""
         from pipegrid.mirror.mirror import Mirror
 
@@ -99,7 +108,7 @@ class Fetching:
                 reactor,
                 self.urls,
                 dest,
-                durability=self.durability,  # type: ignore[arg-type]
+                durability=self.durability,
                 connections=self.connections,
                 paranoid=self.paranoid,
                 sample=self.sample_share,

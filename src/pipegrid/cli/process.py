@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import Invocation, OfflineJob, failure
+from pipegrid.cli.job import Invocation, OfflineJob, ShortcutJob, failure
 from pipegrid.cli.later import put_off, tls_put_off
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.reactor.collector import calm_collector
@@ -47,7 +47,10 @@ def run_process(arguments: Sequence[str]) -> int:
         gc.enable()
         status = job.run(console)
     else:
-        status = _run_reactor(lambda reactor: start_job(job, invocation, reactor), invocation)
+        found = job.cut_short(console) if isinstance(job, ShortcutJob) else None
+        if found is None:
+            found = _run_reactor(lambda reactor: start_job(job, invocation, reactor), invocation)
+        status = found
     return _flush(console, status)
 
 

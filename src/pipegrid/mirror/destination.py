@@ -429,6 +429,13 @@ class Destination:
                 elif path not in kept:
                     yield path
 
+    def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
+        """Remove all files but those of these paths; returns them. ``dry_run``: only tell."""
+        others = list(self.others(frozenset(paths)))
+        for path in () if dry_run else others:
+            self.delete(path)
+        return others
+
     def _remove(self, path: str) -> None:
         directory, name = self._place(path, make=False)
         if directory is not None:

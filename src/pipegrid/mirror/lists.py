@@ -13,9 +13,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import IO
 
-from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
+from pipegrid.mirror.wanted import MAX_NAME_BYTES, BadEntry, Wanted, shown, wanted
 
 MAX_LINE_BYTES = 4096
+_PLAIN_LINE = re.compile(
+    rb"([0-9A-Fa-f]{64})[ \t]+([0-9]{1,12})[ \t]+"
+    rb"((?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/){0,30}[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*)\r?\n?"
+)
+"""What nearly all lines are; their paths need no closer look, unless they are long."""
+
 _LINE = re.compile(r"([0-9A-Fa-f]{64,128})[ \t]+([0-9]{1,16})[ \t]+(\S.*)")
 
 
@@ -31,6 +37,11 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
         BadEntry: a line is none of those above, or names a path that is refused.
     """
     for number, line in enumerate(lines, 1):
+        plain = _PLAIN_LINE.fullmatch(line)
+        if plain is not None and len(plain[3]) <= MAX_NAME_BYTES:
+            digest = bytes.fromhex(plain[1].decode("ascii"))
+            yield Wanted(plain[3].decode("ascii"), int(plain[2]), "sha256", digest)
+            continue
         if len(line) > MAX_LINE_BYTES:
             raise BadEntry(f"{name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes")
         try:

@@ -9,7 +9,7 @@ and the sources ask it what to do next.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,17 +25,18 @@ from pipegrid.http11 import StandardEndpoints
 from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.address import Address, parse_url, through
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.plan import Errand, Plan
+from pipegrid.mirror.plan import Errand
+from pipegrid.mirror.present import Doubt, Entry, checked
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.sink import Sink
 from pipegrid.mirror.small import SmallFiles
 from pipegrid.mirror.source import CONNECTIONS, Source
-from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
+from pipegrid.mirror.sprint import can_sprint
+from pipegrid.mirror.verify import verify
+from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
+from pipegrid.mirror.work import Work
 from pipegrid.reactor.workers import CpuWorkers, Workers
-
-Entry = Wanted | tuple[str, int | None, Mapping[str, bytes | str]]
-"""A file that the mirror is to hold: path, size in bytes, hashes by name."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Mirror:
 
     Args:
         urls: of the mirrors; files are below them.
-        destination: made if it is not there; locked until ``close``.
+        destination: made if it is not there; locked until ``close``. One that is open is closed then.
         durability: as of storage servers (``disk.commit``).
         connections: to each mirror at most.
         endpoints: how to connect; None: TCP, and TLS with the platform's authorities.
@@ -74,7 +75,7 @@ class Mirror:
         self,
         reactor: Any,
         urls: Sequence[str],
-        destination: str,
+        destination: str | Destination,
         *,
         durability: Policy = "batch",
         connections: int = CONNECTIONS,
@@ -96,18 +97,21 @@ class Mirror:
             raise UsageError(f"a limit of {limit_bytes_per_s} bytes a second lets nothing pass")
         self._addresses = [through(parse_url(url), environment or {}) for url in urls]
         self._reactor = reactor
-        self._destination = Destination(destination)
+        self._destination = (
+            destination if isinstance(destination, Destination) else Destination(destination)
+        )
         self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
         self._durability = durability
         self._connections = connections
         self._endpoints: Any = endpoints or StandardEndpoints(reactor)
-        self._paranoid = paranoid
-        self._sample = sample
+        self._doubt = Doubt(paranoid, sample, random.Random(seed))
         self._limit = limit_bytes_per_s
         self._progress = progress
         self._dry_run = dry_run
-        self._random = random.Random(seed)
+        # What is asked otherwise than plainly, needs the reactor from the beginning.
+        self._sprints = endpoints is None and self._limit is None and can_sprint(self._addresses)
         self._running: _Sync | None = None
+        self._closed = False
 
     @property
     def count(self) -> int:
@@ -147,9 +151,21 @@ class Mirror:
             UsageError: it is going on already.
         """
         dry_run = self._dry_run and not always
-        return Deferred.fromCoroutine(self._sync(files, staged, dry_run))
+        work = Work(
+            self._destination,
+            self._addresses,
+            self._doubt,
+            staged,
+            not dry_run,
+            self._reactor.seconds,
+        )
+        return Deferred.fromCoroutine(self._sync(work, files, dry_run))
 
-    async def _sync(self, files: Iterable[Entry], staged: bool, dry_run: bool) -> Report:
+    def finish(self, work: Work) -> Deferred[Report]:
+        """Bring to its end what a sprint has begun, and did not finish; as ``sync``."""
+        return Deferred.fromCoroutine(self._sync(work, (), False))
+
+    async def _sync(self, work: Work, files: Iterable[Entry], dry_run: bool) -> Report:
         if self._running is not None:
             raise UsageError("this mirror is being brought up to date already; wait for that")
         if not self._addresses:
@@ -157,9 +173,9 @@ class Mirror:
         run = self._running = _Sync(
             self._reactor,
             self._addresses,
-            self._destination,
+            work,
             self._workers,
-            self._options(staged, dry_run),
+            self._options(dry_run),
         )
         try:
             return await run.run(files)
@@ -177,38 +193,20 @@ class Mirror:
         Raises (through the Deferred):
             MirrorError: no run to this destination was complete.
         """
-        return Deferred.fromCoroutine(self._verify())
+        progress = self._progress
 
-    async def _verify(self) -> Report:
-        report = Report()
-        began_s = self._reactor.seconds()
-        entries = self._destination.manifest()
+        def told(report: Report) -> None:
+            if progress is not None:
+                self._reactor.callFromThread(progress, report)
 
-        def look() -> list[tuple[Wanted, str | None]]:
-            return [(each, self._look_at(each)) for each in islice(entries, LOOKED_AT_ONCE)]
-
-        while found := await self._workers.run(look):
-            for each, wrong in found:
-                report.wanted_files += 1
-                report.wanted_bytes += each.size or 0
-                if wrong is None:
-                    report.present_files += 1
-                    report.present_bytes += each.size or 0
-                else:
-                    report.fail(each.path, wrong)
-            report.elapsed_s = self._reactor.seconds() - began_s
-            if self._progress is not None:
-                self._progress(report)
-        return report
-
-    def _look_at(self, each: Wanted) -> str | None:
-        """In the thread: return what is wrong with a file, None if nothing is."""
-        doubted = self._paranoid or (self._sample > 0 and self._random.random() < self._sample)
-        try:
-            right = self._destination.is_there(each, doubted)
-        except BadEntry as error:
-            return str(error)
-        return None if right else "it is missing, or has changed"
+        return self._workers.run(
+            verify,
+            self._destination,
+            self._doubt,
+            told,
+            lambda: self._closed,
+            self._reactor.seconds,
+        )
 
     def complete(self, entries: Iterable[Wanted]) -> Deferred[None]:
         """Note that this is what the destination holds; see ``verify`` and ``delete_others``."""
@@ -221,15 +219,7 @@ class Mirror:
         Args:
             dry_run: only tell.
         """
-        kept = frozenset(paths)
-
-        def delete() -> list[str]:
-            others = list(self._destination.others(kept))
-            for path in () if dry_run else others:
-                self._destination.delete(path)
-            return others
-
-        return self._workers.run(delete)
+        return self._workers.run(self._destination.delete_others, paths, dry_run)
 
     @property
     def destination(self) -> Destination:
@@ -246,22 +236,20 @@ class Mirror:
             return lambda: self._endpoints.endpointForURI(via)
         return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy)
 
-    def _options(self, staged: bool, dry_run: bool) -> _Options:
+    def _options(self, dry_run: bool) -> _Options:
         return _Options(
             policy=self._durability,
             connections=self._connections,
             connect=self._connector,
-            paranoid=self._paranoid,
-            sample=self._sample,
             limit=self._limit,
             progress=self._progress,
             dry_run=dry_run,
-            staged=staged,
-            random=self._random,
+            sprints=self._sprints and not dry_run,
         )
 
     def close(self) -> Deferred[None]:
         """Let go of the destination; fires when nothing is written any more."""
+        self._closed = True
         if self._running is not None:
             self._running.close()
         done = self._workers.stop()
@@ -277,13 +265,10 @@ class _Options:
     policy: Policy
     connections: int
     connect: Callable[[Address], Callable[[], Any]]
-    paranoid: bool
-    sample: float
     limit: float | None
     progress: Callable[[Report], None] | None
     dry_run: bool
-    staged: bool
-    random: random.Random
+    sprints: bool
 
 
 class _Sync:
@@ -293,23 +278,23 @@ class _Sync:
         self,
         reactor: Any,
         addresses: Sequence[Any],
-        destination: Destination,
+        work: Work,
         workers: CpuWorkers,
         options: _Options,
     ) -> None:
         self._clock = reactor
-        self._destination = destination
+        self._work_done = work
         self._workers = workers
         self._options = options
-        self._plan = Plan(len(addresses))
+        self._plan = work.plan
         self._sink = Sink(
-            destination,
+            work.destination,
             workers,
             options.policy,
             self._full,
             self._broken,
             None if options.limit is None else self._throttle,
-            options.staged,
+            work.staged,
         )
         self._sources = [
             Source(
@@ -321,32 +306,33 @@ class _Sync:
                 options.connect(address),
                 self,
                 options.connections,
+                tally=work.report.tallies[number],
             )
             for number, address in enumerate(addresses)
         ]
         self._paces = [Pace() for _ in addresses]
-        self._report = Report(tallies=[source.tally for source in self._sources])
-        self._began_s = reactor.seconds()
         self._all_read = False
-        self._would = self._would_bytes = 0
         self._closed = False
         self._sink_is_full = False
-        self._allowed_until_s = self._began_s
+        self._allowed_until_s = reactor.seconds()
         self._throttled: IDelayedCall | None = None
         self._watcher: IDelayedCall | None = None
         self._ended: Deferred[None] = Deferred()
 
     async def run(self, files: Iterable[Entry]) -> Report:
         """See ``Mirror.sync``."""
+        work, options = self._work_done, self._options
+        if options.sprints and not work.all_read:
+            await self._workers.run(self._sprint, files)
+        if work.all_read:
+            files = ()
         self._watcher = self._clock.callLater(WATCH_S, self._watch)
-        leftovers = await self._workers.run(self._destination.leftovers)
-        entries = self._checked(files)
+        entries = checked(files)
         while chunk := list(islice(entries, LOOKED_AT_ONCE)):
-            missing = await self._workers.run(self._look, chunk, leftovers)
-            self._count(chunk, missing)
-            if self._options.dry_run:
-                self._would += len(missing)
-                self._would_bytes += sum(each.size or 0 for each in missing)
+            missing = await self._workers.run(self._look, chunk)
+            if options.dry_run:
+                work.would_files += len(missing)
+                work.would_bytes += sum(each.size or 0 for each in missing)
                 continue
             for each in missing:
                 self._plan.add(each)
@@ -354,13 +340,36 @@ class _Sync:
             if self._ended.called:
                 break
         self._all_read = True
+        self._work()
         self._look_finished()
         await self._ended
         await self._sink.flush()
-        if not (self._options.dry_run or self._options.staged):  # what indexes name comes later
-            await self._workers.run(self._drop_leftovers, leftovers)
-        self._bring_up_to_date()
-        return self._report
+        await self._workers.run(work.finish)
+        return work.sum_up()
+
+    def _sprint(self, files: Iterable[Entry]) -> bool:
+        """In the thread: fetch what can be fetched without ado."""
+        options = self._options
+        progress = options.progress
+
+        def told(report: Report) -> None:
+            self._clock.callFromThread(self._tell, report)
+
+        return self._work_done.sprint(
+            files,
+            options.policy,
+            options.connections,
+            lambda: self._closed,
+            None if progress is None else told,
+        )
+
+    def _tell(self, report: Report) -> None:
+        if not self._closed and self._options.progress is not None:
+            self._options.progress(report)
+
+    def _look(self, chunk: list[Wanted]) -> list[Wanted]:
+        """In the thread: return what is not there."""
+        return self._work_done.look.missing(chunk)
 
     def close(self) -> None:
         """End everything."""
@@ -374,51 +383,6 @@ class _Sync:
             throttled.cancel()
         for source in self._sources:
             source.close()
-
-    # What is wanted, and what is there.
-
-    def _checked(self, files: Iterable[Entry]) -> Iterator[Wanted]:
-        """Yield each entry once, checked."""
-        seen: dict[str, bytes] = {}
-        for entry in files:
-            each = entry if isinstance(entry, Wanted) else wanted(*entry)
-            known = seen.get(each.path)
-            if known is None:
-                seen[each.path] = each.digest
-                yield each
-            elif known != each.digest:
-                raise BadEntry(
-                    f"{shown(each.path)} is named twice, with different hashes; the index is wrong"
-                )
-
-    def _look(self, chunk: list[Wanted], leftovers: dict[bytes, str]) -> list[Wanted]:
-        """In the thread: return what is not there. What an earlier run left is taken up."""
-        missing = []
-        options, destination = self._options, self._destination
-        for each in chunk:
-            doubted = options.paranoid or (
-                options.sample > 0 and options.random.random() < options.sample
-            )
-            if destination.is_there(each, doubted, options.staged):
-                continue
-            left = None
-            if leftovers and not options.dry_run:
-                left = leftovers.pop(each.digest, None)
-            if left is None or not destination.take_up(left, each, options.staged):
-                missing.append(each)
-        return missing
-
-    def _drop_leftovers(self, leftovers: dict[bytes, str]) -> None:
-        for name in leftovers.values():
-            self._destination.discard(name)
-
-    def _count(self, chunk: list[Wanted], missing: list[Wanted]) -> None:
-        report = self._report
-        report.wanted_files += len(chunk)
-        size = sum(each.size or 0 for each in chunk)
-        report.wanted_bytes += size
-        report.present_files += len(chunk) - len(missing)
-        report.present_bytes += size - sum(each.size or 0 for each in missing)
 
     # What happens.
 
@@ -477,8 +441,7 @@ class _Sync:
         if not self._plan.waits and self._all_read:
             self._steal()
         if self._options.progress is not None:
-            self._bring_up_to_date()
-            self._options.progress(self._report)
+            self._options.progress(self._work_done.sum_up())
 
     def _steal(self) -> None:
         move = theft(
@@ -514,17 +477,3 @@ class _Sync:
     def _unthrottle(self) -> None:
         self._throttled = None
         self._pause()
-
-    def _bring_up_to_date(self) -> None:
-        report, plan = self._report, self._plan
-        report.fetched_files = plan.done_files + self._would
-        report.fetched_bytes = plan.done_bytes + self._would_bytes
-        report.retries = plan.retries
-        report.elapsed_s = self._clock.seconds() - self._began_s
-        for errand in plan.failed[report.failed_files :]:
-            reasons = errand.reasons or {}
-            why = "; ".join(
-                f"{self._sources[number].address.url}: {reason}"
-                for number, reason in reasons.items()
-            )
-            report.fail(errand.wanted.path, why or "no mirror could be used")

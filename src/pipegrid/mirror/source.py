@@ -133,11 +133,12 @@ class Source:
         events: SourceEvents,
         connections: int = CONNECTIONS,
         limits: Limits = LIMITS,
+        tally: Tally | None = None,
     ) -> None:
         self.number = number
         self.address = address
         self.sink = sink
-        self.tally = Tally(address.url)
+        self.tally = tally or Tally(address.url)
         self.is_paused = False
         self.last_byte_s: dict[PipelinedConnection, float] = {}
         self._plan = plan

@@ -1,0 +1,101 @@
+"""``mirror list``: without a reactor while all goes well, and with one from there on if it does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from pipegrid.cli.mirroring import Display, Fetching
+from pipegrid.cli.mirrortell import store, tell
+from pipegrid.cli.outcome import unreadable
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.grid import Grid
+    from pipegrid.mirror.wanted import Wanted
+    from pipegrid.mirror.work import Work
+
+
+class ListRun:
+    """One run; ``file`` is the list."""
+
+    def __init__(self, file: str, dest: str, fetching: Fetching) -> None:
+        self._file = file
+        self._dest = dest
+        self._fetching = fetching
+        self._begun: Work | None = None
+
+    def sprint(self, console: Console) -> int | None:
+        """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
+        from pipegrid.mirror.address import parse_url, through
+        from pipegrid.mirror.destination import Destination
+        from pipegrid.mirror.present import Doubt
+        from pipegrid.mirror.sprint import can_sprint
+        from pipegrid.mirror.work import Work
+
+        fetching = self._fetching
+        addresses = [through(parse_url(url), os.environ) for url in fetching.urls]
+        if not can_sprint(addresses):
+            return None
+        with ExitStack() as stack:
+            source = stack.enter_context(self._open())
+            display = stack.enter_context(Display(console))
+            destination = Destination(self._dest)
+            stack.callback(destination.close)
+            work = Work(destination, addresses, Doubt(fetching.paranoid, fetching.sample_share))
+            if not work.sprint(
+                self._entries(source),
+                fetching.durability,
+                fetching.connections,
+                progress=display.show if console.shows_progress else None,
+            ):
+                self._begun = work
+                stack.pop_all()  # the destination stays open; the list was read
+                source.close()
+                return None
+            work.finish()
+            report = work.sum_up()
+            removed: list[str] = []
+            if not report.failed_files:
+                destination.write_manifest(self._entries(source))
+                if fetching.delete:
+                    removed = destination.delete_others(each.path for each in self._entries(source))
+            return tell(console, report, self._dest, removed, False)
+
+    async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
+        """Do it, or what ``sprint`` left of it."""
+        fetching = self._fetching
+        work = self._begun
+        with self._open() as source:
+            async with fetching.mirror(
+                reactor, console, self._dest if work is None else work.destination
+            ) as mirror:
+                if work is None:
+                    report = await mirror.sync(self._entries(source))
+                else:
+                    report = await mirror.finish(work)
+                removed: list[str] = []
+                if not report.failed_files:
+                    if not fetching.dry_run:
+                        await mirror.complete(self._entries(source))
+                    if fetching.delete:
+                        removed = await mirror.delete_others(
+                            (each.path for each in self._entries(source)), fetching.dry_run
+                        )
+                further = await store(mirror, grid, report, fetching)
+        return tell(console, report, self._dest, removed, fetching.dry_run, further)
+
+    def _open(self) -> BinaryIO:
+        try:
+            return open(self._file, "rb")
+        except OSError as error:
+            raise unreadable(self._file, error) from error
+
+    def _entries(self, source: BinaryIO) -> Iterator[Wanted]:
+        """Yield what the list names, from its beginning."""
+        from pipegrid.mirror.lists import lines_of, read_list
+
+        source.seek(0)
+        yield from read_list(lines_of(source), self._file)

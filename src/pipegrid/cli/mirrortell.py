@@ -1,0 +1,125 @@
+"""What the commands that mirror have to tell at their ends, and what of it goes into a grid."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.outcome import ExitStatus, printable
+
+if TYPE_CHECKING:
+    from pipegrid.cli.mirroring import Fetching
+    from pipegrid.grid import Grid
+    from pipegrid.mirror.mirror import Mirror
+    from pipegrid.mirror.report import Report, Tally
+
+
+async def store(
+    mirror: Mirror, grid: Grid | None, report: Report, fetching: Fetching
+) -> dict[str, Any]:
+    """Store what is there now, if that is wanted; returns what there is to tell of it."""
+    if grid is None or report.failed_files or fetching.dry_run:
+        return {}
+    from pipegrid.mirror.gridstore import GridStore
+
+    stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid)
+    cap = await stored.store()
+    return {"cap": str(cap), "stored": stored.stored_files}
+
+
+def tell(
+    console: Console,
+    report: Report,
+    dest: str,
+    removed: list[str],
+    dry_run: bool,
+    further: dict[str, Any] | None = None,
+) -> int:
+    """
+    Print what has become of a run; returns the exit status.
+
+    Args:
+        further: what the kind of archive has to tell besides, in JSON.
+    """
+    for path, why in report.failed:
+        console.say(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
+    _tell_how_many_more(console, report)
+    would = "would be " if dry_run else ""
+    for path in removed:
+        console.detail(f"{printable(path)} {would or 'was '}removed")
+    for tally in report.ranking:
+        console.say(_ranked(tally))
+    text = (
+        f"{report.fetched_files} files, {report.fetched_bytes} bytes {would}fetched;"
+        f" {report.present_files} were there, {report.failed_files} failed"
+    )
+    if removed:
+        text += f", {len(removed)} {would}removed"
+    if further is not None and "cap" in further:
+        text += f"\nin the grid: {further['cap']}"
+    console.result(
+        text,
+        {
+            "dest": dest,
+            "dry_run": dry_run,
+            "files": report.wanted_files,
+            "bytes": report.wanted_bytes,
+            "fetched": report.fetched_files,
+            "fetched_bytes": report.fetched_bytes,
+            "present": report.present_files,
+            "failed": report.failed_files,
+            "removed": len(removed),
+            "retries": report.retries,
+            "seconds": round(report.elapsed_s, 3),
+            "mirrors": [
+                {
+                    "url": tally.url,
+                    "files": tally.files,
+                    "bytes": tally.received_bytes,
+                    "bytes_per_s": round(tally.bytes_per_s),
+                    "refused": tally.refused,
+                    "broken": tally.broken,
+                    "given_up": tally.given_up,
+                }
+                for tally in report.ranking
+            ],
+            **(further or {}),
+        },
+    )
+    return ExitStatus.FAILED if report.failed_files else ExitStatus.DONE
+
+
+def _tell_how_many_more(console: Console, report: Report) -> None:
+    more = report.failed_files - len(report.failed)
+    if more:
+        console.say(f"pipegrid: {more} more files, for reasons like these")
+
+
+def _ranked(tally: Tally) -> str:
+    rate = f"{tally.bytes_per_s / 1e6:.1f} MB/s" if tally.bytes_per_s else "nothing"
+    text = f"{tally.url}: {tally.files} files, {rate}"
+    if tally.refused or tally.broken:
+        text += f"; {tally.refused} lacking or wrong, {tally.broken} broken"
+    if tally.given_up is not None:
+        text += f"; given up ({printable(tally.given_up)})"
+    return text
+
+
+def tell_verified(console: Console, report: Report, dest: str) -> int:
+    """Print what ``verify`` has found; returns the exit status."""
+    for path, why in report.failed:
+        console.say(f"pipegrid: {path}: {why}")
+    _tell_how_many_more(console, report)
+    text = f"{report.present_files} of {report.wanted_files} files are there and right"
+    console.result(
+        text,
+        {
+            "dest": dest,
+            "files": report.wanted_files,
+            "bytes": report.wanted_bytes,
+            "right": report.present_files,
+            "wrong": report.failed_files,
+        },
+    )
+    return ExitStatus.CORRUPTION if report.failed_files else ExitStatus.DONE

@@ -1,0 +1,107 @@
+"""
+What is there already: known to be right, hashed now, or left by a run that was killed.
+
+Synchronous, for the thread that has the destination.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.report import Report
+from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
+
+Entry = Wanted | tuple[str, int | None, Mapping[str, bytes | str]]
+"""A file that the mirror is to hold: path, size in bytes, hashes by name."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """
+    What is hashed again though it is known to be right.
+
+    Attributes:
+        paranoid: all of it. sample: such a share, 0.0 to 1.0, drawn by ``drawn``.
+    """
+
+    paranoid: bool = False
+    sample: float = 0.0
+    drawn: random.Random = field(default_factory=random.Random)
+
+    def next(self) -> bool:
+        """Return whether the next file is doubted."""
+        return self.paranoid or (self.sample > 0 and self.drawn.random() < self.sample)
+
+
+def checked(files: Iterable[Entry]) -> Iterator[Wanted]:
+    """
+    Yield each entry once.
+
+    Raises:
+        BadEntry: one makes no sense, or names a path once more with another hash.
+    """
+    seen: dict[str, bytes] = {}
+    for entry in files:
+        each = entry if isinstance(entry, Wanted) else wanted(*entry)
+        known = seen.get(each.path)
+        if known is None:
+            seen[each.path] = each.digest
+            yield each
+        elif known != each.digest:
+            raise BadEntry(
+                f"{shown(each.path)} is named twice, with different hashes; the index is wrong"
+            )
+
+
+class Look:
+    """
+    Finds what is missing, and counts.
+
+    Args:
+        takes_up: what an earlier run left gets its name if it is whole; else it is only looked at.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        report: Report,
+        doubt: Doubt,
+        staged: bool = False,
+        takes_up: bool = True,
+    ) -> None:
+        self._destination = destination
+        self._report = report
+        self._doubt = doubt
+        self._staged = staged
+        self._takes_up = takes_up
+        self._leftovers = destination.leftovers()
+
+    def missing(self, chunk: list[Wanted]) -> list[Wanted]:
+        """Return what is not there, or not right."""
+        destination, doubt, staged = self._destination, self._doubt, self._staged
+        leftovers = self._leftovers
+        report = self._report
+        missing = []
+        for each in chunk:
+            size = each.size or 0
+            report.wanted_files += 1
+            report.wanted_bytes += size
+            there = destination.is_there(each, doubt.next(), staged)
+            if not there and leftovers and self._takes_up:
+                left = leftovers.pop(each.digest, None)
+                there = left is not None and destination.take_up(left, each, staged)
+            if there:
+                report.present_files += 1
+                report.present_bytes += size
+            else:
+                missing.append(each)
+        return missing
+
+    def drop_leftovers(self) -> None:
+        """Nobody wanted them."""
+        for name in self._leftovers.values():
+            self._destination.discard(name)
+        self._leftovers.clear()

@@ -1,0 +1,472 @@
+"""
+The way of nearly all files: fetched from mirrors that do what they should, with nothing around it.
+
+What a mirror costs is what each file costs, a hundred thousand times. So as long as all goes well, no
+reactor, no Deferred and no object for each request or header is involved: sockets are read into pages,
+answers are cut out of these and stored. A mirror that does anything else (an answer without a length, a
+lost connection, silence, "not now") has lost its part in the sprint, and others get what it was asked for.
+
+What is left in the end waits in the plan, for ``mirror.Mirror`` and its ``source``: these know all the
+ways of mirrors, and begin where the sprint stopped, with all that it has learnt. So a sprint may give up
+whenever it likes: that costs time, and loses nothing.
+
+**How much is asked.** A mirror that is alone is asked for as much as its connections may carry: requests
+wait in its socket at no cost, and nobody else could have had them. Of several each has a window a
+connection, which doubles whenever as much has come.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from pipegrid.disk.commit import Policy
+from pipegrid.mirror.address import Address, head_tail, target_of
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.plan import Errand, Plan
+from pipegrid.mirror.report import Tally
+from pipegrid.mirror.sprintlane import Lane, Lost, Odd
+from pipegrid.mirror.sprintstore import Store
+from pipegrid.mirror.wanted import Wanted
+from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
+
+QUOTA = 1000
+"""Requests on one connection: nginx closes it after so many."""
+
+FIRST_WINDOW_BYTES = 1 << 20
+MAX_WINDOW_BYTES = 16 << 20
+ALONE_WINDOW_BYTES = 256 << 20
+WATCH_S = 0.1
+AT_ONCE = 256
+ALONE_STALL_S = 5.0
+CONNECT_S = 5.0
+MAX_REFUSED = 64
+"""Files that a mirror may lack before others look after what it does."""
+
+Missing = Callable[[list[Wanted]], list[Wanted]]
+
+
+def can_sprint(addresses: Sequence[Address]) -> bool:
+    """Return whether there is a point in trying: no proxies, and a system with what it takes."""
+    return (
+        hasattr(select, "epoll")
+        and hasattr(os, "eventfd")
+        and bool(addresses)
+        and all(address.proxy is None for address in addresses)
+    )
+
+
+class Runner:
+    """
+    One mirror, in the sprint.
+
+    Attributes:
+        lanes: its connections. is_out: it is asked for nothing any more.
+        spent: how many requests a connection is good for.
+    """
+
+    def __init__(self, number: int, address: Address, tally: Tally) -> None:
+        self.number = number
+        self.address = address
+        self.tally = tally
+        self.lanes: list[Lane] = []
+        self.is_out = False
+        self.spent = QUOTA
+        self.window_bytes = FIRST_WINDOW_BYTES
+        self.gone_bytes = 0
+        self.doubled_at_bytes = 0
+        self.pace = Pace()
+        self.busy_since_s: float | None = None
+        self.tail = head_tail(address)
+        self.refused = 0
+        self.place: tuple[int, Any] | None = None
+        self.tls: Any = None
+
+    @property
+    def owed_bytes(self) -> int:
+        """What was asked and has not come."""
+        return sum(lane.owed_bytes for lane in self.lanes)
+
+    @property
+    def received_bytes(self) -> int:
+        """What has come, also of files that are not whole yet."""
+        return self.gone_bytes + sum(lane.received_bytes for lane in self.lanes)
+
+    def widen(self) -> None:
+        """Double the window if as much has come."""
+        received = self.received_bytes
+        if (
+            self.window_bytes < MAX_WINDOW_BYTES
+            and received - self.doubled_at_bytes >= self.window_bytes
+        ):
+            self.doubled_at_bytes = received
+            self.window_bytes *= 2
+
+
+class Sprint:
+    """
+    Args:
+        addresses, tallies: of the mirrors, as they are numbered in the plan.
+        connections: to each mirror at most; those that will be asked for nothing more do not count.
+        missing: returns which of some files are not there yet.
+        stopped: whether all of it is to end.
+        told: called a few times a second.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        addresses: Sequence[Address],
+        tallies: Sequence[Tally],
+        destination: Destination,
+        policy: Policy,
+        connections: int,
+        missing: Missing,
+        staged: bool = False,
+        stopped: Callable[[], bool] = lambda: False,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._plan = plan
+        self._connections = connections
+        self._missing = missing
+        self._stopped = stopped
+        self._told = told
+        self._poll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._lanes: dict[int, Lane] = {}
+        self._runners = [
+            Runner(number, address, tally)
+            for number, (address, tally) in enumerate(zip(addresses, tallies, strict=True))
+        ]
+        if len(self._runners) == 1:
+            self._runners[0].window_bytes = ALONE_WINDOW_BYTES
+        self._watched_s = time.monotonic()
+        self._all_read = False
+        self.store = Store(
+            destination,
+            policy,
+            staged,
+            self._stored,
+            self._wrong,
+            lambda: os.eventfd_write(self._wake, 1),
+        )
+
+    def run(self, files: Iterable[Wanted]) -> None:
+        """
+        Fetch what is missing, as far as all goes well; the rest waits in the plan, in which nothing is
+        under way any more.
+
+        Raises:
+            BadEntry: an entry is none; what was there before has been looked after, as far as it had come.
+            MirrorError: the destination can take nothing any more.
+        """
+        try:
+            self._open_first()
+            entries = iter(files)
+            while not self._stopped():
+                self._read(entries)
+                if self._all_read and self._plan.is_idle and not self.store.is_busy:
+                    break
+                if all(runner.is_out for runner in self._runners):
+                    if self._all_read and not self.store.is_busy:
+                        break
+                else:
+                    self._fill()
+                    if self._is_over():
+                        break
+                self._turn()
+        finally:
+            self._close()
+
+    def _is_over(self) -> bool:
+        """Whether nobody here does anything any more: what still waits is for others to fetch."""
+        return (
+            self._all_read
+            and not self.store.is_busy
+            and not any(lane.unanswered for lane in self._lanes.values())
+            and not any(self._may_open(runner) for runner in self._runners if not runner.is_out)
+        )
+
+    def _read(self, entries: Iterator[Wanted]) -> None:
+        """Take some more of what is wanted."""
+        if self._all_read:
+            return
+        chunk = list(islice(entries, AT_ONCE))
+        if not chunk:
+            self._all_read = True
+        for each in self._missing(chunk):
+            self._plan.add(each)
+
+    def _turn(self) -> None:
+        """Wait until something happens, or look whether it has if there is more to do."""
+        busy = self.store.is_busy
+        events = self._poll.poll(0 if not self._all_read else WATCH_S)
+        now_s = time.monotonic()
+        for number, event in events:
+            if number == self._wake:
+                os.eventfd_read(self._wake)
+                continue
+            lane = self._lanes.get(number)
+            if lane is not None:
+                self._serve(lane, event, now_s)
+        self.store.work(not events and busy)
+        later_s = time.monotonic()
+        if later_s - now_s > WATCH_S:  # what we could not read was not the mirrors' silence
+            for lane in self._lanes.values():
+                lane.last_s = later_s
+        if later_s - self._watched_s >= WATCH_S:
+            self._watched_s = later_s
+            self._watch(later_s)
+            self._told()
+
+    def _serve(self, lane: Lane, event: int, now_s: float) -> None:
+        wanted_to_write = lane.wants_to_write
+        try:
+            if event & select.EPOLLOUT:
+                lane.write()
+            if event & ~select.EPOLLOUT:
+                lane.read(now_s)
+        except Lost as error:
+            self._lost(lane, error)
+        except Odd as error:
+            self._lost(lane, Lost(str(error)))
+        else:
+            if lane.wants_to_write != wanted_to_write and lane.sock.fileno() >= 0:
+                self._poll.modify(lane.sock.fileno(), _mask(lane))
+
+    # Asking.
+
+    def _fill(self) -> None:
+        """Ask for what waits, as far as windows allow."""
+        now_s = time.monotonic()
+        touched: dict[Lane, None] = {}
+        for runner in self._runners:
+            if not runner.is_out:
+                runner.widen()
+                while self._may_open(runner):
+                    self._open(runner)
+        going = True
+        while going and self._plan.waits:
+            going = False
+            for runner in self._runners:
+                lane = self._free_lane(runner)
+                errand = None if lane is None else self._plan.next(runner.number)
+                if lane is not None and errand is not None:
+                    self._ask(runner, lane, errand, now_s)
+                    touched[lane] = None
+                    going = True
+        for lane in touched:
+            self._serve(lane, select.EPOLLOUT, now_s)
+
+    def _ask(self, runner: Runner, lane: Lane, errand: Errand, now_s: float) -> None:
+        if not lane.asked:
+            lane.last_s = max(lane.last_s, now_s)
+        if runner.busy_since_s is None:
+            runner.busy_since_s = now_s
+        wanted = errand.wanted
+        target = target_of(runner.address, wanted.remote or wanted.path)
+        lane.ask(errand, b"GET %s%s" % (target, runner.tail))
+
+    def _free_lane(self, runner: Runner) -> Lane | None:
+        """Return the connection that owes least, if it has room."""
+        best: Lane | None = None
+        for lane in runner.lanes:
+            if (
+                lane.count < runner.spent
+                and lane.owed_bytes < runner.window_bytes
+                and (best is None or lane.owed_bytes < best.owed_bytes)
+            ):
+                best = lane
+        return best
+
+    def _may_open(self, runner: Runner) -> bool:
+        usable = sum(lane.count < runner.spent for lane in runner.lanes)
+        return (
+            not runner.is_out
+            and self._plan.waits
+            and usable < self._connections
+            and len(runner.lanes) < 2 * self._connections
+        )
+
+    def _open_first(self) -> None:
+        """Connect before the list is read: that takes a round trip."""
+        for runner in self._runners:
+            if not runner.is_out:
+                self._open(runner)
+
+    def _open(self, runner: Runner) -> None:
+        try:
+            lane = self._connect(runner)
+        except OSError as error:
+            self._leave(runner, error.strerror or str(error))
+            return
+        lane.last_s = time.monotonic()
+        runner.lanes.append(lane)
+        runner.tally.connections += 1
+        self._lanes[lane.sock.fileno()] = lane
+        self._poll.register(lane.sock.fileno(), _mask(lane))
+
+    def _connect(self, runner: Runner) -> Lane:
+        address = runner.address
+        if runner.place is None:
+            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+            runner.place = (found[0], found[4])
+        family, where = runner.place
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                sock.connect(where)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if address.scheme == "https":
+                if runner.tls is None:
+                    import ssl
+
+                    runner.tls = ssl.create_default_context()
+                    runner.tls.set_alpn_protocols(["http/1.1"])
+                sock = runner.tls.wrap_socket(
+                    sock, server_hostname=address.host, do_handshake_on_connect=False
+                )
+        except BaseException:
+            sock.close()
+            raise
+        return Lane(self, runner.number, sock, address.scheme == "https")
+
+    # What happens.
+
+    def unwanted(self, lane: Lane, errand: Errand) -> None:
+        """See ``sprintlane.Runner``."""
+        self._plan.unasked(errand, lane.mirror)
+
+    def refused(self, lane: Lane, errand: Errand, reason: str) -> None:
+        """See ``sprintlane.Runner``."""
+        self._wrong(errand, lane.mirror, reason)
+
+    def not_now(self, lane: Lane, errand: Errand, reason: str) -> None:
+        """See ``sprintlane.Runner``."""
+        runner = self._runners[lane.mirror]
+        runner.tally.broken += 1
+        self._plan.failed_at(errand, lane.mirror, "broken", reason)
+        self._leave(runner, reason)
+        raise Lost(reason, ours=True)
+
+    def _wrong(self, errand: Errand, mirror: int, reason: str) -> None:
+        runner = self._runners[mirror]
+        runner.tally.refused += 1
+        runner.refused += 1
+        self._plan.failed_at(errand, mirror, "refused", reason)
+        if runner.refused > max(MAX_REFUSED, runner.tally.files):
+            self._leave(runner, reason)
+
+    def _stored(self, errand: Errand, mirror: int, size: int) -> None:
+        tally = self._runners[mirror].tally
+        tally.received_bytes += size
+        if self._plan.done(errand, mirror, size):
+            tally.files += 1
+
+    def _lost(self, lane: Lane, error: Lost) -> None:
+        runner = self._runners[lane.mirror]
+        answered = lane.answered
+        if error.announced and answered:
+            runner.spent = min(runner.spent, max(1, answered))
+        forgiven = error.announced or error.ours
+        self._drop(lane, str(error), broken=not forgiven)
+        if not forgiven or not answered:
+            self._leave(runner, str(error))
+
+    def _drop(self, lane: Lane, reason: str, broken: bool) -> None:
+        """Let go of a connection; the first that it owes is the one whose answer was due."""
+        runner = self._runners[lane.mirror]
+        if lane not in runner.lanes:
+            return
+        runner.lanes.remove(lane)
+        runner.gone_bytes += lane.received_bytes
+        number = lane.sock.fileno()
+        if self._lanes.pop(number, None) is not None:
+            self._poll.unregister(number)
+        for errand in lane.close():
+            if broken and not errand.is_over:
+                broken = False
+                runner.tally.broken += 1
+                self._plan.failed_at(errand, runner.number, "broken", reason)
+            else:
+                self._plan.unasked(errand, runner.number)
+
+    def _leave(self, runner: Runner, reason: str, broken: bool = False) -> None:
+        """This mirror has lost its part in the sprint."""
+        runner.is_out = True
+        for lane in list(runner.lanes):
+            self._drop(lane, reason, broken)
+
+    # What is watched.
+
+    def _watch(self, now_s: float) -> None:
+        going = [runner for runner in self._runners if not runner.is_out]
+        for runner in going:
+            owed = runner.owed_bytes
+            runner.pace.note(now_s, runner.received_bytes, owed > 0)
+            self._note_busy(runner, now_s, bool(owed))
+            for lane in list(runner.lanes):
+                idle_s = now_s - lane.last_s
+                if not lane.unanswered:
+                    continue
+                alone = len(going) == 1
+                if idle_s > ALONE_STALL_S if alone else has_stalled(idle_s, True):
+                    self._leave(runner, f"no byte came for {idle_s:.1f} s", broken=True)
+                    break
+        if self._all_read and not self._plan.waits and len(going) > 1:
+            self._steal(now_s)
+
+    def _note_busy(self, runner: Runner, now_s: float, owes: bool) -> None:
+        if runner.busy_since_s is not None:
+            runner.tally.busy_s += now_s - runner.busy_since_s
+        runner.busy_since_s = now_s if owes else None
+
+    def _steal(self, now_s: float) -> None:
+        """Who has finished takes over from who would finish last; whoever is first has given it."""
+        move = theft(
+            [
+                Standing(each.number, each.owed_bytes, each.pace.bytes_per_s, not each.is_out)
+                for each in self._runners
+            ]
+        )
+        if move is None:
+            return
+        thief, left_bytes = self._runners[move.thief], move.size_bytes
+        lanes = [lane for lane in thief.lanes if lane.count < thief.spent]
+        if not lanes:
+            if len(thief.lanes) < 2 * self._connections:
+                self._open(thief)
+            return
+        for victim in self._runners[move.victim].lanes:
+            for errand in reversed(victim.unanswered):
+                if left_bytes <= 0:
+                    break
+                if isinstance(errand, Errand) and self._plan.copy(errand, thief.number):
+                    lane = min(lanes, key=lambda each: each.owed_bytes)
+                    self._ask(thief, lane, errand, now_s)
+                    left_bytes -= errand.size_bytes
+        for lane in lanes:
+            self._serve(lane, select.EPOLLOUT, now_s)
+
+    def _close(self) -> None:
+        """End everything; what is under way waits again."""
+        now_s = time.monotonic()
+        for runner in self._runners:
+            self._note_busy(runner, now_s, False)
+            for lane in list(runner.lanes):
+                self._drop(lane, "the sprint is over", broken=False)
+        self.store.close()
+        self._poll.close()
+        os.close(self._wake)
+
+
+def _mask(lane: Lane) -> int:
+    return select.EPOLLIN | (select.EPOLLOUT if lane.wants_to_write else 0)

@@ -1,0 +1,378 @@
+"""
+One connection of a sprint: requests written behind one another, answers taken where they were received.
+
+Only what goes well is understood here: ``HTTP/1.1``, a length that is told, a connection that stays open. All
+else is an ``Odd`` answer, or a refusal, and somebody else's business. That an answer was cut out wrongly
+would show in its hash.
+
+Answers are cut out of the pages into which the socket is read, and are not copied, unless they end in another
+page than they began in.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import deque
+from typing import Any, Protocol
+
+from pipegrid.mirror.plan import Errand
+from pipegrid.mirror.sprintstore import PAGE_BYTES, Page, Part, Store
+
+MAX_HEAD_BYTES = 64 << 10
+SKIPPED_BYTES = 64 << 10
+"""Of an answer that is not wanted are read, to save the connection."""
+
+GATHERED_BYTES = 128 << 10
+"""A file that is no longer is gathered, and stored at once; a longer one by the page, in a thread."""
+
+_BLOCKED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS, errno.EINTR})
+
+
+class Odd(Exception):
+    """The server does something that a sprint does not understand; the text is a clause."""
+
+
+class Lost(Exception):
+    """
+    The connection is over; the text is a clause.
+
+    Attributes:
+        announced: the server had said so.
+        ours: it was ended here; neither counts against the mirror.
+    """
+
+    def __init__(self, reason: str, announced: bool = False, ours: bool = False) -> None:
+        super().__init__(reason)
+        self.announced = announced
+        self.ours = ours
+
+
+class Runner(Protocol):
+    """What a lane tells whoever runs it."""
+
+    store: Store
+
+    def refused(self, lane: Lane, errand: Errand, reason: str) -> None:
+        """The mirror lacks the file, or has it wrong."""
+
+    def not_now(self, lane: Lane, errand: Errand, reason: str) -> None:
+        """The mirror is not to be asked for a while."""
+
+    def unwanted(self, lane: Lane, errand: Errand) -> None:
+        """Another mirror was quicker."""
+
+
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses that say "not now"; the others say "not this"."""
+
+
+def judge(status: int) -> tuple[bool, str]:
+    """Return whether a status other than 200 is one of the moment, and what it means, as a clause."""
+    if 300 <= status < 400:
+        return False, "it redirects elsewhere, where nobody said that it may be fetched from"
+    return status in TRANSIENT, f"it answers {status}"
+
+
+class Head:
+    """
+    What a sprint wants to know of an answer.
+
+    Attributes:
+        length: of the body, in bytes.
+        closes: it is the last on its connection.
+    """
+
+    __slots__ = ("closes", "length", "status")
+
+    def __init__(self, status: int, length: int, closes: bool) -> None:
+        self.status = status
+        self.length = length
+        self.closes = closes
+
+
+def parse_head(head: bytes) -> Head:
+    """
+    Take a head apart, that comes without the empty line at its end.
+
+    Raises:
+        Odd: it is none, or says what a sprint does not understand.
+    """
+    head = head.lower()
+    if not head.startswith(b"http/1.1 ") or not head[9:12].isdigit():
+        raise Odd("it does not speak HTTP/1.1")
+    status = int(head[9:12])
+    if status < 200 or status in (204, 304) or b"\r\ntransfer-encoding:" in head:
+        raise Odd("its answers have no length")
+    told, again = _field(head, b"\r\ncontent-length:")
+    if again or not told.isdigit() or len(told) > 16:
+        raise Odd("its answers have no length")
+    options, again = _field(head, b"\r\nconnection:")
+    return Head(status, int(told), again or b"close" in options)
+
+
+def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
+    """Return the first field of a name (with the end of the line before it); is there another?"""
+    start = head.find(name)
+    if start < 0:
+        return b"", False
+    end = head.find(b"\r\n", start + 2)
+    value = head[start + len(name) : end if end >= 0 else len(head)]
+    return value.strip(), end >= 0 and head.find(name, end) >= 0
+
+
+class Lane:
+    """
+    Args:
+        mirror: its number in the plan.
+        sock: not blocking; it may be connecting still.
+        tls: whether ``sock`` has to shake hands first.
+
+    Attributes:
+        asked: what is to be answered, in this order.
+        owed_bytes: of the files among them, and of the one that is being received.
+        count: how many were asked for in all; ``answered``: and were answered.
+        last_s: when something was received, or asked while nothing was owed.
+        received_bytes: of files, in all.
+    """
+
+    def __init__(self, runner: Runner, mirror: int, sock: socket.socket, tls: bool) -> None:
+        self.mirror = mirror
+        self.sock: Any = sock
+        self.asked: deque[Errand] = deque()
+        self.owed_bytes = self.count = self.answered = self.received_bytes = 0
+        self.last_s = 0.0
+        self.wants_to_write = True  # until it is known to be connected
+        self._runner = runner
+        self._tls = tls
+        self._connected = False
+        self._out = b""
+        self._requests: list[bytes] = []
+        self._head = b""  # the beginning of one
+        self._errand: Errand | None = None  # whose body is being received
+        self._left = 0  # of that
+        self._gathered: bytearray | None = None
+        self._part: Part | None = None
+        self._closes = False
+
+    @property
+    def unanswered(self) -> list[Errand]:
+        """What was asked and has not wholly come, the one that is being received first."""
+        return [self._errand, *self.asked] if self._errand is not None else list(self.asked)
+
+    def ask(self, errand: Errand, request: bytes) -> None:
+        """Ask for one more file; ``write`` sends the request."""
+        self.asked.append(errand)
+        self.owed_bytes += errand.size_bytes
+        self.count += 1
+        self._requests.append(request)
+
+    def write(self) -> None:
+        """
+        Send what is to be sent, as far as the socket takes it.
+
+        Raises:
+            Lost: the connection is over, or never came about.
+        """
+        try:
+            if not self._connected:
+                self._connect()
+            if self._requests:
+                self._out += b"".join(self._requests)
+                self._requests.clear()
+            while self._out:
+                sent = self.sock.send(self._out)
+                self._out = self._out[sent:]
+            self.wants_to_write = False
+        except OSError as error:
+            self._look_blocked(error)
+
+    def _connect(self) -> None:
+        if not self._tls:
+            failed = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failed:
+                raise Lost(OSError(failed, "").strerror or str(OSError(failed)))
+        else:
+            self.sock.do_handshake()
+        self._connected = True
+
+    def _look_blocked(self, error: OSError) -> None:
+        """Raise what it means, unless it only means "later"."""
+        name = type(error).__name__  # of ``ssl``, which is not imported without need
+        if name == "SSLWantReadError":
+            self.wants_to_write = False
+        elif name == "SSLWantWriteError" or error.errno in _BLOCKED:
+            self.wants_to_write = True
+        else:
+            raise Lost((error.strerror or str(error)).rstrip("."))
+
+    def read(self, now_s: float) -> None:
+        """
+        Take what has come.
+
+        Raises:
+            Lost: the connection is over.
+            Odd: see there.
+        """
+        if not self._connected or (self._tls and self._out):
+            self.write()
+            if not self._connected:
+                return
+        store = self._runner.store
+        more = True
+        while more:
+            page = store.take_page()
+            try:
+                size = self._receive(page)
+                if size:
+                    self.last_s = now_s
+                    self._parse(page, size)
+            finally:
+                store.give_page(page)
+            # What is decrypted already, nobody would tell of.
+            more = self._tls and size > 0 and self.sock.fileno() >= 0 and self.sock.pending() > 0
+
+    def _receive(self, page: Page) -> int:
+        """Fill a page as far as can be done now; returns the number of bytes."""
+        size = 0
+        try:
+            while size < PAGE_BYTES:
+                got = self.sock.recv_into(page.view[size:] if size else page.data)
+                if not got:
+                    if size:
+                        break  # it will say so again
+                    raise Lost("the server closed it", self._closes)
+                size += got
+                if not self._tls:  # a record at a time
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            try:
+                self._look_blocked(error)
+            except Lost:
+                if not size:
+                    raise
+        return size
+
+    def _parse(self, page: Page, size: int) -> None:
+        at = 0
+        while at < size:
+            if self._errand is None:
+                at = self._take_head(page, at, size)
+            else:
+                at = self._take_body(page, at, size)
+
+    def _take_head(self, page: Page, at: int, size: int) -> int:
+        if self._head:
+            joined = self._head + bytes(page.view[at : min(size, at + MAX_HEAD_BYTES)])
+            end = joined.find(b"\r\n\r\n")
+            after = at + end + 4 - len(self._head)
+            head = joined[:end] if end >= 0 else joined
+        else:
+            end = page.data.find(b"\r\n\r\n", at, size)
+            after = end + 4
+            head = bytes(page.view[at : end if end >= 0 else size])
+        if len(head) > MAX_HEAD_BYTES:
+            raise Odd("its heads are too long")
+        if end < 0:
+            self._head = head
+            return size
+        self._head = b""
+        if not self.asked or self._closes:
+            raise Odd("it answers what nobody asked")
+        self._begin(parse_head(head))
+        return after
+
+    def _begin(self, head: Head) -> None:
+        errand = self.asked.popleft()
+        self.owed_bytes -= errand.size_bytes
+        self._closes = head.closes
+        self.answered += 1
+        wanted = errand.wanted
+        runner = self._runner
+        if head.status != 200:
+            transient, reason = judge(head.status)
+            if transient:
+                runner.not_now(self, errand, reason)
+            else:
+                runner.refused(self, errand, reason)
+        elif wanted.size is not None and head.length != wanted.size:
+            reason = f"it has {head.length} bytes, and {wanted.size} by the index"
+            runner.refused(self, errand, reason)
+        elif not errand.is_over:
+            self._errand, self._left = errand, head.length
+            self.owed_bytes += head.length
+            if not head.length:
+                self._store_whole(memoryview(b""))
+            return
+        else:  # another mirror was quicker
+            runner.unwanted(self, errand)
+        self._skip(head.length)
+
+    def _skip(self, length: int) -> None:
+        if length > SKIPPED_BYTES:
+            raise Lost("more of an unwanted answer was to come", ours=True)
+        if length:
+            self._errand, self._left, self._gathered = _NOBODY, length, None
+
+    def _take_body(self, page: Page, at: int, size: int) -> int:
+        end = min(size, at + self._left)
+        length = end - at
+        self._left -= length
+        errand = self._errand
+        if errand is _NOBODY:
+            if not self._left:
+                self._done()
+            return end
+        self.owed_bytes -= length
+        self.received_bytes += length
+        if self._part is not None:
+            self._part.add(page, at, end)
+            if not self._left:
+                part, self._part = self._part, None
+                part.end()
+                self._done()
+        elif self._gathered is not None:
+            self._gathered += page.view[at:end]
+            if not self._left:
+                self._store_whole(memoryview(self._gathered))
+        elif not self._left:
+            self._store_whole(page.view[at:end])
+        elif length + self._left <= GATHERED_BYTES:
+            self._gathered = bytearray(page.view[at:end])
+        else:
+            assert errand is not None
+            self._part = self._runner.store.begin(errand, self.mirror)
+            self._part.add(page, at, end)
+        return end
+
+    def _store_whole(self, data: memoryview) -> None:
+        errand = self._errand
+        assert errand is not None
+        wrong = self._runner.store.whole(errand, self.mirror, data)
+        if wrong is None:
+            self._done()
+        else:
+            self._done()
+            self._runner.refused(self, errand, wrong)
+
+    def _done(self) -> None:
+        self._errand = self._gathered = None
+        if self._closes:
+            raise Lost("it closes after its last answer", announced=True)
+
+    def close(self) -> list[Errand]:
+        """Let go of it; returns what was not answered, the first being the one that was due."""
+        left = [errand for errand in self.unanswered if errand is not _NOBODY]
+        self.asked.clear()
+        self._errand = None
+        self.owed_bytes = 0
+        part, self._part = self._part, None
+        if part is not None:
+            part.drop()
+        self.sock.close()
+        return left
+
+
+_NOBODY: Any = object()

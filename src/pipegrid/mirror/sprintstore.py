@@ -1,0 +1,408 @@
+"""
+From pages of received bytes to verified files under their names, without a reactor.
+
+Small files are hashed and written where they are received: handing them to a thread takes longer than that.
+Of large ones each page goes to a thread, which hashes and writes it while the next is received. Where
+durability is asked for, another thread waits for the disk, for a whole group at a time, while the next group
+gathers. Names are given, and the destination is used, by the caller's thread alone.
+
+**Order.** As in ``sink``: the hash is right, then the bytes are as durable as the policy demands, then the file
+gets its name, then it counts.
+
+**Bounds.** ``MAX_PAGES`` of received bytes, and two groups, of which one gathers at most
+``MAX_GROUP_FILES``: who asks for a page, or stores a file, waits until there is one, or room.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import new as new_hash
+from hashlib import sha256
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from pipegrid.disk.commit import Commit, Disk, Policy
+from pipegrid.disk.files import write_all
+from pipegrid.errors import NoSpace, PipegridError
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.plan import Errand
+from pipegrid.mirror.wanted import BadEntry, MirrorError
+
+PAGE_BYTES = 256 << 10
+"""Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
+
+MAX_PAGES = 64
+MAX_GROUP_FILES = 256
+"""Files of one group are open until it is durable."""
+
+GROUP_BYTES = 8 << 20
+"""So many make a group worth a sync of its own, while other groups wait."""
+
+
+class Page:
+    """
+    Memory that is read into.
+
+    Attributes:
+        users: jobs of the thread that still need what is in it, and one more while it is being parsed.
+    """
+
+    __slots__ = ("data", "users", "view")
+
+    def __init__(self) -> None:
+        self.data = bytearray(PAGE_BYTES)
+        self.view = memoryview(self.data)
+        self.users = 0
+
+
+class Helper:
+    """A thread that does jobs in their order, and tells the caller's of their ends."""
+
+    def __init__(self, done: SimpleQueue[Callable[[], None]], wake: Callable[[], None]) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = (
+            SimpleQueue()
+        )
+        self._done = done
+        self._wake = wake
+        self._thread: Thread | None = None
+
+    def run(self, job: Callable[[], Any], ended: Callable[[Any], None]) -> None:
+        """Do a job; ``ended`` is called in the caller's thread, with what it returned or raised."""
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="mirror", daemon=True)
+            self._thread.start()
+        self._jobs.put((job, ended))
+
+    def _work(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            job, ended = entry
+            try:
+                result = job()
+            except BaseException as error:
+                result = error
+            self._done.put(_Ended(ended, result))
+            del entry, job, ended, result
+            self._wake()
+
+    def stop(self) -> None:
+        """Wait until all jobs are done."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+
+class _Ended:
+    __slots__ = ("_ended", "_result")
+
+    def __init__(self, ended: Callable[[Any], None], result: Any) -> None:
+        self._ended = ended
+        self._result = result
+
+    def __call__(self) -> None:
+        self._ended(self._result)
+
+
+class Part:
+    """A long file that is being received, by the page."""
+
+    def __init__(self, store: Store, errand: Errand, mirror: int) -> None:
+        self._store = store
+        self.errand = errand
+        self.mirror = mirror
+        wanted = errand.wanted
+        self._hasher = sha256() if wanted.algorithm == "sha256" else new_hash(wanted.algorithm)
+        self.fd, self.name = store.destination.open_incoming(wanted)
+        self.size = 0
+
+    def add(self, page: Page, start: int, end: int) -> None:
+        """Some more of it; the page is given back by itself."""
+        page.users += 1
+
+        def ended(result: object) -> None:
+            self._store.give_page(page)
+            self._store.check(result)
+
+        self._store.hasher.run(lambda: self._write(page.view[start:end]), ended)
+
+    def _write(self, data: memoryview) -> None:
+        """In the thread."""
+        self._hasher.update(data)
+        written = os.write(self.fd, data)
+        if written < len(data):
+            write_all(self.fd, data[written:], self.size + written)
+            os.lseek(self.fd, 0, os.SEEK_END)
+        self.size += len(data)
+
+    def end(self) -> None:
+        """All of it was received."""
+        self._store.parts.add(self)
+        self._store.hasher.run(self._hasher.digest, self._digested)
+
+    def _digested(self, digest: Any) -> None:
+        store, errand = self._store, self.errand
+        store.parts.discard(self)
+        store.check(digest)
+        if digest != errand.wanted.digest:
+            self._discard()
+            store.wrong(errand, self.mirror, f"its {errand.wanted.algorithm} is another one")
+            return
+        store.destination.note(self.fd, errand.wanted)
+        store.complete(errand, self.mirror, self.fd, self.name, self.size)
+
+    def drop(self) -> None:
+        """It will not be complete."""
+        self._store.parts.add(self)
+
+        def ended(_: object) -> None:
+            self._store.parts.discard(self)
+            self._discard()
+
+        self._store.hasher.run(lambda: None, ended)
+
+    def _discard(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._store.destination.discard(self.name)
+
+
+class Group:
+    """Files that become durable together; a ``disk.commit.Committable``."""
+
+    share_bytes = 0
+    opened = 0
+    resumed = False
+    gone = False
+
+    def __init__(self, destination: Destination, staged: bool) -> None:
+        self._destination = destination
+        self._staged = staged
+        self.files: list[tuple[Errand, int, int, str, int]] = []
+        self.size_bytes = 0
+        self.refused: dict[int, str] = {}
+
+    @property
+    def device(self) -> int:
+        return self._destination.device
+
+    @property
+    def descriptor(self) -> int:
+        return self.files[0][2]  # the first that was opened
+
+    def sync(self) -> None:
+        for _, _, fd, _, _ in self.files:
+            os.fsync(fd)
+
+    def publish(self) -> tuple[str, ...]:
+        changed: dict[str, None] = {}
+        for number, (errand, _, _, name, _) in enumerate(self.files):
+            directory = self._name(number, name, errand.wanted.path)
+            if directory is not None:
+                changed[directory] = None
+        self.close()
+        return tuple(changed)
+
+    def _name(self, number: int, name: str, path: str) -> str | None:
+        try:
+            return self._destination.publish(name, path, self._staged)
+        except BadEntry as error:
+            self._destination.discard(name)
+            self.refused[number] = str(error)
+        except OSError as error:
+            raise self._destination.error(error, "hold the files") from error
+        return None
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        for number, (errand, mirror, fd, name, size) in enumerate(self.files):
+            if fd >= 0:
+                os.close(fd)
+                self.files[number] = (errand, mirror, -1, name, size)
+
+    def discard(self) -> None:
+        """Remove what has no name yet."""
+        for _, _, fd, name, _ in self.files:
+            if fd >= 0:
+                with suppress(OSError):
+                    self._destination.discard(name)
+        self.close()
+
+
+class Store:
+    """
+    Args:
+        stored: called with errand, mirror and size of each file that has its name.
+        wrong: called with errand, mirror and reason of each that is not what it should be.
+        wake: makes the caller look at ``work``; called in threads.
+
+    Attributes:
+        parts: long files that the thread is not done with.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        policy: Policy,
+        staged: bool,
+        stored: Callable[[Errand, int, int], None],
+        wrong: Callable[[Errand, int, str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.destination = destination
+        self.wrong = wrong
+        self.parts: set[Part] = set()
+        self._policy = policy
+        self._staged = staged
+        self._stored = stored
+        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.hasher = Helper(self._done, wake)
+        self._syncer = Helper(self._done, wake)
+        self._disk = Disk()
+        self._free: list[Page] = []
+        self._pages = 0
+        self._next = Group(destination, staged)
+        self._syncing: Group | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything that was received has no name yet."""
+        return bool(self.parts or self._next.files or self._syncing)
+
+    def take_page(self) -> Page:
+        """Return memory to read into; waits for the threads if they have all of it."""
+        while not self._free and self._pages >= MAX_PAGES:
+            self._done.get()()
+        if self._free:
+            page = self._free.pop()
+        else:
+            self._pages += 1
+            page = Page()
+        page.users = 1
+        return page
+
+    def give_page(self, page: Page) -> None:
+        """One user less."""
+        page.users -= 1
+        if not page.users:
+            self._free.append(page)
+
+    def work(self, idle: bool) -> None:
+        """
+        Take what the threads have done, and give them more.
+
+        Args:
+            idle: nothing has come: do not wait for a larger group.
+        """
+        while not self._done.empty():
+            self._done.get()()
+        group = self._next
+        if group.files and self._syncing is None and (idle or self._is_large(group)):
+            self._sync(group)
+
+    def _is_large(self, group: Group) -> bool:
+        return group.size_bytes >= GROUP_BYTES or len(group.files) >= MAX_GROUP_FILES
+
+    def whole(self, errand: Errand, mirror: int, data: memoryview) -> str | None:
+        """Store a file that was received whole; returns what is wrong with it, as a clause."""
+        wanted = errand.wanted
+        if wanted.algorithm == "sha256":
+            digest = sha256(data).digest()
+        else:
+            digest = new_hash(wanted.algorithm, data).digest()
+        if digest != wanted.digest:
+            return f"its {wanted.algorithm} is another one"
+        destination = self.destination
+        try:
+            fd, name = destination.open_incoming(wanted)
+            if os.write(fd, data) < len(data):
+                write_all(fd, data, 0)
+            destination.note(fd, wanted)
+        except OSError as error:
+            raise destination.error(error, "hold the files") from error
+        self.complete(errand, mirror, fd, name, len(data))
+        return None
+
+    def begin(self, errand: Errand, mirror: int) -> Part:
+        """Begin to store a long one."""
+        try:
+            return Part(self, errand, mirror)
+        except OSError as error:
+            raise self.destination.error(error, "hold the files") from error
+
+    def complete(self, errand: Errand, mirror: int, fd: int, name: str, size: int) -> None:
+        """A file is written, and right."""
+        if errand.is_over:  # another mirror was quicker
+            os.close(fd)
+            self.destination.discard(name)
+            self._stored(errand, mirror, size)
+            return
+        group = self._next
+        group.files.append((errand, mirror, fd, name, size))
+        group.size_bytes += size
+        if self._policy == "none":
+            self._publish_now(group)
+            return
+        while len(self._next.files) >= MAX_GROUP_FILES and self._syncing is not None:
+            self._done.get()()  # which may store more, or begin another group
+        if self._syncing is None and self._is_large(self._next):
+            self._sync(self._next)
+
+    def _publish_now(self, group: Group) -> None:
+        group.publish()
+        self._tell(group)
+        self._next = Group(self.destination, self._staged)
+
+    def _sync(self, group: Group) -> None:
+        self._next = Group(self.destination, self._staged)
+        self._syncing = group
+        commit = Commit([group], self._policy, self._disk)
+
+        def named(result: object) -> None:
+            self._syncing = None
+            self.check(result)
+            outcome = commit.outcomes[0]
+            if isinstance(outcome, NoSpace):
+                raise self.destination.error(OSError(28, "no space"), "hold the files")
+            if outcome is not None:
+                raise MirrorError(f"{self.destination.path} cannot keep files: {outcome}")
+            self._tell(group)
+
+        def synced(result: object) -> None:
+            self.check(result)
+            commit.publish()
+            self._syncer.run(commit.sync_names, named)
+
+        self._syncer.run(commit.sync_data, synced)
+
+    def _tell(self, group: Group) -> None:
+        for number, (errand, mirror, _, _, size) in enumerate(group.files):
+            reason = group.refused.get(number)
+            if reason is None:
+                self._stored(errand, mirror, size)
+            else:
+                self.wrong(errand, mirror, reason)
+
+    def check(self, result: object) -> None:
+        """Raise what a thread raised."""
+        if isinstance(result, OSError):
+            raise self.destination.error(result, "hold the files") from result
+        if isinstance(result, BaseException):
+            raise result
+
+    def close(self) -> None:
+        """Stop the threads; what has no name does not get one any more."""
+        self.hasher.stop()
+        self._syncer.stop()
+        while not self._done.empty():
+            with suppress(OSError, PipegridError):
+                self._done.get()()
+        self._syncer.stop()
+        for part in list(self.parts):
+            part._discard()
+        for group in (self._next, self._syncing):
+            if group is not None:
+                group.discard()

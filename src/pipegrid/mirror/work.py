@@ -1,0 +1,118 @@
+"""
+One bringing up to date, as far as it has come: what is wanted, what waits, what there is to tell.
+
+It is begun by a sprint, where that can be, and brought to its end by ``mirror.Mirror``, if anything is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from pipegrid.disk.commit import Policy
+from pipegrid.mirror.address import Address
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.plan import Plan
+from pipegrid.mirror.present import Doubt, Entry, Look, checked
+from pipegrid.mirror.report import Report, Tally
+from pipegrid.mirror.sprint import Sprint
+
+
+class Work:
+    """
+    Args:
+        staged, takes_up: as of ``present.Look``.
+
+    Attributes:
+        would_files, would_bytes: what would be fetched, if anything were.
+        all_read: nothing more is wanted.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        addresses: Sequence[Address],
+        doubt: Doubt,
+        staged: bool = False,
+        takes_up: bool = True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.destination = destination
+        self.addresses = addresses
+        self.staged = staged
+        self.plan = Plan(len(addresses))
+        self.report = Report(tallies=[Tally(address.url) for address in addresses])
+        self.would_files = self.would_bytes = 0
+        self.all_read = False
+        self._doubt = doubt
+        self._takes_up = takes_up
+        self._look: Look | None = None
+        self._now = now
+        self._began_s = now()
+
+    @property
+    def look(self) -> Look:
+        """What finds out what is missing. In the destination's thread."""
+        if self._look is None:
+            self._look = Look(
+                self.destination, self.report, self._doubt, self.staged, self._takes_up
+            )
+        return self._look
+
+    def sprint(
+        self,
+        files: Iterable[Entry],
+        policy: Policy,
+        connections: int,
+        stopped: Callable[[], bool] = lambda: False,
+        progress: Callable[[Report], None] | None = None,
+    ) -> bool:
+        """
+        Fetch what can be fetched without ado, in this thread, which has the destination meanwhile.
+
+        Returns:
+            Whether that was all.
+
+        Raises:
+            BadEntry, MirrorError: as ``Sprint.run``.
+        """
+
+        def told() -> None:
+            if progress is not None:
+                progress(self.sum_up())
+
+        sprint = Sprint(
+            self.plan,
+            self.addresses,
+            self.report.tallies,
+            self.destination,
+            policy,
+            connections,
+            self.look.missing,
+            self.staged,
+            stopped,
+            told,
+        )
+        sprint.run(checked(files))
+        self.all_read = True
+        return self.plan.is_idle
+
+    def finish(self) -> None:
+        """All is there, or has failed. In the destination's thread."""
+        if self._takes_up and not self.staged:  # what indexes name comes later
+            self.look.drop_leftovers()
+
+    def sum_up(self) -> Report:
+        """Return the report, brought up to date."""
+        report, plan = self.report, self.plan
+        report.fetched_files = plan.done_files + self.would_files
+        report.fetched_bytes = plan.done_bytes + self.would_bytes
+        report.retries = plan.retries
+        report.elapsed_s = self._now() - self._began_s
+        for errand in plan.failed[report.failed_files :]:
+            reasons = errand.reasons or {}
+            why = "; ".join(
+                f"{self.addresses[number].url}: {reason}" for number, reason in reasons.items()
+            )
+            report.fail(errand.wanted.path, why or "no mirror could be used")
+        return report
