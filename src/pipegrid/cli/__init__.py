@@ -29,6 +29,9 @@ def main() -> None:
         import gc
 
         gc.disable()  # until the work begins: modules are no garbage
+        from pipegrid.cli.later import put_off
+
+        put_off()
         from pipegrid.cli.process import run_process
 
         status = run_process(sys.argv[1:])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob, ShortcutJob, failure
-from pipegrid.cli.later import put_off, tls_put_off
+from pipegrid.cli.later import tls_put_off
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
@@ -30,7 +30,6 @@ _M_ARENA_MAX = -8  # of glibc's mallopt
 
 def run_process(arguments: Sequence[str]) -> int:
     """Run a command line with this process's streams and signals, and return its exit status."""
-    put_off()
     # Being told to end is as good a reason to clean up as Ctrl-C.
     _handle(signal.SIGTERM, signal.default_int_handler)
     console = Console(

@@ -316,7 +316,10 @@ class Sprint:
     def _connect(self, runner: Runner) -> Lane:
         address = runner.address
         if runner.place is None:
-            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+            host = address.host.encode(
+                "ascii"
+            )  # text would be looked at for IDNA, with tables for that
+            found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
             runner.place = (found[0], found[4])
         family, where = runner.place
         sock = socket.socket(family, socket.SOCK_STREAM)

@@ -258,10 +258,8 @@ class Lane:
     def _parse(self, page: Page, size: int) -> None:
         at = 0
         while at < size:
-            if self._errand is None:
-                at = self._take_head(page, at, size)
-            else:
-                at = self._take_body(page, at, size)
+            take = self._take_head if self._errand is None else self._take_body
+            at = take(page, at, size)
 
     def _take_head(self, page: Page, at: int, size: int) -> int:
         if self._head:

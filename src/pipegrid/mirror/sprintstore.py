@@ -6,8 +6,8 @@ Of large ones each page goes to a thread, which hashes and writes it while the n
 durability is asked for, another thread waits for the disk, for a whole group at a time, while the next group
 gathers. Names are given, and the destination is used, by the caller's thread alone.
 
-**Order.** As in ``sink``: the hash is right, then the bytes are as durable as the policy demands, then the file
-gets its name, then it counts.
+**Order.** As in ``sink``: the hash is right, then the bytes are as durable as the policy demands, then the
+file gets its name, then it counts.
 
 **Bounds.** ``MAX_PAGES`` of received bytes, and two groups, of which one gathers at most
 ``MAX_GROUP_FILES``: who asks for a page, or stores a file, waits until there is one, or room.

@@ -12,10 +12,13 @@ Where a file system has no attributes a small database beside the files knows th
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from pipegrid.mirror.wanted import Wanted
+
+if TYPE_CHECKING:
+    import sqlite3
 
 ATTRIBUTE = "user.pipegrid.verified"
 _VERSION = b"1"
@@ -83,6 +86,8 @@ class Ledger:
     """
 
     def __init__(self, path: str) -> None:
+        import sqlite3  # which few file systems need
+
         self._path = path
         try:
             self._database = self._open()
@@ -91,6 +96,8 @@ class Ledger:
             self._database = self._open()
 
     def _open(self) -> sqlite3.Connection:
+        import sqlite3
+
         database = sqlite3.connect(self._path, check_same_thread=False)
         try:
             database.execute("PRAGMA journal_mode = WAL")

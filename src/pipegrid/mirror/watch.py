@@ -15,8 +15,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import attrs
+from dataclasses import dataclass
 
 STALL_S = 1.0
 LONE_STALL_S = 15.0
@@ -27,7 +26,7 @@ WORTH_STEALING_S = 0.5
 RATE_MEMORY_S = 2.0
 
 
-@attrs.define
+@dataclass(slots=True)
 class Pace:
     """How fast one mirror gives, lately."""
 
@@ -46,7 +45,7 @@ class Pace:
         self._at_s, self._received_bytes = now_s, received_bytes
 
 
-@attrs.frozen
+@dataclass(frozen=True, slots=True)
 class Standing:
     """
     How one mirror stands.
@@ -81,7 +80,7 @@ def has_stalled(idle_s: float, others: bool) -> bool:
     return idle_s > (STALL_S if others else LONE_STALL_S)
 
 
-@attrs.frozen
+@dataclass(frozen=True, slots=True)
 class Theft:
     """A mirror takes over from another about so many bytes, from the end of what that was asked for."""
 

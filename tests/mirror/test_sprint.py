@@ -1,0 +1,376 @@
+"""Sprints: real sockets, and servers that do what they are told, each connection in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.disk.commit import Policy
+from pipegrid.mirror import sprint
+from pipegrid.mirror.address import parse_url
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.present import Doubt
+from pipegrid.mirror.sprintlane import Odd, parse_head
+from pipegrid.mirror.wanted import MirrorError
+from pipegrid.mirror.work import Work
+
+PATIENCE_S = 30
+
+
+def ok(body: bytes, more: bytes = b"") -> bytes:
+    """A plain answer."""
+    return b"HTTP/1.1 200 OK\r\nServer: x\r\n%sContent-Length: %d\r\n\r\n%s" % (
+        more,
+        len(body),
+        body,
+    )
+
+
+class Server:
+    """
+    A web server.
+
+    Attributes:
+        answer: returns all bytes to send for a path, or None to end the connection.
+        reads_first: so many requests are read before the first is answered.
+        connections: how many there were; ``asked``: paths, in the order in which they came.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.files = files
+        self.answer: Callable[[str, int], bytes | None] = lambda path, _: ok(files[path])
+        self.reads_first = 1
+        self.piece = random.Random(1)
+        self.connections = 0
+        self.asked: list[str] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
+        Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more; may be called again."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(PATIENCE_S)
+        heads: list[bytes] = []
+        rest, count = b"", 0
+        with connection:
+            try:
+                while True:
+                    while len(heads) < (self.reads_first if not count else 1):
+                        got = connection.recv(1 << 16)
+                        if not got:
+                            return
+                        *more, rest = (rest + got).split(b"\r\n\r\n")
+                        heads += more
+                    path = heads.pop(0).split(b" ")[1].decode().removeprefix("/")
+                    self.asked.append(path)
+                    count += 1
+                    data = self.answer(path, count)
+                    if data is None:
+                        return
+                    while data:  # in pieces of any size
+                        size = self.piece.choice((1, 100, 70_000, 1 << 20))
+                        connection.sendall(data[:size])
+                        data = data[size:]
+                    if b"\r\nConnection: close" in self.answer_head(path, count):
+                        return
+            except OSError:
+                return
+
+    def answer_head(self, path: str, count: int) -> bytes:
+        """Look at the head once more."""
+        return (self.answer(path, count) or b"").partition(b"\r\n\r\n")[0]
+
+
+class HeadTests(SynchronousTestCase):
+    """What is understood."""
+
+    def test_good_ones(self) -> None:
+        """Status, length, and whether it is the last; however it is written."""
+        for head, expected in (
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 12", (200, 12, False)),
+            (b"HTTP/1.1 200\r\ncontent-LENGTH:7 \r\nConnection: Close", (200, 7, True)),
+            (b"HTTP/1.1 404 No\r\nConnection: keep-alive\r\nContent-Length: 0", (404, 0, False)),
+            (b"HTTP/1.1 200 OK\r\nX-Content-Length: 3\r\nContent-Length: 4", (200, 4, False)),
+        ):
+            found = parse_head(head)
+            self.assertEqual((found.status, found.length, found.closes), expected, head)
+
+    def test_odd_ones(self) -> None:
+        """All else is for others to understand."""
+        for head in (
+            b"HTTP/1.0 200 OK\r\nContent-Length: 12",
+            b"HTTP/1.1 2x0 OK\r\nContent-Length: 12",
+            b"HTTP/1.1 200 OK",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nContent-Length: 13",
+            b"HTTP/1.1 200 OK\r\nContent-Length: -1",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1_0",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3",
+            b"HTTP/1.1 204 OK\r\nContent-Length: 0",
+            b"HTTP/1.1 100 Continue",
+            b"SSH-2.0-OpenSSH",
+        ):
+            self.assertRaises(Odd, parse_head, head)
+
+
+class SprintTests(SynchronousTestCase):
+    """Whole ones."""
+
+    def setUp(self) -> None:
+        rng = random.Random(1)
+        sizes = [0, 1, 5000, 128 << 10, (128 << 10) + 1, 256 << 10, 3_000_000]
+        sizes += [rng.randrange(30_000) for _ in range(60)]
+        self.files = {
+            f"pool/{number % 7}/file{number:03}.deb": rng.randbytes(size)
+            for number, size in enumerate(sizes)
+        }
+        self.dest = Path(self.mktemp())
+
+    def server(self, files: Mapping[str, bytes] | None = None) -> Server:
+        """Start one."""
+        server = Server(self.files if files is None else files)
+        self.addCleanup(server.close)
+        return server
+
+    def sprint(
+        self,
+        *servers: Server,
+        policy: Policy = "batch",
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> tuple[Work, bool]:
+        """Run one, over all files; returns it, and whether that was all."""
+        destination = Destination(str(self.dest))
+        try:
+            work = Work(destination, [parse_url(each.url) for each in servers], Doubt())
+            entries = [
+                (path, len(data), {"sha256": sha256(data).digest()})
+                for path, data in self.files.items()
+            ]
+            done = work.sprint(entries, policy, connections, stopped)
+        finally:
+            destination.close()
+        work.sum_up()
+        work.plan._check_invariants()
+        self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
+        return work, done
+
+    def found(self) -> dict[str, bytes]:
+        """What is there."""
+        return {
+            str(path.relative_to(self.dest)): path.read_bytes()
+            for path in self.dest.rglob("*")
+            if path.is_file() and ".pipegrid-mirror" not in path.parts
+        }
+
+    def test_all_of_it(self) -> None:
+        """Whatever the durability; and a second time nothing is asked for."""
+        policies: tuple[Policy, ...] = ("none", "batch", "strict")
+        for policy in policies:
+            self.dest = Path(self.mktemp())
+            server = self.server()
+            work, done = self.sprint(server, policy=policy)
+            self.assertTrue(done)
+            self.assertEqual(self.found(), self.files)
+            report = work.report
+            self.assertEqual(
+                (report.fetched_files, report.retries, report.failed_files),
+                (len(self.files), 0, 0),
+            )
+            self.assertEqual(report.tallies[0].received_bytes, sum(map(len, self.files.values())))
+            self.assertEqual(sorted(server.asked), sorted(self.files))
+            server.asked.clear()
+            again, done = self.sprint(server, policy=policy)
+            self.assertEqual((done, server.asked), (True, []))
+            self.assertEqual(again.report.present_files, len(self.files))
+
+    def test_nobody_waits_for_answers(self) -> None:
+        """A server that wants to read all requests before it answers one gets them, the largest file first."""
+        server = self.server()
+        server.reads_first = len(self.files)
+        _, done = self.sprint(server, connections=1)
+        self.assertTrue(done)
+        self.assertEqual(server.connections, 1)
+        sizes = [len(self.files[path]) for path in server.asked]
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+
+    def test_connections_that_end(self) -> None:
+        """What was asked behind the last answer is asked again, and that is nobody's fault."""
+        server = self.server()
+
+        def answer(path: str, count: int) -> bytes:
+            return ok(self.files[path], b"Connection: close\r\n" if count == 10 else b"")
+
+        server.answer = answer
+        work, done = self.sprint(server)
+        self.assertTrue(done)
+        self.assertEqual(self.found(), self.files)
+        self.assertEqual((work.report.retries, work.report.tallies[0].broken), (0, 0))
+
+    def test_missing_and_wrong(self) -> None:
+        """What one mirror lacks or has wrong comes from the other; nothing wrong gets a name."""
+        rng = random.Random(2)
+        some = sorted(path for path, data in self.files.items() if data)
+        for kind in ("missing", "garbled", "short"):
+            self.dest = Path(self.mktemp())
+            bad = set(rng.sample(some, 9))
+            bad_one, good_one = self.server(), self.server()
+
+            def answer(path: str, _: int, bad: set[str] = bad, kind: str = kind) -> bytes:
+                data = self.files[path]
+                if path not in bad:
+                    return ok(data)
+                if kind == "missing":
+                    return b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone"
+                return ok(data[:-1] + bytes([data[-1] ^ 1]) if kind == "garbled" else data[:-1])
+
+            bad_one.answer = answer
+            work, done = self.sprint(bad_one, good_one)
+            self.assertTrue(done, kind)
+            self.assertEqual(self.found(), self.files)
+            asked = len(bad & set(bad_one.asked))
+            self.assertEqual(work.report.retries, asked)
+            self.assertEqual(work.report.tallies[0].refused, asked)
+
+    def test_what_nobody_has(self) -> None:
+        """It has failed, for the reasons of all."""
+        servers = self.server(), self.server()
+        lacking = sorted(self.files)[5]
+        for server in servers:
+            server.answer = lambda path, _: (
+                ok(self.files[path])
+                if path != lacking
+                else b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+            )
+        work, done = self.sprint(*servers)
+        self.assertTrue(done)
+        ((path, why),) = work.report.failed
+        self.assertEqual((path, why.count("it answers 404")), (lacking, 2))
+        del self.files[lacking]
+        self.assertEqual(self.found(), self.files)
+
+    def test_what_is_not_plain_is_left(self) -> None:
+        """No mirror takes part any more; what there is is whole, and the rest waits for others."""
+
+        def broken(path: str, count: int) -> bytes | None:
+            return ok(self.files[path]) if count < 5 else None
+
+        answers: tuple[Callable[[str, int], bytes | None], ...] = (
+            lambda path, _: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            lambda path, _: b"HTTP/1.0 200 OK\r\n\r\n" + self.files[path],
+            lambda path, _: b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n",
+            lambda path, _: b"\x16\x03\x01 this is no HTTP\r\n\r\n",
+            lambda path, _: b"x" * 100_000,
+            broken,
+        )
+        for number, answer in enumerate(answers):
+            self.dest = Path(self.mktemp())
+            server = self.server()
+            server.answer = answer
+            work, done = self.sprint(server)
+            self.assertFalse(done, number)
+            found = self.found()
+            self.assertLess(len(found), len(self.files))
+            for path, data in found.items():
+                self.assertEqual(data, self.files[path])
+            self.assertEqual(
+                len(found) + sum(1 for _ in work.plan.waiting()), len(self.files), number
+            )
+            # The other way of doing it finds a mirror that may be asked for all of it.
+            self.assertTrue(all(not each.refused_by for each in work.plan.waiting()))
+
+    def test_others_go_on(self) -> None:
+        """A mirror that cannot be reached, and one that breaks off, are left out; the third does it all."""
+        gone, breaking, good = self.server(), self.server(), self.server()
+        gone.close()
+        breaking.answer = lambda path, _: None
+        work, done = self.sprint(gone, breaking, good)
+        self.assertTrue(done)
+        self.assertEqual(self.found(), self.files)
+        self.assertEqual(work.report.tallies[2].files, len(self.files))
+
+    def test_silence(self) -> None:
+        """A mirror that does not answer is left, as soon as it is known to stall."""
+        self.patch(sprint, "ALONE_STALL_S", 0.05)
+        server = self.server()
+        server.reads_first = 1 << 30
+        work, done = self.sprint(server)
+        self.assertEqual((done, self.found()), (False, {}))
+        self.assertGreaterEqual(work.report.tallies[0].broken, 1)
+
+    def test_a_link_in_the_way(self) -> None:
+        """What cannot have its name is said so, and the others are there."""
+        self.dest.mkdir()
+        elsewhere = Path(self.mktemp())
+        elsewhere.mkdir()
+        (self.dest / "pool").mkdir()
+        self.files["late/x"] = b"x"
+        server = self.server()
+
+        def answer(path: str, _: int) -> bytes:
+            if not (self.dest / "late").is_symlink():
+                (self.dest / "late").symlink_to(elsewhere.absolute())
+            return ok(self.files[path])
+
+        server.answer = answer
+        work, done = self.sprint(server)
+        self.assertTrue(done)
+        ((path, why),) = work.report.failed
+        self.assertEqual(path, "late/x")
+        self.assertIn("symbolic link", why)
+        self.assertEqual(list(elsewhere.iterdir()), [])
+
+    def test_a_full_disk(self) -> None:
+        """One sentence; nothing is left lying around."""
+        destination_open = Destination.open_incoming
+        count = 0
+
+        def full(destination: Destination, wanted: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > 20:
+                raise OSError(28, "No space left on device")
+            return destination_open(destination, wanted)
+
+        self.patch(Destination, "open_incoming", full)
+        error = self.assertRaises(MirrorError, self.sprint, self.server())
+        self.assertIn("the disk is full; make room", str(error))
+        self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
+
+    def test_stopped(self) -> None:
+        """Nothing begun is left; the next run goes on."""
+        server = self.server()
+        _, done = self.sprint(server, stopped=lambda: len(server.asked) > 9)
+        self.assertFalse(done)
+        _, done = self.sprint(server)
+        self.assertTrue(done)
+        self.assertEqual(self.found(), self.files)
+
+    def test_no_part_for_proxies(self) -> None:
+        """They are asked otherwise."""
+        plain = parse_url("http://a.example/")
+        self.assertTrue(sprint.can_sprint([plain]))
+        proxied = plain._replace(proxy=object())  # type: ignore[arg-type]
+        self.assertFalse(sprint.can_sprint([plain, proxied]))
