@@ -160,6 +160,7 @@ class SprintTests(SynchronousTestCase):
         *servers: Server,
         policy: Policy = "batch",
         stopped: Callable[[], bool] = lambda: False,
+        connections: int = 4,
     ) -> tuple[Work, bool]:
         """Run one, over all files; returns it, and whether that was all."""
         destination = Destination(str(self.dest))
@@ -207,7 +208,7 @@ class SprintTests(SynchronousTestCase):
             self.assertEqual(again.report.present_files, len(self.files))
 
     def test_nobody_waits_for_answers(self) -> None:
-        """A server that wants to read all requests before it answers one gets them, the largest file first."""
+        """A server that reads all requests before it answers one gets them, the largest file first."""
         server = self.server()
         server.reads_first = len(self.files)
         _, done = self.sprint(server, connections=1)
