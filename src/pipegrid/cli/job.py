@@ -148,22 +148,23 @@ class ShortcutJob(ReactorJob):
 
     Args:
         shortcut: does the work, and returns the exit status; None: it cannot, or not all of it, and ``work``
-            does the rest. It blocks, so only a process of its own calls it.
+            does the rest. It blocks, so only a process of its own calls it. It is given what tells whether it
+            is to end, which it does soon, by raising ``Interrupted``.
     """
 
     def __init__(
         self,
-        shortcut: Callable[[Console], int | None],
+        shortcut: Callable[[Console, Callable[[], bool]], int | None],
         work: Callable[[Any, Console], Awaitable[int]],
     ) -> None:
         super().__init__(work)
         self._shortcut = shortcut
 
-    def cut_short(self, console: Console) -> int | None:
+    def cut_short(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Do it if that can be; errors become a sentence and a status."""
         try:
-            return self._shortcut(console)
-        except KeyboardInterrupt:
+            return self._shortcut(console, stopped)
+        except (KeyboardInterrupt, Interrupted):
             return console.complain(Interrupted())
         except Exception as error:
             return failure(error, console)

@@ -4,7 +4,7 @@ Modules that Twisted imports and a command hardly ever needs, put off until they
 Twisted's ``Deferred`` names two classes of asyncio in annotations; an old list of its has ``http.cookiejar``,
 with ``urllib``, ``http.client`` and ``email`` behind it; its reactor would have TLS, processes, UDP, and
 sockets in the file system; zfec has commands. Together they were a quarter of what a ``put`` of a small file
-computes. ``click`` has a type for UUIDs, and ``urllib.parse`` knows addresses in brackets. So a stand-in takes
+computes. ``click`` has a type for UUIDs, ``urllib.parse`` knows addresses in brackets. So a stand-in takes
 their place among Python's modules, which imports the real one as soon as anybody asks it for anything. Only
 the process of a command does that, whose modules are all ours to say; it must come before Twisted.
 """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegrid.cli.mirroring import Display, Fetching
 from pipegrid.cli.mirrortell import store, tell
-from pipegrid.cli.outcome import unreadable
+from pipegrid.cli.outcome import Interrupted, unreadable
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
@@ -27,7 +27,7 @@ class ListRun:
         self._fetching = fetching
         self._begun: Work | None = None
 
-    def sprint(self, console: Console) -> int | None:
+    def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
         from pipegrid.mirror.address import parse_url, through
         from pipegrid.mirror.destination import Destination
@@ -49,8 +49,11 @@ class ListRun:
                 self._entries(source),
                 fetching.durability,
                 fetching.connections,
-                progress=display.show if console.shows_progress else None,
+                stopped,
+                display.show if console.shows_progress else None,
             ):
+                if stopped():
+                    raise Interrupted
                 self._begun = work
                 stack.pop_all()  # the destination stays open; the list was read
                 source.close()

@@ -46,11 +46,28 @@ def run_process(arguments: Sequence[str]) -> int:
         gc.enable()
         status = job.run(console)
     else:
-        found = job.cut_short(console) if isinstance(job, ShortcutJob) else None
+        found = _cut_short(job, console) if isinstance(job, ShortcutJob) else None
         if found is None:
             found = _run_reactor(lambda reactor: start_job(job, invocation, reactor), invocation)
         status = found
     return _flush(console, status)
+
+
+def _cut_short(job: ShortcutJob, console: Console) -> int | None:
+    """Do without a reactor what can be; signals end it where it looks for them, a second one at once."""
+    told: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        told.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        _handle(number, note)
+    try:
+        return job.cut_short(console, lambda: bool(told))
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            _handle(number, signal.default_int_handler)
 
 
 def _stderr() -> Any:

@@ -12,6 +12,7 @@ page than they began in.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from collections import deque
 from typing import Any, Protocol
@@ -89,6 +90,14 @@ class Head:
         self.status = status
         self.length = length
         self.closes = closes
+
+
+_USUAL_HEAD = re.compile(
+    rb"HTTP/1\.1 200 OK\r\nServer: [^\r\n:]*\r\nDate: [^\r\n]*\r\n(?:Content-Type: [^\r\n]*\r\n)?"
+    rb"Content-Length: ([0-9]{1,16})\r\nLast-Modified: [^\r\n]*\r\nConnection: keep-alive\r\n"
+    rb"ETag: [^\r\n]*\r\n(?:Accept-Ranges: bytes\r\n)?\r\n"
+)
+"""As nginx says it of nearly every file: one look instead of a dozen."""
 
 
 def parse_head(head: bytes) -> Head:
@@ -268,6 +277,10 @@ class Lane:
             after = at + end + 4 - len(self._head)
             head = joined[:end] if end >= 0 else joined
         else:
+            usual = _USUAL_HEAD.match(page.view, at, size)
+            if usual is not None and self.asked and not self._closes:
+                self._begin(Head(200, int(usual[1]), False))
+                return usual.end()
             end = page.data.find(b"\r\n\r\n", at, size)
             after = end + 4
             head = bytes(page.view[at : end if end >= 0 else size])

@@ -115,7 +115,7 @@ class Part:
         self.mirror = mirror
         wanted = errand.wanted
         self._hasher = sha256() if wanted.algorithm == "sha256" else new_hash(wanted.algorithm)
-        self.fd, self.name = store.destination.open_incoming(wanted)
+        self.fd, self.name = store.open(errand)
         self.size = 0
 
     def add(self, page: Page, start: int, end: int) -> None:
@@ -316,20 +316,26 @@ class Store:
         if digest != wanted.digest:
             return f"its {wanted.algorithm} is another one"
         destination = self.destination
+        fd, name = self.open(errand)
         try:
-            fd, name = destination.open_incoming(wanted)
             if os.write(fd, data) < len(data):
                 write_all(fd, data, 0)
             destination.note(fd, wanted)
         except OSError as error:
+            os.close(fd)
+            destination.discard(name)
             raise destination.error(error, "hold the files") from error
         self.complete(errand, mirror, fd, name, len(data))
         return None
 
     def begin(self, errand: Errand, mirror: int) -> Part:
         """Begin to store a long one."""
+        return Part(self, errand, mirror)
+
+    def open(self, errand: Errand) -> tuple[int, str]:
+        """Make the file of something that comes; returns descriptor and name."""
         try:
-            return Part(self, errand, mirror)
+            return self.destination.open_incoming(errand.wanted)
         except OSError as error:
             raise self.destination.error(error, "hold the files") from error
 
