@@ -23,8 +23,9 @@ from pipegrid.core.directory import unpack_immutable
 from pipegrid.errors import CapError, PipegridError
 from pipegrid.mirror.destination import Destination, hash_file
 from pipegrid.mirror.lists import lines_of, read_list
-from pipegrid.mirror.mirror import LOOKED_AT_ONCE, Mirror
+from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.report import Report
+from pipegrid.mirror.sync import LOOKED_AT_ONCE
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
 
 FETCHED_AT_ONCE = 16

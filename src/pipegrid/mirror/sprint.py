@@ -19,28 +19,21 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
-from typing import Any
 
 from pipegrid.disk.commit import Policy
-from pipegrid.mirror.address import Address, head_tail, target_of
+from pipegrid.mirror.address import Address, target_of
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
+from pipegrid.mirror.sprintentrant import Entrant
 from pipegrid.mirror.sprintlane import Lane, Lost, Odd
 from pipegrid.mirror.sprintstore import Store
 from pipegrid.mirror.wanted import Wanted
-from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
+from pipegrid.mirror.watch import Standing, has_stalled, theft
 
-QUOTA = 1000
-"""Requests on one connection: nginx closes it after so many."""
-
-FIRST_WINDOW_BYTES = 1 << 20
-MAX_WINDOW_BYTES = 16 << 20
 ALONE_WINDOW_BYTES = 256 << 20
 WATCH_S = 0.1
 AT_ONCE = 256
@@ -60,53 +53,6 @@ def can_sprint(addresses: Sequence[Address]) -> bool:
         and bool(addresses)
         and all(address.proxy is None for address in addresses)
     )
-
-
-class Runner:
-    """
-    One mirror, in the sprint.
-
-    Attributes:
-        lanes: its connections. is_out: it is asked for nothing any more.
-        spent: how many requests a connection is good for.
-    """
-
-    def __init__(self, number: int, address: Address, tally: Tally) -> None:
-        self.number = number
-        self.address = address
-        self.tally = tally
-        self.lanes: list[Lane] = []
-        self.is_out = False
-        self.spent = QUOTA
-        self.window_bytes = FIRST_WINDOW_BYTES
-        self.gone_bytes = 0
-        self.doubled_at_bytes = 0
-        self.pace = Pace()
-        self.busy_since_s: float | None = None
-        self.tail = head_tail(address)
-        self.refused = 0
-        self.place: tuple[int, Any] | None = None
-        self.tls: Any = None
-
-    @property
-    def owed_bytes(self) -> int:
-        """What was asked and has not come."""
-        return sum(lane.owed_bytes for lane in self.lanes)
-
-    @property
-    def received_bytes(self) -> int:
-        """What has come, also of files that are not whole yet."""
-        return self.gone_bytes + sum(lane.received_bytes for lane in self.lanes)
-
-    def widen(self) -> None:
-        """Double the window if as much has come."""
-        received = self.received_bytes
-        if (
-            self.window_bytes < MAX_WINDOW_BYTES
-            and received - self.doubled_at_bytes >= self.window_bytes
-        ):
-            self.doubled_at_bytes = received
-            self.window_bytes *= 2
 
 
 class Sprint:
@@ -141,12 +87,12 @@ class Sprint:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
         self._lanes: dict[int, Lane] = {}
-        self._runners = [
-            Runner(number, address, tally)
+        self._entrants = [
+            Entrant(number, address, tally)
             for number, (address, tally) in enumerate(zip(addresses, tallies, strict=True))
         ]
-        if len(self._runners) == 1:
-            self._runners[0].window_bytes = ALONE_WINDOW_BYTES
+        if len(self._entrants) == 1:
+            self._entrants[0].window_bytes = ALONE_WINDOW_BYTES
         self._watched_s = time.monotonic()
         self._all_read = False
         self.store = Store(
@@ -174,7 +120,7 @@ class Sprint:
                 self._read(entries)
                 if self._all_read and self._plan.is_idle and not self.store.is_busy:
                     break
-                if all(runner.is_out for runner in self._runners):
+                if all(entrant.is_out for entrant in self._entrants):
                     if self._all_read and not self.store.is_busy:
                         break
                 else:
@@ -191,7 +137,7 @@ class Sprint:
             self._all_read
             and not self.store.is_busy
             and not any(lane.unanswered for lane in self._lanes.values())
-            and not any(self._may_open(runner) for runner in self._runners if not runner.is_out)
+            and not any(self._may_open(entrant) for entrant in self._entrants if not entrant.is_out)
         )
 
     def _read(self, entries: Iterator[Wanted]) -> None:
@@ -247,100 +193,71 @@ class Sprint:
         """Ask for what waits, as far as windows allow."""
         now_s = time.monotonic()
         touched: dict[Lane, None] = {}
-        for runner in self._runners:
-            if not runner.is_out:
-                runner.widen()
-                while self._may_open(runner):
-                    self._open(runner)
+        for entrant in self._entrants:
+            if not entrant.is_out:
+                entrant.widen()
+                while self._may_open(entrant):
+                    self._open(entrant)
         going = True
         while going and self._plan.waits:
             going = False
-            for runner in self._runners:
-                lane = self._free_lane(runner)
-                errand = None if lane is None else self._plan.next(runner.number)
+            for entrant in self._entrants:
+                lane = self._free_lane(entrant)
+                errand = None if lane is None else self._plan.next(entrant.number)
                 if lane is not None and errand is not None:
-                    self._ask(runner, lane, errand, now_s)
+                    self._ask(entrant, lane, errand, now_s)
                     touched[lane] = None
                     going = True
         for lane in touched:
             self._serve(lane, select.EPOLLOUT, now_s)
 
-    def _ask(self, runner: Runner, lane: Lane, errand: Errand, now_s: float) -> None:
+    def _ask(self, entrant: Entrant, lane: Lane, errand: Errand, now_s: float) -> None:
         if not lane.asked:
             lane.last_s = max(lane.last_s, now_s)
-        if runner.busy_since_s is None:
-            runner.busy_since_s = now_s
+        if entrant.busy_since_s is None:
+            entrant.busy_since_s = now_s
         wanted = errand.wanted
-        target = target_of(runner.address, wanted.remote or wanted.path)
-        lane.ask(errand, b"GET %s%s" % (target, runner.tail))
+        target = target_of(entrant.address, wanted.remote or wanted.path)
+        lane.ask(errand, b"GET %s%s" % (target, entrant.tail))
 
-    def _free_lane(self, runner: Runner) -> Lane | None:
+    def _free_lane(self, entrant: Entrant) -> Lane | None:
         """Return the connection that owes least, if it has room."""
         best: Lane | None = None
-        for lane in runner.lanes:
+        for lane in entrant.lanes:
             if (
-                lane.count < runner.spent
-                and lane.owed_bytes < runner.window_bytes
+                lane.count < entrant.spent
+                and lane.owed_bytes < entrant.window_bytes
                 and (best is None or lane.owed_bytes < best.owed_bytes)
             ):
                 best = lane
         return best
 
-    def _may_open(self, runner: Runner) -> bool:
-        usable = sum(lane.count < runner.spent for lane in runner.lanes)
+    def _may_open(self, entrant: Entrant) -> bool:
+        usable = sum(lane.count < entrant.spent for lane in entrant.lanes)
         return (
-            not runner.is_out
+            not entrant.is_out
             and self._plan.waits
             and usable < self._connections
-            and len(runner.lanes) < 2 * self._connections
+            and len(entrant.lanes) < 2 * self._connections
         )
 
     def _open_first(self) -> None:
         """Connect before the list is read: that takes a round trip."""
-        for runner in self._runners:
-            if not runner.is_out:
-                self._open(runner)
+        for entrant in self._entrants:
+            if not entrant.is_out:
+                self._open(entrant)
 
-    def _open(self, runner: Runner) -> None:
+    def _open(self, entrant: Entrant) -> None:
         try:
-            lane = self._connect(runner)
+            lane = entrant.connect(self)
         except OSError as error:
-            self._leave(runner, error.strerror or str(error))
+            self._leave(entrant, error.strerror or str(error))
             return
         lane.last_s = time.monotonic()
-        runner.lanes.append(lane)
-        runner.tally.connections += 1
+        entrant.lanes.append(lane)
+        entrant.tally.connections += 1
         self._lanes[lane.sock.fileno()] = lane
         self._poll.register(lane.sock.fileno(), _mask(lane))
-
-    def _connect(self, runner: Runner) -> Lane:
-        address = runner.address
-        if runner.place is None:
-            host = address.host.encode(
-                "ascii"
-            )  # text would be looked at for IDNA, with tables for that
-            found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
-            runner.place = (found[0], found[4])
-        family, where = runner.place
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            with suppress(BlockingIOError):
-                sock.connect(where)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if address.scheme == "https":
-                if runner.tls is None:
-                    import ssl
-
-                    runner.tls = ssl.create_default_context()
-                    runner.tls.set_alpn_protocols(["http/1.1"])
-                sock = runner.tls.wrap_socket(
-                    sock, server_hostname=address.host, do_handshake_on_connect=False
-                )
-        except BaseException:
-            sock.close()
-            raise
-        return Lane(self, runner.number, sock, address.scheme == "https")
 
     # What happens.
 
@@ -354,101 +271,101 @@ class Sprint:
 
     def not_now(self, lane: Lane, errand: Errand, reason: str) -> None:
         """See ``sprintlane.Runner``."""
-        runner = self._runners[lane.mirror]
-        runner.tally.broken += 1
+        entrant = self._entrants[lane.mirror]
+        entrant.tally.broken += 1
         self._plan.failed_at(errand, lane.mirror, "broken", reason)
-        self._leave(runner, reason)
+        self._leave(entrant, reason)
         raise Lost(reason, ours=True)
 
     def _wrong(self, errand: Errand, mirror: int, reason: str) -> None:
-        runner = self._runners[mirror]
-        runner.tally.refused += 1
-        runner.refused += 1
+        entrant = self._entrants[mirror]
+        entrant.tally.refused += 1
+        entrant.refused += 1
         self._plan.failed_at(errand, mirror, "refused", reason)
-        if runner.refused > max(MAX_REFUSED, runner.tally.files):
-            self._leave(runner, reason)
+        if entrant.refused > max(MAX_REFUSED, entrant.tally.files):
+            self._leave(entrant, reason)
 
     def _stored(self, errand: Errand, mirror: int, size: int) -> None:
-        tally = self._runners[mirror].tally
+        tally = self._entrants[mirror].tally
         tally.received_bytes += size
         if self._plan.done(errand, mirror, size):
             tally.files += 1
 
     def _lost(self, lane: Lane, error: Lost) -> None:
-        runner = self._runners[lane.mirror]
+        entrant = self._entrants[lane.mirror]
         answered = lane.answered
         if error.announced and answered:
-            runner.spent = min(runner.spent, max(1, answered))
+            entrant.spent = min(entrant.spent, max(1, answered))
         forgiven = error.announced or error.ours
         self._drop(lane, str(error), broken=not forgiven)
         if not forgiven or not answered:
-            self._leave(runner, str(error))
+            self._leave(entrant, str(error))
 
     def _drop(self, lane: Lane, reason: str, broken: bool) -> None:
         """Let go of a connection; the first that it owes is the one whose answer was due."""
-        runner = self._runners[lane.mirror]
-        if lane not in runner.lanes:
+        entrant = self._entrants[lane.mirror]
+        if lane not in entrant.lanes:
             return
-        runner.lanes.remove(lane)
-        runner.gone_bytes += lane.received_bytes
+        entrant.lanes.remove(lane)
+        entrant.gone_bytes += lane.received_bytes
         number = lane.sock.fileno()
         if self._lanes.pop(number, None) is not None:
             self._poll.unregister(number)
         for errand in lane.close():
             if broken and not errand.is_over:
                 broken = False
-                runner.tally.broken += 1
-                self._plan.failed_at(errand, runner.number, "broken", reason)
+                entrant.tally.broken += 1
+                self._plan.failed_at(errand, entrant.number, "broken", reason)
             else:
-                self._plan.unasked(errand, runner.number)
+                self._plan.unasked(errand, entrant.number)
 
-    def _leave(self, runner: Runner, reason: str, broken: bool = False) -> None:
+    def _leave(self, entrant: Entrant, reason: str, broken: bool = False) -> None:
         """This mirror has lost its part in the sprint."""
-        runner.is_out = True
-        for lane in list(runner.lanes):
+        entrant.is_out = True
+        for lane in list(entrant.lanes):
             self._drop(lane, reason, broken)
 
     # What is watched.
 
     def _watch(self, now_s: float) -> None:
-        going = [runner for runner in self._runners if not runner.is_out]
-        for runner in going:
-            owed = runner.owed_bytes
-            runner.pace.note(now_s, runner.received_bytes, owed > 0)
-            self._note_busy(runner, now_s, bool(owed))
-            for lane in list(runner.lanes):
+        going = [entrant for entrant in self._entrants if not entrant.is_out]
+        for entrant in going:
+            owed = entrant.owed_bytes
+            entrant.pace.note(now_s, entrant.received_bytes, owed > 0)
+            self._note_busy(entrant, now_s, bool(owed))
+            for lane in list(entrant.lanes):
                 idle_s = now_s - lane.last_s
                 if not lane.unanswered:
                     continue
                 alone = len(going) == 1
                 if idle_s > ALONE_STALL_S if alone else has_stalled(idle_s, True):
-                    self._leave(runner, f"no byte came for {idle_s:.1f} s", broken=True)
+                    self._leave(entrant, f"no byte came for {idle_s:.1f} s", broken=True)
                     break
         if self._all_read and not self._plan.waits and len(going) > 1:
             self._steal(now_s)
 
-    def _note_busy(self, runner: Runner, now_s: float, owes: bool) -> None:
-        if runner.busy_since_s is not None:
-            runner.tally.busy_s += now_s - runner.busy_since_s
-        runner.busy_since_s = now_s if owes else None
+    def _note_busy(self, entrant: Entrant, now_s: float, owes: bool) -> None:
+        if entrant.busy_since_s is not None:
+            entrant.tally.busy_s += now_s - entrant.busy_since_s
+        entrant.busy_since_s = now_s if owes else None
 
     def _steal(self, now_s: float) -> None:
         """Who has finished takes over from who would finish last; whoever is first has given it."""
         move = theft(
             [
                 Standing(each.number, each.owed_bytes, each.pace.bytes_per_s, not each.is_out)
-                for each in self._runners
+                for each in self._entrants
             ]
         )
         if move is None:
             return
-        thief, left_bytes = self._runners[move.thief], move.size_bytes
+        thief, left_bytes = self._entrants[move.thief], move.size_bytes
         lanes = [lane for lane in thief.lanes if lane.count < thief.spent]
         if not lanes:
             if len(thief.lanes) < 2 * self._connections:
                 self._open(thief)
             return
-        for victim in self._runners[move.victim].lanes:
+        for victim in self._entrants[move.victim].lanes:
             for errand in reversed(victim.unanswered):
                 if left_bytes <= 0:
                     break
@@ -462,9 +379,9 @@ class Sprint:
     def _close(self) -> None:
         """End everything; what is under way waits again."""
         now_s = time.monotonic()
-        for runner in self._runners:
-            self._note_busy(runner, now_s, False)
-            for lane in list(runner.lanes):
+        for entrant in self._entrants:
+            self._note_busy(entrant, now_s, False)
+            for lane in list(entrant.lanes):
                 self._drop(lane, "the sprint is over", broken=False)
         self.store.close()
         self._poll.close()

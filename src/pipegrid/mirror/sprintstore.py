@@ -21,15 +21,16 @@ from contextlib import suppress
 from hashlib import new as new_hash
 from hashlib import sha256
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from pipegrid.disk.commit import Commit, Disk, Policy
 from pipegrid.disk.files import write_all
 from pipegrid.errors import NoSpace, PipegridError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.helper import Helper
 from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.wanted import BadEntry, MirrorError
+from pipegrid.mirror.sprintgroup import Group
+from pipegrid.mirror.wanted import MirrorError
 
 PAGE_BYTES = 256 << 10
 """Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
@@ -56,54 +57,6 @@ class Page:
         self.data = bytearray(PAGE_BYTES)
         self.view = memoryview(self.data)
         self.users = 0
-
-
-class Helper:
-    """A thread that does jobs in their order, and tells the caller's of their ends."""
-
-    def __init__(self, done: SimpleQueue[Callable[[], None]], wake: Callable[[], None]) -> None:
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = (
-            SimpleQueue()
-        )
-        self._done = done
-        self._wake = wake
-        self._thread: Thread | None = None
-
-    def run(self, job: Callable[[], Any], ended: Callable[[Any], None]) -> None:
-        """Do a job; ``ended`` is called in the caller's thread, with what it returned or raised."""
-        if self._thread is None:
-            self._thread = Thread(target=self._work, name="mirror", daemon=True)
-            self._thread.start()
-        self._jobs.put((job, ended))
-
-    def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None:
-            job, ended = entry
-            try:
-                result = job()
-            except BaseException as error:
-                result = error
-            self._done.put(_Ended(ended, result))
-            del entry, job, ended, result
-            self._wake()
-
-    def stop(self) -> None:
-        """Wait until all jobs are done."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-
-class _Ended:
-    __slots__ = ("_ended", "_result")
-
-    def __init__(self, ended: Callable[[Any], None], result: Any) -> None:
-        self._ended = ended
-        self._result = result
-
-    def __call__(self) -> None:
-        self._ended(self._result)
 
 
 class Part:
@@ -168,68 +121,6 @@ class Part:
             os.close(self.fd)
             self.fd = -1
             self._store.destination.discard(self.name)
-
-
-class Group:
-    """Files that become durable together; a ``disk.commit.Committable``."""
-
-    share_bytes = 0
-    opened = 0
-    resumed = False
-    gone = False
-
-    def __init__(self, destination: Destination, staged: bool) -> None:
-        self._destination = destination
-        self._staged = staged
-        self.files: list[tuple[Errand, int, int, str, int]] = []
-        self.size_bytes = 0
-        self.refused: dict[int, str] = {}
-
-    @property
-    def device(self) -> int:
-        return self._destination.device
-
-    @property
-    def descriptor(self) -> int:
-        return self.files[0][2]  # the first that was opened
-
-    def sync(self) -> None:
-        for _, _, fd, _, _ in self.files:
-            os.fsync(fd)
-
-    def publish(self) -> tuple[str, ...]:
-        changed: dict[str, None] = {}
-        for number, (errand, _, _, name, _) in enumerate(self.files):
-            directory = self._name(number, name, errand.wanted.path)
-            if directory is not None:
-                changed[directory] = None
-        self.close()
-        return tuple(changed)
-
-    def _name(self, number: int, name: str, path: str) -> str | None:
-        try:
-            return self._destination.publish(name, path, self._staged)
-        except BadEntry as error:
-            self._destination.discard(name)
-            self.refused[number] = str(error)
-        except OSError as error:
-            raise self._destination.error(error, "hold the files") from error
-        return None
-
-    def close(self) -> None:
-        """Let go of the descriptors."""
-        for number, (errand, mirror, fd, name, size) in enumerate(self.files):
-            if fd >= 0:
-                os.close(fd)
-                self.files[number] = (errand, mirror, -1, name, size)
-
-    def discard(self) -> None:
-        """Remove what has no name yet."""
-        for _, _, fd, name, _ in self.files:
-            if fd >= 0:
-                with suppress(OSError):
-                    self._destination.discard(name)
-        self.close()
 
 
 class Store:

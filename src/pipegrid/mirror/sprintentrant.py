@@ -1,0 +1,105 @@
+"""One mirror in a sprint: its connections, how much it may be asked, and how it does."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any
+
+from pipegrid.mirror.address import Address, head_tail
+from pipegrid.mirror.report import Tally
+from pipegrid.mirror.sprintlane import Lane, Runner
+from pipegrid.mirror.watch import Pace
+
+QUOTA = 1000
+"""Requests on one connection: nginx closes it after so many."""
+
+FIRST_WINDOW_BYTES = 1 << 20
+MAX_WINDOW_BYTES = 16 << 20
+
+
+class Entrant:
+    """
+    One mirror, in the sprint.
+
+    Attributes:
+        lanes: its connections.
+        is_out: it is asked for nothing any more.
+        spent: how many requests a connection is good for.
+        window_bytes: how much may be owed on each.
+    """
+
+    def __init__(self, number: int, address: Address, tally: Tally) -> None:
+        self.number = number
+        self.address = address
+        self.tally = tally
+        self.lanes: list[Lane] = []
+        self.is_out = False
+        self.spent = QUOTA
+        self.window_bytes = FIRST_WINDOW_BYTES
+        self.gone_bytes = 0
+        self.doubled_at_bytes = 0
+        self.pace = Pace()
+        self.busy_since_s: float | None = None
+        self.tail = head_tail(address)
+        self.refused = 0
+        self._place: tuple[int, Any] | None = None
+        self._tls: Any = None
+
+    @property
+    def owed_bytes(self) -> int:
+        """What was asked and has not come."""
+        return sum(lane.owed_bytes for lane in self.lanes)
+
+    @property
+    def received_bytes(self) -> int:
+        """What has come, also of files that are not whole yet."""
+        return self.gone_bytes + sum(lane.received_bytes for lane in self.lanes)
+
+    def widen(self) -> None:
+        """Double the window if as much has come."""
+        received = self.received_bytes
+        if (
+            self.window_bytes < MAX_WINDOW_BYTES
+            and received - self.doubled_at_bytes >= self.window_bytes
+        ):
+            self.doubled_at_bytes = received
+            self.window_bytes *= 2
+
+    def connect(self, runner: Runner) -> Lane:
+        """
+        Begin to connect.
+
+        Raises:
+            OSError: that cannot be begun.
+        """
+        address = self.address
+        if self._place is None:
+            host = address.host.encode(
+                "ascii"
+            )  # text would be looked at for IDNA, with tables for that
+            found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
+            self._place = (found[0], found[4])
+        family, where = self._place
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                sock.connect(where)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if address.scheme == "https":
+                sock = self._tls_context().wrap_socket(
+                    sock, server_hostname=address.host, do_handshake_on_connect=False
+                )
+        except BaseException:
+            sock.close()
+            raise
+        return Lane(runner, self.number, sock, address.scheme == "https")
+
+    def _tls_context(self) -> Any:
+        if self._tls is None:
+            import ssl  # which few need here
+
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
