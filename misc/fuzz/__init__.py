@@ -21,6 +21,7 @@ TARGETS = {
     "banana": "misc.fuzz.banana",
     "caps": "misc.fuzz.caps",
     "directories": "misc.fuzz.directories",
+    "heads": "misc.fuzz.heads",
     "indexes": "misc.fuzz.indexes",
     "lists": "misc.fuzz.lists",
     "messages": "misc.fuzz.messages",
