@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -28,9 +28,6 @@ from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
 from pipegrid.mirror.work import Work
 from pipegrid.reactor.workers import CpuWorkers
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 LOOKED_AT_ONCE = 256
 WATCH_S = 0.25
 AHEAD_S = 0.05
@@ -39,6 +36,15 @@ AHEAD_S = 0.05
 
 @attrs.frozen
 class Options:
+    """
+    How it is done.
+
+    Attributes:
+        connect: makes of an address what makes endpoints for connections to it.
+        limit: bytes a second from all mirrors together; None: no limit.
+        sprints: a sprint may go first.
+    """
+
     policy: Policy
     connections: int
     connect: Callable[[Address], Callable[[], Any]]
