@@ -209,12 +209,20 @@ class World:
         self.servers.append(server)
         return server
 
-    def start_gateway(self, protocol: Protocol) -> Gateway:
-        """Start Tahoe-LAFS's gateway; it is connected to all servers."""
+    def start_gateway(
+        self, protocol: Protocol, shares: tuple[int, int, int] | None = None
+    ) -> Gateway:
+        """
+        Start Tahoe-LAFS's gateway; it is connected to all servers.
+
+        Args:
+            shares: needed, happy, total, if not as all of this world's.
+        """
+        name = "-".join(["gateway", protocol, *map(str, shares or ())])
         gateway = start_gateway(
-            self.root / f"gateway-{protocol}",
+            self.root / name,
             {},
-            self._shares,
+            shares or self._shares,
             introducer=self.introducer_furl,
             servers=len(self.servers),
             force_foolscap=protocol == "foolscap",

@@ -1,12 +1,13 @@
 """
-Mutable files between PipeGrid and Tahoe-LAFS's gateway, on ten of its storage nodes: what either writes the
-other reads, overwrites, checks and repairs. All formats, encodings and protocols; ``make interop`` runs it.
+Mutable files between PipeGrid and Tahoe-LAFS's gateway, on ten servers of either kind, and on five of each:
+what either writes the other reads, overwrites, checks and repairs. All formats, encodings and protocols;
+``make interop`` runs it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -20,18 +21,21 @@ from twisted.trial.unittest import TestCase
 from pipegrid.core import base32
 from pipegrid.core.caps import MutableCap, parse_cap
 from pipegrid.grid import Grid
+from tests.interop.gateway_world import Kind, Protocol, World
 from tests.interop.matrix import make_stranger
-from tests.interop.processes import Gateway, TahoeGrid
+from tests.interop.processes import Gateway
 
 T = TypeVar("T")
 
 SIZES = (0, 1, 1000, 131072, 131073, 1_000_000)
+FEWER_SIZES = (0, 1000, 131073)
 LARGE = 10_000_000
+ENCODINGS = ((1, 1, 1), (3, 10, 10), (7, 10, 10))
 
 
 class TurnsTestCase(TestCase):
     """
-    Ten servers; over each protocol a gateway, and PipeGrid with other secrets.
+    Servers of one kind or of both; over each protocol a gateway, and PipeGrid with other secrets.
 
     The same contents for both, whoever made, overwrote, updated, linked or repaired it last.
     """
@@ -39,51 +43,50 @@ class TurnsTestCase(TestCase):
     timeout = 1500
     sizes: tuple[int, ...] = SIZES
     large = LARGE
-    servers = 10
+    kinds: Sequence[Kind] = ("tahoe",) * 10
+    protocols: tuple[Protocol, ...] = ("gbs", "foolscap")
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
         cache = mock.patch.dict("os.environ", {"XDG_CACHE_HOME": str(self.root / "cache")})
         cache.start()
         self.addCleanup(cache.stop)
-        self.tahoe = TahoeGrid(self.root, self.servers)
-        self.addCleanup(self.tahoe.stop)
+        self.world = World(self.root, self.kinds, (1, 1, 1))
+        self.addCleanup(self.world.stop)
 
     async def take_turns(self, shares: tuple[int, int, int]) -> None:
         """Do it all with an encoding: needed, happy, total."""
-        for force_foolscap in (False, True):
-            name = f"{shares[0]}-of-{shares[2]}-{'foolscap' if force_foolscap else 'https'}"
+        for protocol in self.protocols:
             began_s = time.monotonic()
-            await self._with(self.root / name, shares, force_foolscap)
-            print(f"\n  {name}: {time.monotonic() - began_s:.0f} s ", end="", flush=True)
-
-    async def _with(self, root: Path, shares: tuple[int, int, int], force_foolscap: bool) -> None:
-        root.mkdir(parents=True)
-        gateway = await _threaded(
-            lambda: self.tahoe.start_gateway(
-                root / "gateway", shares, force_foolscap=force_foolscap
+            await self._with(protocol, shares)
+            took_s = time.monotonic() - began_s
+            print(
+                f"\n  {shares[0]}-of-{shares[2]}, {protocol}: {took_s:.0f} s ", end="", flush=True
             )
-        )
-        grid: Grid | None = None
+
+    async def _with(self, protocol: Protocol, shares: tuple[int, int, int]) -> None:
+        gateway = await _threaded(self.world.start_gateway, protocol, shares)
+        await _threaded(self.world.until_found, gateway)
+        client = self.root / f"stranger-{gateway.directory.name}"
+        make_stranger(client, self.world.introducer_furl, shares, protocol == "foolscap")
+        grid = await Grid.open(reactor, client, wait_for=len(self.kinds))
         try:
-            make_stranger(root / "stranger", self.tahoe.introducer_furl, shares, force_foolscap)
-            grid = await Grid.open(reactor, root / "stranger", wait_for=self.servers)
-            both = _Both(self, grid, gateway, Random(root.name), shares)
+            spoken = {server.protocol for server in await grid.status()}
+            self.assertEqual(spoken, {"foolscap" if protocol == "foolscap" else "https"})
+            both = _Both(self, grid, gateway, Random(client.name), shares)
             for format in ("sdmf", "mdmf"):
-                for size in self.sizes:
+                for size in (*self.sizes, self.large):
                     await both.take_turns(format, size)
-                await both.take_turns(format, self.large)
+                await both.repair(format)
             await both.update()
             await both.link()
-            await both.repair()
         finally:
-            if grid is not None:
-                await grid.close()
+            await grid.close()
             await _threaded(gateway.stop)
 
 
-class MutableMatrixTests(TurnsTestCase):
-    """All encodings."""
+class TahoeServersTests(TurnsTestCase):
+    """Ten of Tahoe-LAFS's, all encodings."""
 
     def test_one_of_one(self) -> Deferred[None]:
         """The one share is all there is."""
@@ -98,12 +101,34 @@ class MutableMatrixTests(TurnsTestCase):
         return Deferred.fromCoroutine(self.take_turns((7, 10, 10)))
 
 
+class PipegridServersTests(TurnsTestCase):
+    """Ten of ours."""
+
+    kinds: Sequence[Kind] = ("pipegrid",) * 10
+    sizes = FEWER_SIZES
+
+    def test_all_encodings(self) -> Deferred[None]:
+        """On one grid, one after the other."""
+
+        async def work() -> None:
+            for shares in ENCODINGS:
+                await self.take_turns(shares)
+
+        return Deferred.fromCoroutine(work())
+
+
+class MixedServersTests(PipegridServersTests):
+    """Five of each, in turns."""
+
+    kinds: Sequence[Kind] = ("tahoe", "pipegrid") * 5
+
+
 class _Both:
     """PipeGrid and a gateway."""
 
     def __init__(
         self,
-        test: TestCase,
+        test: TurnsTestCase,
         grid: Grid,
         gateway: Gateway,
         random: Random,
@@ -177,32 +202,44 @@ class _Both:
         got = await _threaded(self._gateway.get, f"{text.strip()}/file2")
         self._test.assertEqual(got, b"x" * 1000)
 
-    async def repair(self) -> None:
-        """Shares are lost; either side makes all of them again, as the next version."""
+    async def repair(self, format: str) -> None:
+        """
+        Shares are lost; either side says how many, and makes all of them again, as the next version.
+
+        So with what PipeGrid has made, and with what Tahoe-LAFS has.
+        """
         needed, _, total = self._shares
         if needed == total:
             return
-        data = self._random.randbytes(5000)
-        cap = (await self._grid.create_mutable(data)).cap
-        await _threaded(self._lose, cap, total - needed)
-        health = await self._grid.check(cap)
-        self._test.assertEqual((health.healthy, health.recoverable), (False, True))
-        repaired = await self._grid.repair(cap)
-        self._test.assertTrue(repaired.whole)
-        await self._assert_is(cap, data, "repaired by PipeGrid")
-        await _threaded(self._lose, cap, 1)
-        query = f"uri/{cap}?t=check&verify=true&repair=true&output=JSON"
-        await _threaded(self._gateway.request, "POST", query, b"")
-        await self._assert_is(cap, data, "repaired by Tahoe-LAFS")
+        data = self._random.randbytes(200_000)
+        ours = (await self._grid.create_mutable(data, format=format)).cap
+        text = await _threaded(self._gateway.put, data, f"?format={format.upper()}")
+        theirs = parse_cap(text)
+        assert isinstance(theirs, MutableCap)
+        for cap in (ours, theirs):
+            await _threaded(self._lose, cap, total - needed)
+            await self._assert_counts(cap, needed)
+            repaired = await self._grid.repair(cap)
+            self._test.assertTrue(repaired.whole)
+            await self._assert_is(cap, data, f"{format}, repaired by PipeGrid")
+            await _threaded(self._lose, cap, total - needed)
+            await self._assert_counts(cap, needed)
+            query = f"uri/{cap}?t=check&verify=true&repair=true&output=JSON"
+            await _threaded(self._gateway.request, "POST", query, b"")
+            await self._assert_is(cap, data, f"{format}, repaired by Tahoe-LAFS")
+
+    async def _assert_counts(self, cap: MutableCap, good: int) -> None:
+        """Both count as many good shares, and neither calls that healthy, or lost."""
+        health = await self._grid.check(cap, verify=True)
+        found = (health.healthy, health.recoverable, len(health.good_shares))
+        self._test.assertEqual(found, (False, True, good))
+        results = (await _threaded(self._gateway.check, str(cap)))["results"]
+        told = (results["healthy"], results["recoverable"], results["count-shares-good"])
+        self._test.assertEqual(told, found)
 
     def _lose(self, cap: MutableCap, count: int) -> None:
         index = base32.encode(cap.storage_index)
-        test: Any = self._test
-        paths = [
-            path
-            for server in test.tahoe.servers
-            for path in (server.directory / "storage/shares" / index[:2] / index).glob("[0-9]*")
-        ]
+        paths = [path for each in self._test.world.servers for path in each.shares(index).values()]
         for path in sorted(paths)[:count]:
             path.unlink()
 

@@ -51,6 +51,15 @@ TARGETS: Mapping[tuple[float, str, str, str], float] = {
     (0.0, HTTPS, HUNDRED_MEGABYTES.name, GET): 4.0,
     (0.0, FOOLSCAP, HUNDRED_MEGABYTES.name, PUT): 2.0,
     (0.0, FOOLSCAP, HUNDRED_MEGABYTES.name, GET): 2.0,
+    # Of mutable files and directories (``operations``).
+    (100.0, HTTPS, "200 B", "create"): 1.5,
+    (100.0, HTTPS, "a child", "link"): 4.0,
+    (100.0, HTTPS, "200 B into a directory", "put"): 4.0,
+    (100.0, HTTPS, "a child", "rename"): 6.0,
+    (100.0, HTTPS, "200 B", "overwrite"): 1.8,
+    (100.0, HTTPS, "200 B, warm", "overwrite"): 3.0,
+    (100.0, HTTPS, "a directory", "list"): 2.0,
+    (100.0, HTTPS, "10 MB of MDMF", "get"): 15.0,
 }
 """The least ratio, by round trip (ms), protocol of the gateway, scenario and direction."""
 

@@ -290,7 +290,7 @@ class Gateway(Node):
     def connected(self) -> int:
         """Return to how many servers it is connected."""
         try:
-            page = json.loads(self._ask("GET", "/?t=json"))
+            page = json.loads(self.ask("GET", "/?t=json"))
         except OSError:
             return 0
         statuses = [server["connection_status"] for server in page["servers"]]
@@ -299,19 +299,25 @@ class Gateway(Node):
 
     def put(self, data: bytes) -> str:
         """Store a file; returns its cap. May be called in any thread."""
-        return self._ask("PUT", "/uri", data).decode("ascii").strip()
+        return self.ask("PUT", "/uri", data).decode("ascii").strip()
 
     def get(self, cap: str, into: Callable[[memoryview], object]) -> None:
         """Fetch a file, piece by piece. May be called in any thread."""
-        self._ask("GET", f"/uri/{urllib.parse.quote(cap)}", into=into)
+        self.ask("GET", f"/uri/{urllib.parse.quote(cap)}", into=into)
 
-    def _ask(
+    def ask(
         self,
         method: str,
         path: str,
         data: bytes | None = None,
         into: Callable[[memoryview], object] | None = None,
     ) -> bytes:
+        """
+        Make one request; returns the answer, unless it goes ``into`` something. May be called in any thread.
+
+        Raises:
+            GatewayFailed: the answer says so.
+        """
         headers: Mapping[str, str] = {"Content-Type": "application/octet-stream"}
         with contextlib.closing(HTTPConnection(LOOPBACK, self._port, REQUEST_S)) as connection:
             connection.request(method, path, data, headers if data is not None else {})
