@@ -98,8 +98,7 @@ class PipegridFiles(PipegridClient):
 
     async def put_into(self, directory: str, name: str, data: bytes) -> None:
         """Store an immutable file, and link it."""
-        stored = await self._files.put(data)
-        await self._files.directory(directory).link(name, stored.cap)
+        await self._files.directory(directory).put(name, data)
 
     async def rename(self, directory: str, old: str, new: str) -> None:
         """Give a child another name."""

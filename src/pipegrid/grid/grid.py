@@ -741,11 +741,22 @@ class Grid:
         """
         return self._start_writing(cap, lambda own, file: own.modify(file, function, merge))
 
+    def look_ahead(self, cap: str | Cap) -> Deferred[None]:
+        """
+        Find out what a change of a mutable file needs to know, while the change itself is not known yet.
+
+        The next ``modify`` of the file in this process then takes one round trip. Nothing is written, and
+        nothing is taken for granted: servers test what was found when the change is written.
+
+        Raises (through the Deferred):
+            CapError: the cap does not write.
+            NotEnoughSharesError: no version can be read.
+        """
+        return self._start_writing(cap, lambda own, file: own.look_ahead(file))
+
     def _start_writing(
-        self,
-        cap: str | Cap,
-        write: Callable[[Mutables, MutableCap], Coroutine[Any, Any, WriteResult]],
-    ) -> Deferred[WriteResult]:
+        self, cap: str | Cap, write: Callable[[Mutables, MutableCap], Coroutine[Any, Any, T]]
+    ) -> Deferred[T]:
         try:
             file = writable(cap)
         except UsageError as error:

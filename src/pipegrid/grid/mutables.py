@@ -176,6 +176,11 @@ class Mutables:
         elapsed_s = self._reactor.seconds() - began_s
         return GetResult(result.size, result.shares_used, result.corrupt, elapsed_s)
 
+    async def look_ahead(self, cap: MutableCap) -> None:
+        """See ``Grid.look_ahead``."""
+        await self._readiness.wait(self._usual[0])
+        await self.files.look_ahead(cap)
+
     async def overwrite(self, cap: MutableCap, source: SourceLike) -> WriteResult:
         """Replace the content; see ``Grid.overwrite``."""
         content = await self._read_source(source)

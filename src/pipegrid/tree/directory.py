@@ -23,6 +23,7 @@ from pipegrid.core.text import printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
 from pipegrid.transfer.mutable.files import CreateResult
 from pipegrid.transfer.mutable.modifying import WriteResult
+from pipegrid.transfer.results import PutResult
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
 
 
@@ -40,6 +41,13 @@ class ChangesFiles(Protocol):
         merge: Callable[[Sequence[bytes]], bytes] | None = None,
     ) -> Deferred[WriteResult]:
         """Apply a function to the content of a mutable file."""
+
+    def look_ahead(self, cap: str | Cap) -> Deferred[None]:
+        """Find out what the next change of a mutable file needs to know."""
+
+    @property
+    def put(self) -> Callable[..., Deferred[PutResult]]:
+        """Stores an immutable file."""
 
     def create_mutable(self, source: Any, *, format: str = "sdmf") -> Deferred[CreateResult]:
         """Store a new mutable file."""
@@ -137,6 +145,43 @@ class Directory:
         async def work() -> WriteResult:
             parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
             return await self._change([Link(name, parsed, metadata=metadata, replace=replace)])
+
+        return Deferred.fromCoroutine(work())
+
+    def put(
+        self,
+        name: str,
+        source: Any,
+        *,
+        metadata: dict[str, Any] | None = None,
+        replace: bool = False,
+        **options: Any,
+    ) -> Deferred[PutResult]:
+        """
+        Store an immutable file and link it; fires with what ``Grid.put`` did when it is in the directory.
+
+        While it is stored, the directory is looked at, so that linking is one round trip more.
+
+        Args:
+            source, options: see ``Grid.put``.
+            metadata, replace: see ``link``.
+
+        Raises (through the Deferred):
+            ChildExists: there is one of this name, and it is not to be replaced; the file is stored, though.
+            and what ``Grid.put`` and ``change`` raise.
+        """
+
+        async def work() -> PutResult:
+            self._writekey()
+            looking = self._grid.look_ahead(self.cap)
+            looking.addErrback(lambda _: None)  # the change will meet it again, and say so
+            try:
+                stored = await self._grid.put(source, **options)
+                await looking
+            finally:
+                looking.cancel()
+            await self._change([Link(name, stored.cap, metadata=metadata, replace=replace)])
+            return stored
 
         return Deferred.fromCoroutine(work())
 

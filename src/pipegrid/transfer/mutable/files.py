@@ -280,6 +280,12 @@ class MutableFiles:
 
     # Writing.
 
+    async def look_ahead(self, cap: MutableCap) -> None:
+        """Find out what the next change needs to know; see ``Modification.look_ahead``."""
+        await self._in_line(
+            cap, lambda slot: self._modification(slot, lambda old: old).look_ahead()
+        )
+
     async def overwrite(self, cap: MutableCap, content: bytes) -> WriteResult:
         """
         Replace the content, whatever it was.

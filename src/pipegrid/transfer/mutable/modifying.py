@@ -177,6 +177,19 @@ class Modification:
             base = await self._look(everyone=True)
             self._check_won(base, encoded.version)
 
+    async def look_ahead(self) -> None:
+        """
+        Find out what a change needs to know and remember it, so that the next one is written at once.
+
+        Nothing is written. What is found is remembered only if all is in order; the next change looks again
+        if not, and if somebody else has written meanwhile.
+
+        Raises:
+            NotEnoughSharesError, RollbackError, CorruptionError, UncoordinatedWriteError: as ``run``.
+        """
+        if self._warm_base() is None:
+            remember_base(self._files, self._slot, await self._look(everyone=False))
+
     # Where it starts.
 
     def _warm_base(self) -> _Base | None:
@@ -473,6 +486,27 @@ class Modification:
                 base.version.sequence_number,
                 tried.sequence_number,
             )
+
+
+def remember_base(files: KnownFiles, slot: Slot, base: _Base) -> None:
+    """Remember a version that was read to be changed, if it is the only one and all its shares are known."""
+    known = files.of(slot.storage_index)
+    head = base.version.signed_prefix[:HEAD_BYTES]
+    heads = [(number, each) for shares in base.heads.values() for number, each in shares.items()]
+    numbers = {number for number, each in heads if each[:HEAD_BYTES] == head}
+    if len(numbers) < base.version.total_shares or any(e[:HEAD_BYTES] != head for _, e in heads):
+        return
+    known.saw(base.version)
+    known.version = base.version
+    known.content = base.content
+    known.copies = {
+        peer.identity.server_id: tuple(sorted(shares))
+        for peer, shares in base.heads.items()
+        if shares
+    }
+    if known.signing_key is not None:
+        known.encrypted_key = known.signing_key.encrypted
+    files.save(slot.storage_index, known)
 
 
 def not_writable() -> CapError:
