@@ -11,9 +11,9 @@ TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 MIRROR_VENV := .venv-mirror-peers
 
-INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
+INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
-.PHONY: demo test lint types trial coverage attack chromium isal shells gpg nginx interop peers mirror-peers speedtest budgets links builds soak crash durability buildbot fuzz manpage format clean
+.PHONY: demo test lint types trial coverage attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -102,6 +102,10 @@ attack: $(INSTALLED)
 soak: $(INSTALLED)
 	$(BIN)/python -m misc.soak $(if $(SEED),--seed $(SEED))
 
+# A gigabyte of MDMF in memory (3.4 GB of shares), a kilobyte of it changed, every byte counted: three minutes.
+large-mutable: $(INSTALLED)
+	$(BIN)/python -m misc.soak.large_mutable --scratch /dev/shm $(if $(SEED),--seed $(SEED))
+
 # Cuts off file systems of its own in mid-run, so it needs root. docs/reference-durability.md
 crash: $(INSTALLED)
 	$(BIN)/python -m misc.soak.crash $(if $(SEED),--seed $(SEED))
@@ -129,15 +133,19 @@ fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
 
-# All of what `make test` does a little of: some half an hour, and 2 GB of memory for all the processes.
+# All of what `make test` does a little of: some hour and a half, and 2 GB of memory for all the processes.
 interop: $(INSTALLED) $(TAHOE_VENV)/.installed
-	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
+	TAHOE=$(TAHOE) timeout 7200 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.restarts $(if $(SEED),--seed $(SEED))
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.resume --kind tahoe $(if $(SEED),--seed $(SEED))
 
 # PipeGrid and Tahoe-LAFS's gateway in turns on the same servers, on a machine that does nothing else.
 peers: $(INSTALLED) $(TAHOE_VENV)/.installed isal
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers
+
+# The same of mutable files and directories, five minutes: `make peers-mutable RUN="--only overwrite"` measures less.
+peers-mutable: $(INSTALLED) $(TAHOE_VENV)/.installed isal
+	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers.mutables $(RUN)
 
 # Mirroring tools, in turns on the same web servers; half an hour, on a machine that does nothing else.
 mirror-peers: $(INSTALLED) gpg nginx $(MIRROR_VENV)/.installed

@@ -30,7 +30,6 @@ T = TypeVar("T")
 SIZES = (0, 1, 1000, 131072, 131073, 1_000_000)
 FEWER_SIZES = (0, 1000, 131073)
 LARGE = 10_000_000
-ENCODINGS = ((1, 1, 1), (3, 10, 10), (7, 10, 10))
 
 
 class TurnsTestCase(TestCase):
@@ -101,25 +100,17 @@ class TahoeServersTests(TurnsTestCase):
         return Deferred.fromCoroutine(self.take_turns((7, 10, 10)))
 
 
-class PipegridServersTests(TurnsTestCase):
+class PipegridServersTests(TahoeServersTests):
     """Ten of ours."""
 
-    kinds: Sequence[Kind] = ("pipegrid",) * 10
     sizes = FEWER_SIZES
-
-    def test_all_encodings(self) -> Deferred[None]:
-        """On one grid, one after the other."""
-
-        async def work() -> None:
-            for shares in ENCODINGS:
-                await self.take_turns(shares)
-
-        return Deferred.fromCoroutine(work())
+    kinds: Sequence[Kind] = ("pipegrid",) * 10
 
 
-class MixedServersTests(PipegridServersTests):
+class MixedServersTests(TahoeServersTests):
     """Five of each, in turns."""
 
+    sizes = FEWER_SIZES
     kinds: Sequence[Kind] = ("tahoe", "pipegrid") * 5
 
 

@@ -8,15 +8,18 @@ that know it from another client's writes. ``make interop`` runs it.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import attrs
+from misc.speedtest import processes
 from misc.speedtest.peers.nodes import FOOLSCAP, HTTPS, StorageNodes, servers_file
+from misc.speedtest.peers.operations import TINY
 from twisted.internet.defer import Deferred
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid import Grid
 from pipegrid.core import base32
@@ -300,3 +303,15 @@ class MutableTripsTests(TestCase):
         print(f"\n  {protocol}: {found} ", end="", flush=True)
         beyond = {name: each for name, each in found.items() if each > BUDGETS[name] + more}
         self.assertEqual(beyond, {})
+
+
+class PeersTests(SynchronousTestCase):
+    """``misc/speedtest/peers/mutables``, in small."""
+
+    def test_tiny(self) -> None:
+        """Both clients make and change the same things on the same servers; no figure is judged."""
+        done = processes.run_module("misc.speedtest.peers.mutables", "--tiny", timeout_s=300.0)
+        lines = [json.loads(line) for line in done.splitlines()]
+        self.assertEqual([line["scenario"] for line in lines], [each.name for each in TINY])
+        for line in lines:
+            self.assertGreater(line["ratio"], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -18,11 +19,15 @@ class Watch:
 
     Args:
         silence_s: how long the server may give no sign of life.
+        more_s: asked when that is over: how much longer, for the time that much data needs.
     """
 
-    def __init__(self, clock: IReactorTime, silence_s: float) -> None:
+    def __init__(
+        self, clock: IReactorTime, silence_s: float, more_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._clock = clock
         self._silence_s = silence_s
+        self._more_s = more_s
         self._last_sign = clock.seconds()
         self._over = False
         self._call: Deferred[Any] | None = None
@@ -60,7 +65,8 @@ class Watch:
         self._timer = self._clock.callLater(delay_s, self._look)
 
     def _look(self) -> None:
-        left_s = self._last_sign + self._silence_s - self._clock.seconds()
+        end_s = self._last_sign + self._silence_s + self._more_s()
+        left_s = end_s - self._clock.seconds()
         if left_s > 0:
             self._look_in(left_s)
         elif self._call is not None:

@@ -29,6 +29,12 @@ T = TypeVar("T")
 ATTEMPTS = 2
 """A change whose connection was lost is sent once more; the answer tells whether the first was made."""
 
+SLOWEST_BYTES_PER_S = 8000
+"""
+Of a line that is still waited for. Transports notice by themselves when nothing moves, but an answer comes
+whole: the more is under way, the later, and no server is to be blamed for that.
+"""
+
 
 @attrs.define(eq=False)
 class Slot:
@@ -48,6 +54,7 @@ class Slot:
     _file_secrets: FileSecrets
     storage_index: bytes = attrs.field(init=False)
     wrong_enabler: set[Peer] = attrs.field(factory=set)
+    _under_way: dict[Watch, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.storage_index = self.cap.storage_index
@@ -91,12 +98,13 @@ class Slot:
         self, peer: Peer, changes: Mapping[int, ShareChange], read_bytes: int
     ) -> SlotResult:
         """Test and write; the answer shows the beginning of every share there as it was before."""
+        size = sum(len(data) for change in changes.values() for _, data in change.writes)
         for attempt in range(ATTEMPTS):
             call = peer.server.read_test_write(
                 self.storage_index, self._secrets(peer), changes, [(0, read_bytes)]
             )
             try:
-                return await self._answer(peer, call)
+                return await self._answer(peer, call, size)
             except ServerUnreachable:
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -105,7 +113,7 @@ class Slot:
     async def read(self, peer: Peer, number: int, offset: int, length: int) -> bytes:
         """Read from one share."""
         call = peer.server.read_slot_share(self.storage_index, number, offset, length)
-        return await self._answer(peer, call)
+        return await self._answer(peer, call, length)
 
     async def add_lease(self, peer: Peer) -> None:
         """Add or renew this client's lease."""
@@ -120,8 +128,21 @@ class Slot:
         except ServerError:
             return
 
-    async def _answer(self, peer: Peer, call: Deferred[T]) -> T:
-        return await Watch(self.clock, self.settings.silence_s).answer(call, peer.name)
+    async def _answer(self, peer: Peer, call: Deferred[T], size: int = 0) -> T:
+        """Wait for an answer to, or with, so many bytes of share data."""
+        if not size:
+            return await Watch(self.clock, self.settings.silence_s).answer(call, peer.name)
+        watch = Watch(self.clock, self.settings.silence_s, self._transfer_s)
+        self._under_way[watch] = size
+        try:
+            return await watch.answer(call, peer.name)
+        finally:
+            del self._under_way[watch]
+            for other in self._under_way:
+                other.sign()  # the line was busy with this one
+
+    def _transfer_s(self) -> float:
+        return sum(self._under_way.values()) / SLOWEST_BYTES_PER_S
 
 
 def open_slot(

@@ -39,6 +39,8 @@ ANSWER_UPLOAD_BYTES = 24
 """Of a bundle's answer, for each upload of a share or two."""
 EXPECTED_SLOT_SHARES = 2
 """So many shares of a file a server holds as a rule, or fewer; what is asked of each comes so often."""
+SLOWEST_BYTES_PER_S = 2000
+"""Of a body that is still waited for: what the kernel has taken may be on its way for long, in silence."""
 MAX_SLOT_ANSWER_BYTES = 64 << 20
 """Of a read-test-write: what servers read at once, at most."""
 ANSWER_QUESTION_BYTES = 12
@@ -183,7 +185,7 @@ class GbsRequests:
             _lease_lines(secrets.lease),
             _ENABLER,
             b64encode(secrets.write_enabler),
-            sum(map(len, body)),
+            size := sum(map(len, body)),
         )
         each = sum(length for _, length in reads)
         return RawRequest(
@@ -191,7 +193,7 @@ class GbsRequests:
             body,
             True,  # what a repetition does, and shows: transport.interface
             ANSWER_BYTES + EXPECTED_SLOT_SHARES * each,
-            self._timeout_s,
+            self._timeout_s + size / SLOWEST_BYTES_PER_S,
             self.slot_answer_bytes(reads),
         )
 
