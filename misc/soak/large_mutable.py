@@ -49,7 +49,7 @@ SERVERS = 10
 PARAMS = Params(3, SERVERS)
 PIECE_BYTES = 16 << 20
 CHANGED_BYTES = 1000
-SHARE_BYTES = 8000
+SHARE_BYTES = 10_000
 """Beside the block: header, keys, signature, chains, heads of requests, TLS."""
 LOOK_BYTES = 4000
 """Of each share, by who knows nothing of the file."""
