@@ -48,7 +48,7 @@ BUDGETS: Mapping[str, int] = {
     "unlink_known": 1,
     "rename": 2,
     "rename_known": 1,
-    "put_into": 3,
+    "put_into": 2,
     "listing": 1,
     "update": 3,
     "update_known": 2,
