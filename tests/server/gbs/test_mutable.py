@@ -49,6 +49,21 @@ def put(number: int, data: bytes) -> bytes:
 class MutableTests(http.ServerTestCase):
     """Requests and answers."""
 
+    def test_a_slow_change(self) -> None:
+        """One that comes at two kilobytes a second is waited for; one that drips is not."""
+        steady, steady_transport = self.connect()
+        request = put(0, b"x" * 250_000)
+        drips, drips_transport = self.connect()
+        drips.dataReceived(request[:1000])
+        for at in range(0, len(request), 2000):
+            steady.dataReceived(request[at : at + 2000])
+            if not drips_transport.closing:
+                drips.dataReceived(request[1000 + at // 2000 :][:1])
+            self.clock.advance(1)
+        self.assertFalse(steady_transport.closing)
+        self.assertIn(b" 200 ", steady_transport.written)
+        self.assertTrue(drips_transport.closing)
+
     def result(self, reply: http.Reply) -> SlotResult:
         """Return what an answer says."""
         self.assertEqual(reply.status, 200)

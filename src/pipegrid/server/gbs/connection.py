@@ -71,6 +71,8 @@ processor's cache between two steps, a megabyte cost half as much time again.
 IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
 BODY_TIMEOUT_S = 60.0  # of bodies that are messages; share data only has to keep coming
+BODY_BYTES_PER_S = 1000
+"""A message that comes at least that fast may take longer: changes of mutable files have share data in it."""
 STUCK_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 30.0
 
@@ -229,7 +231,8 @@ class GbsConnection(Protocol):
         elif order.unanswered or self._events:
             pass  # we owe it an answer
         elif order.receives_message:
-            if now_s - self._began_s > BODY_TIMEOUT_S:
+            more_s = order.message_bytes / BODY_BYTES_PER_S
+            if now_s - self._began_s > BODY_TIMEOUT_S + more_s:
                 self._give_up("its request does not get on")
         elif not order.known and order.receiver is not None:
             if now_s - self._began_s > HEAD_TIMEOUT_S:

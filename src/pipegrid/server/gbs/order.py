@@ -138,6 +138,12 @@ class RequestOrder:
         request = self.request
         return self.receiver is not None and request is not None and request.method != b"PATCH"
 
+    @property
+    def message_bytes(self) -> int:
+        """What has come of the body that is coming, if its length was announced."""
+        length = 0 if self.request is None else self.request.content_length or 0
+        return max(0, length - self.body_left)
+
     # One request.
 
     def may_begin(self, request: Request) -> bool:
