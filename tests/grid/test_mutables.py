@@ -93,9 +93,7 @@ class RoundTripTests(GridTestCase):
         self.warm(other)
         trips, found = self.trips(other.read(result.cap.readonly()))
         self.assertEqual(found, data)
-        self.assertLess(
-            trips, 7
-        )  # with connections for large answers, and their TCP windows, to open
+        self.assertLess(trips, 2.2)
         trips, _ = self.trips(other.update(result.cap, 5_000_000, b"x" * 1000))
         self.assertLess(trips, 3.2)
         trips, _ = self.trips(other.update(result.cap, 6_000_000, b"y" * 1000))

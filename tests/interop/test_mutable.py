@@ -10,7 +10,7 @@ from tests.interop import mutable_matrix
 class MutableTests(mutable_matrix.TurnsTestCase):
     """Either writes, both read, over both protocols."""
 
-    sizes = (0, 1000)
+    sizes: tuple[int, ...] = (0,)
     large = 300_000
     kinds = ("tahoe", "pipegrid", "tahoe")
 
