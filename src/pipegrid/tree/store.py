@@ -9,12 +9,15 @@ import io
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, ChkCap, LitCap, is_literal_size
+from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.params import Params
 from pipegrid.grid.grid import Grid
 from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.results import CheckResult
+from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Upkeep
 
 Source = bytes | io.FileIO | None
 FileCap = ChkCap | LitCap
@@ -32,8 +35,11 @@ class Store(Protocol):
     ) -> Deferred[FileCap]:
         """Store one file; see ``Grid.put``. ``source`` is None where nothing is read."""
 
-    def check(self, cap: Cap) -> Deferred[bool]:
+    def check(self, cap: FileCap) -> Deferred[bool]:
         """Renew the leases of a file; fires with whether it is as good as a put leaves it."""
+
+    def close(self) -> Deferred[Any]:
+        """Give up all checks; fires when they are let go of."""
 
 
 class GridStore:
@@ -49,6 +55,11 @@ class GridStore:
         self._options = options
         params = options.get("params") or grid.config.params
         self._happy = options.get("happy") or min(grid.config.happy, params.total_shares)
+        self._opening: Deferred[None] | None = None
+        self._upkeep: Upkeep | None = None
+        self._waiting: list[tuple[FileCap, Deferred[Any]]] = []
+        self._checks: set[Deferred[Any]] = set()
+        self._watching = False
 
     def put(
         self,
@@ -62,12 +73,62 @@ class GridStore:
         running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
         return running.addCallback(lambda result: result.cap)
 
-    def check(self, cap: Cap) -> Deferred[bool]:
-        """Count its shares, and renew their leases."""
-        running = self._grid.check(cap, add_lease=True)
-        return running.addCallback(
-            lambda result: result.recoverable and result.happiness >= self._happy
-        )
+    def check(self, cap: FileCap) -> Deferred[bool]:
+        """Count its shares, and renew their leases, together with others that are asked for meanwhile."""
+        told: Deferred[Any] = Deferred()
+        if self._upkeep is not None:
+            self._begin(self._upkeep, cap, told)
+        else:
+            self._waiting.append((cap, told))
+            if self._opening is None:
+                self._opening = self._grid.upkeep(Todo(add_lease=True)).addCallback(self._opened)
+                self._opening.addErrback(self._not_opened)
+        return told.addCallback(self._judge)
+
+    def close(self) -> Deferred[Any]:
+        """Give up all checks."""
+        if self._upkeep is not None:
+            return self._upkeep.close()
+        if self._opening is not None:
+            self._opening.cancel()
+        return succeed(None)
+
+    def _opened(self, upkeep: Upkeep) -> None:
+        self._upkeep = upkeep
+        waiting, self._waiting = self._waiting, []
+        for cap, told in waiting:
+            self._begin(upkeep, cap, told)
+
+    def _begin(self, upkeep: Upkeep, cap: FileCap, told: Deferred[Any]) -> None:
+        self._checks.add(told)
+
+        def ended(outcome: Outcome) -> None:
+            self._checks.discard(told)
+            told.callback(outcome)
+
+        upkeep.begin(cap, ended)
+        if not self._watching:
+            self._watching = True
+            Deferred.fromCoroutine(upkeep.finished()).addBoth(self._finished)
+
+    def _finished(self, failure: Failure | None) -> None:
+        """All checks have ended; or a mistake of ours keeps them from it, which must not be waited for."""
+        self._watching = False
+        if failure is not None:
+            checks, self._checks = self._checks, set()
+            for told in checks:
+                told.errback(failure)
+
+    def _not_opened(self, failure: Failure) -> None:
+        self._opening = None
+        waiting, self._waiting = self._waiting, []
+        if not failure.check(CancelledError):
+            for _, told in waiting:
+                told.errback(failure)
+
+    def _judge(self, outcome: Any) -> bool:
+        assert isinstance(outcome, CheckResult)
+        return outcome.recoverable and outcome.happiness >= self._happy
 
 
 class NoStore:
@@ -99,7 +160,11 @@ class NoStore:
         k, n = self._params.required_shares, self._params.total_shares
         return succeed(ChkCap(digest[:16], digest, k, n, size))
 
-    def check(self, cap: Cap) -> Deferred[bool]:
+    def check(self, cap: FileCap) -> Deferred[bool]:
         """Count it."""
         self.checks += 1
         return succeed(True)
+
+    def close(self) -> Deferred[Any]:
+        """Nothing is under way."""
+        return succeed(None)

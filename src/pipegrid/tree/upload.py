@@ -185,7 +185,7 @@ class TreeUpload:
 
     Args:
         walk: through the directory; closed at the end.
-        store: takes files.
+        store: takes files; closed at the end.
         root: what errors call the directory.
         memory: what earlier runs have stored.
     """
@@ -243,6 +243,7 @@ class TreeUpload:
             raise
         finally:
             self._walk.close()
+        self._store.close()
         if not isinstance(self._plan.root_cap, DirectoryCap):
             raise GridError(
                 f"cannot store the directory {printable(self._root)} itself, though perhaps all that is in "
@@ -253,6 +254,7 @@ class TreeUpload:
 
     async def _stop(self) -> None:
         ending: list[Deferred[Any]] = list(self._running.values())
+        ending.append(self._store.close())
         if self._batch is not None:
             ending.append(self._batch)
         for each in ending:
