@@ -20,6 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +35,6 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
     from twisted.internet.task import react
 
     from pipegrid import Grid
-    from pipegrid.reactor.collector import calm_collector
     from pipegrid.speedtest.processes import Servers
 
     figures: dict[str, float] = {}
@@ -41,7 +42,7 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
     async def run(reactor: Any) -> None:
         with Servers(servers, rtt_s=rtt_s, durability="batch") as running:
             grid = await Grid.open(reactor, running.client)
-            calm_collector()  # as the command does
+            _calm_collector()
             await grid.put_many([random.randbytes(size) for _ in range(WARM_FILES)])
             contents = [random.randbytes(size) for _ in range(files)]
             client_s, servers_s, began = time.process_time(), running.cpu_s(), time.perf_counter()
@@ -60,6 +61,14 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
         if end.code:
             raise
     return figures
+
+
+def _calm_collector() -> None:
+    """Tune the collector as the command does, wherever the version that is measured keeps that."""
+    for name in ("pipegrid.reactor.collector", "pipegrid.flow.collector"):
+        with suppress(ImportError):
+            import_module(name).calm_collector()
+            return
 
 
 def measure_apart(checkout: Path, options: argparse.Namespace) -> dict[str, float]:
