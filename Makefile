@@ -13,7 +13,7 @@ MIRROR_VENV := .venv-mirror-peers
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
-.PHONY: demo test lint types trial coverage attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format clean
+.PHONY: demo test lint types trial coverage attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -146,6 +146,13 @@ peers: $(INSTALLED) $(TAHOE_VENV)/.installed isal
 # The same of mutable files and directories, five minutes: `make peers-mutable RUN="--only overwrite"` measures less.
 peers-mutable: $(INSTALLED) $(TAHOE_VENV)/.installed isal
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers.mutables $(RUN)
+
+# Whole trees, PipeGrid and Tahoe-LAFS's commands in turns: two hours and more, of which Tahoe-LAFS takes nearly all,
+# or a quarter of that with `make trees TREES="--rounds 1 --peer-files 100"`. Then small files a second;
+# `make trees MANY="--beside DIR"` measures another checkout in turns.
+trees: $(INSTALLED) $(TAHOE_VENV)/.installed isal
+	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.trees $(TREES)
+	$(BIN)/python -m misc.speedtest.many --files 10000 $(MANY)
 
 # Mirroring tools, in turns on the same web servers; half an hour, on a machine that does nothing else.
 mirror-peers: $(INSTALLED) gpg nginx $(MIRROR_VENV)/.installed
