@@ -101,6 +101,24 @@ class CheckTreeTests(BudgetTestCase):
         self.assertLessEqual(trips, 9.0)
         self.assertEqual(self.check()[0].healthy, 401)
 
+    def test_every_byte_of_many_small_objects(self) -> None:
+        """All their shares together are more than may wait for a thread, so they are verified without."""
+        self.store(10, 3)
+        jobs: list[str] = []
+        workers = self.client.grid.workers
+        run = workers.run
+
+        def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
+            jobs.append(getattr(function, "__qualname__", ""))
+            return run(function, *args, **kwargs)
+
+        self.patch(workers, "run", noting)
+        self.remove_server(3)
+        summary, _ = self.check(verify=True, repair=True)
+        self.assertEqual((summary.objects, summary.repaired), (41, 41))
+        self.assertEqual(jobs, [])
+        self.assertEqual(self.check(verify=True)[0].healthy, 41)
+
     def remove_server(self, number: int) -> None:
         """Empty one server."""
         for path in (self.world.servers[number].root / "shares").rglob("*"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.python.failure import Failure
@@ -17,7 +17,9 @@ from pipegrid.core.params import Params
 from pipegrid.grid.grid import Grid
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import CheckResult
-from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Upkeep
+
+if TYPE_CHECKING:
+    from pipegrid.transfer.upkeep.upkeep import Outcome, Upkeep
 
 Source = bytes | io.FileIO | None
 FileCap = ChkCap | LitCap
@@ -81,6 +83,9 @@ class GridStore:
         else:
             self._waiting.append((cap, told))
             if self._opening is None:
+                # Most runs check nothing, and need not load what does.
+                from pipegrid.transfer.upkeep.upkeep import Todo
+
                 self._opening = self._grid.upkeep(Todo(add_lease=True)).addCallback(self._opened)
                 self._opening.addErrback(self._not_opened)
         return told.addCallback(self._judge)
