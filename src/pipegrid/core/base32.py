@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import re
 
 _ALPHABET = re.compile(r"[a-z2-7]*\Z")
 _DIGITS = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
-_PADDING = {0: "", 2: "======", 4: "====", 5: "===", 7: "="}
+_AS_NUMBER = str.maketrans(_DIGITS, "0123456789abcdefghijklmnopqrstuv")
+_LENGTHS = frozenset({0, 2, 4, 5, 7})  # that texts have, beside whole eights
 
 
 def encode(data: bytes) -> str:
@@ -19,6 +19,9 @@ def encode(data: bytes) -> str:
     """
     if len(data) == 16:
         return _encode_index(int.from_bytes(data, "big") << 2)
+    if len(data) == 32:  # caps have one of these and one of those
+        value = int.from_bytes(data, "big") << 4
+        return _encode_index(value >> 130) + _encode_index(value & (1 << 130) - 1)
     count = (8 * len(data) + 4) // 5
     value = int.from_bytes(data, "big") << (5 * count - 8 * len(data))
     # Two characters at a time, the last first: the number gets shorter with each.
@@ -62,10 +65,14 @@ def decode(text: str) -> bytes:
     """
     if not _ALPHABET.match(text):
         raise ValueError("base32 text may only hold a-z and 2-7")
-    padding = _PADDING.get(len(text) % 8)
-    if padding is None:
+    if len(text) % 8 not in _LENGTHS:
         raise ValueError(f"base32 text cannot be {len(text)} characters long")
-    data = base64.b32decode(text.upper() + padding)
-    if encode(data) != text:
+    if not text:
+        return b""
+    # Python reads numbers to this base as fast as to 10: a tenth of what ``base64.b32decode`` takes.
+    count = 5 * len(text) // 8
+    stray = 5 * len(text) - 8 * count
+    value = int(text.translate(_AS_NUMBER), 32)
+    if value & (1 << stray) - 1:
         raise ValueError("base32 text has stray bits in its last character")
-    return data
+    return (value >> stray).to_bytes(count, "big")

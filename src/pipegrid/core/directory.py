@@ -140,9 +140,12 @@ def unpack_readwrite(data: bytes) -> list[ReadWriteEntry]:
 
 
 def _pack_entry(name: str, child: Child) -> bytes:
-    text = str(child.cap)
-    marked = not isinstance(child.cap, UnknownCap) or text.startswith(_IMMUTABLE)
-    cap = immutable_cap(text) if marked else None
+    cap: Cap | None = child.cap
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if not isinstance(file, (ChkCap, LitCap)):
+        text = str(cap)
+        marked = not isinstance(cap, UnknownCap) or text.startswith(_IMMUTABLE)
+        cap = immutable_cap(text) if marked else None
     if cap is None:
         raise UsageError(
             f"cannot put {name!r} into an immutable directory, since it may change; "
