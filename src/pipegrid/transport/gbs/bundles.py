@@ -36,8 +36,11 @@ from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResul
 
 T = TypeVar("T")
 
-MAX_SHARE_BYTES = 16 * 1024
-"""Of larger shares a head is a small part, and to gather them would cost a copy."""
+MAX_SHARE_BYTES = 64 * 1024
+"""
+A copy of so much costs less than a request. Files of 100 kB took client and servers a third less than alone
+(measured); with twice as much nothing was gained.
+"""
 
 SEND_BYTES = 16 * 1024
 """
