@@ -9,7 +9,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, wait_option
+from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, wait_option
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.treeput import Chosen, counts_of, fields_of, reports_of, selection_options
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     help="Keep the newest run of each of N weeks.",
 )
 @selection_options
+@limit_options
 @wait_option
 @common_options
 def command(

@@ -215,6 +215,11 @@ class Grid:
         """The reactor, as far as it tells the time."""
         return self._reactor
 
+    @property
+    def limits(self) -> Limits:
+        """How much of the machine and of its line this grid may take."""
+        return self._limits
+
     def put(
         self,
         source: SourceLike,

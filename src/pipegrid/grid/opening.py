@@ -122,8 +122,6 @@ def open_grid(
             force_foolscap=config.force_foolscap,
             throttle=throttle,
         )
-        if throttle is not None and peer.protocol == "foolscap":
-            warnings.add(f"{peer.name} is reached by Foolscap, whose rate is not limited here")
         return finished(peer)
 
     warnings = Warnings(config.warnings)
@@ -136,6 +134,10 @@ def open_grid(
 
         local = open_local(real_reactor, config.local)
         members.peers += map(finished, local.peers)
+        if throttle is not None:
+            warnings.add(
+                "an embedded grid sends nothing over a network, so --limit-rate bounds nothing on its disks"
+            )
     if not members.peers and not introducers:
         raise UsageError(
             f"{path} names no servers that can be used; "

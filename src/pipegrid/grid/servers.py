@@ -167,7 +167,7 @@ def open_server(
     Args:
         windows: bounds of its pipeline.
         force_foolscap: speak Foolscap, whatever else it speaks.
-        throttle: bounds the rate of all bytes to and from all servers; not over Foolscap.
+        throttle: bounds the rate of all bytes to and from all servers.
 
     Raises:
         ValueError: no protocol that it speaks is spoken here; the text says why.
@@ -178,7 +178,7 @@ def open_server(
         return Peer(gbs, windows.pipeline(reactor, lambda: gbs.round_trip_s), "https", address)
     if known.furl is None:
         raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
-    server = _open_foolscap(reactor, known.identity, known.furl)
+    server = _open_foolscap(reactor, known.identity, known.furl, throttle)
     pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
     return Peer(server, pipeline, "foolscap", known.furl.address)
 
@@ -199,12 +199,14 @@ def _open_gbs(
     return GbsServer(identity, address, endpoints, reactor, bundle_bytes=bundle_bytes)
 
 
-def _open_foolscap(reactor: IReactorTime, identity: ServerIdentity, address: Furl) -> StorageServer:
+def _open_foolscap(
+    reactor: IReactorTime, identity: ServerIdentity, address: Furl, throttle: Throttle | None
+) -> StorageServer:
     from pipegrid.transport.foolscap.client import FoolscapServer
     from pipegrid.transport.foolscap.tub import TubConnector
 
     try:
-        return FoolscapServer(identity, TubConnector(address), reactor)
+        return FoolscapServer(identity, TubConnector(address, throttle), reactor)
     except UsageError as error:
         raise ValueError(str(error)) from None
 

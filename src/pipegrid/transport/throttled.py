@@ -13,6 +13,9 @@ come.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
+from socket import SO_RCVBUF, SOL_SOCKET
+from socket import socket as Socket
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -37,6 +40,8 @@ _TURN_S = 0.05
 
 _LEAST_PIECE_BYTES = 512
 _MOST_PIECE_BYTES = 16 << 10
+_LEAST_KEPT_BYTES = 16 << 10
+"""By the kernel, of what was received: a few packets, which it counts about twice."""
 
 
 class Throttle:
@@ -54,20 +59,27 @@ class Throttle:
         self.piece_bytes = int(
             min(_MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, bytes_per_s * _TURN_S))
         )
-        self._waiting: deque[_Throttled] = deque()
+        self._waiting: deque[Throttled] = deque()
         self._timer: IDelayedCall | None = None
 
-    def endpoint(self, inner: IStreamClientEndpoint) -> IStreamClientEndpoint:
-        """Return an endpoint whose connections are bounded with all others."""
-        return _ThrottledEndpoint(self, inner)
+    def endpoint(
+        self, inner: IStreamClientEndpoint, kind: type[Throttled] | None = None
+    ) -> IStreamClientEndpoint:
+        """
+        Return an endpoint whose connections are bounded with all others.
 
-    def wants_to_send(self, connection: _Throttled) -> None:
+        Args:
+            kind: of connection; by default the simple one.
+        """
+        return _ThrottledEndpoint(self, inner, kind or Throttled)
+
+    def wants_to_send(self, connection: Throttled) -> None:
         """A connection has something to send, and is not in the line yet."""
         self._waiting.append(connection)
         if self._timer is None:
             self._go_on()
 
-    def leaves(self, connection: _Throttled) -> None:
+    def leaves(self, connection: Throttled) -> None:
         """A connection has nothing to send any more."""
         if connection in self._waiting:
             self._waiting.remove(connection)
@@ -91,31 +103,37 @@ class Throttle:
 
 @implementer(IStreamClientEndpoint)
 class _ThrottledEndpoint:
-    def __init__(self, throttle: Throttle, inner: IStreamClientEndpoint) -> None:
+    def __init__(
+        self, throttle: Throttle, inner: IStreamClientEndpoint, kind: type[Throttled]
+    ) -> None:
         self._throttle = throttle
         self._inner = inner
+        self._kind = kind
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Connect; fires with the protocol of the factory."""
-        factory: Any = _Factory(self._throttle, protocolFactory)
+        factory: Any = _Factory(self._throttle, protocolFactory, self._kind)
         connected: Deferred[Any] = self._inner.connect(factory)
         return connected.addCallback(_protocol_of)
 
 
 class _Factory:
-    def __init__(self, throttle: Throttle, factory: IProtocolFactory) -> None:
+    def __init__(
+        self, throttle: Throttle, factory: IProtocolFactory, kind: type[Throttled]
+    ) -> None:
         self._throttle = throttle
         self._factory = factory
+        self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._factory, name)
 
     def buildProtocol(self, addr: Any) -> Any:
         protocol: Any = self._factory.buildProtocol(addr)
-        return None if protocol is None else _Throttled(self._throttle, protocol)
+        return None if protocol is None else self._kind(self._throttle, protocol)
 
 
-class _Throttled:
+class Throttled:
     """
     One connection: the protocol of a transport, and the transport of a protocol.
 
@@ -150,9 +168,11 @@ class _Throttled:
     def makeConnection(self, transport: Any) -> None:
         """The connection is there."""
         self._transport = transport
+        rate = self._throttle.received.bytes_per_s
         if hasattr(transport, "bufferSize"):  # a quarter of a second's at a time
-            rate = self._throttle.received.bytes_per_s
             transport.bufferSize = int(min(transport.bufferSize, max(2048, rate / 4)))
+        if isinstance(socket := getattr(transport, "socket", None), Socket):
+            _keep_little(socket, int(rate / 4))
         directlyProvides(self, providedBy(transport))
         transport.registerProducer(_Valve(self), True)
         self.protocol.makeConnection(self)
@@ -299,14 +319,24 @@ class _Throttled:
                 self._producer.resumeProducing()
 
 
-def _protocol_of(connection: _Throttled) -> Any:
+def _keep_little(socket: Socket, size: int) -> None:
+    """
+    Have the kernel keep no more than so much that was not read: it would take megabytes off the line at once.
+    """
+    with suppress(OSError):
+        usual = socket.getsockopt(SOL_SOCKET, SO_RCVBUF)
+        if size < usual:
+            socket.setsockopt(SOL_SOCKET, SO_RCVBUF, max(size, _LEAST_KEPT_BYTES) // 2)
+
+
+def _protocol_of(connection: Throttled) -> Any:
     return connection.protocol
 
 
 class _Valve:
     """Hears from the socket when it is full."""
 
-    def __init__(self, connection: _Throttled) -> None:
+    def __init__(self, connection: Throttled) -> None:
         self._connection = connection
 
     def pauseProducing(self) -> None:

@@ -30,6 +30,7 @@ from pipegrid.flow.budget import Budget
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import GetResult
+from pipegrid.transfer.settings import Limits
 from pipegrid.tree import target
 from pipegrid.tree.listing import ListingLimits, ReadsFiles
 from pipegrid.tree.metadata import Kept, restored
@@ -89,13 +90,27 @@ class GetTreeLimits:
     Attributes:
         in_flight_bytes: of small files.
         large_at_once: files that are larger.
+        jobs: files of either kind.
         walk, listing: see there.
     """
 
     in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
     large_at_once: int = LARGE_AT_ONCE
+    jobs: int = 1 << 20
     walk: WalkLimits = attrs.field(factory=WalkLimits)
     listing: ListingLimits = attrs.field(factory=ListingLimits)
+
+
+def bounded(limits: Limits) -> GetTreeLimits:
+    """Return what fetching a tree may take, of what its grid may: a quarter of the memory for each use."""
+    bounds = GetTreeLimits()
+    jobs = bounds.jobs if limits.jobs is None else limits.jobs
+    in_flight_bytes, walk = bounds.in_flight_bytes, bounds.walk
+    if limits.memory_bytes is not None:
+        part = limits.memory_bytes // 4
+        in_flight_bytes = min(in_flight_bytes, part)
+        walk = attrs.evolve(walk, ahead_bytes=min(walk.ahead_bytes, part))
+    return GetTreeLimits(in_flight_bytes, min(bounds.large_at_once, jobs), jobs, walk)
 
 
 @attrs.define(eq=False)
@@ -163,6 +178,7 @@ class TreeGet:
         self._limits = limits or GetTreeLimits()
         self._small = Budget(self._limits.in_flight_bytes)
         self._large = Budget(self._limits.large_at_once)
+        self._jobs = Budget(self._limits.jobs)
         self._running: set[Deferred[None]] = set()
         self._bug: BaseException | None = None
         self._stack: list[_Local] = []
@@ -324,6 +340,7 @@ class TreeGet:
         small = size is not None and size <= SMALL_BYTES
         budget = self._small if small else self._large
         lent = await budget.borrow(FILE_BYTES + (size or 0) if small else 1)
+        await self._jobs.borrow(1)
         parent.unfinished += 1
         running = Deferred.fromCoroutine(self._fetch(met.path, cap, size, path, standing, kept))
         self._running.add(running)
@@ -331,6 +348,7 @@ class TreeGet:
         def ended(outcome: Any) -> None:
             self._running.discard(running)
             budget.give_back(lent)
+            self._jobs.give_back(1)
             error = getattr(outcome, "value", None)
             if isinstance(error, PipegridError):
                 self._fail(met.path, error)

@@ -137,7 +137,7 @@ class Trees:
             PipegridError: the root cannot be read.
         """
         from pipegrid.core.caps import parse_cap
-        from pipegrid.tree.download import TreeGet
+        from pipegrid.tree.download import TreeGet, bounded
 
         async def work() -> TreeGetResult:
             parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
@@ -152,7 +152,7 @@ class Trees:
                 progress=progress,
                 problem=problem,
                 done=done,
-                limits=limits,
+                limits=limits or bounded(self._grid.limits),
             )
             return await get.run()
 

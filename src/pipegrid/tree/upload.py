@@ -11,13 +11,14 @@ on.
 **Bounds.** Of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a
 large file counts as half of the bytes at most, so that two of them leave room for nobody, and one for small
 ones. What coding takes is bounded by the grid. A batch of the walk comes when there is room for anything,
-and is taken whole.
+and is taken whole; what the grid's ``Limits`` allow no more begins later.
 """
 
 from __future__ import annotations
 
 import io
 import os
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.settings import Limits
 from pipegrid.tree.localwalk import Begun, Ended, LeftOut, LocalWalk, Met, own_directories
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import Directory, Place, TreePlan
@@ -44,6 +46,9 @@ MAX_BYTES = 8 << 20
 
 GIVE_UP = 10
 """When so many objects could not be stored, and none could, the grid is at fault and not the files."""
+
+_HELD_PART = 4
+"""Of the memory that may be taken so much is for plaintext; the rest is for what it is coded to."""
 
 _LARGE_DIRECTORY = 1000
 """Entries from which packing is left to a thread: a millisecond has some 50."""
@@ -176,7 +181,9 @@ def tree_upload(
         without=own_directories(*([] if local is None else [local.directory])),
     )
     store = GridStore(grid, **(options or {}))
-    return TreeUpload(grid.workers, grid.clock.seconds, walk, store, root, reports)
+    return TreeUpload(
+        grid.workers, grid.clock.seconds, walk, store, root, reports, limits=grid.limits
+    )
 
 
 class TreeUpload:
@@ -188,6 +195,7 @@ class TreeUpload:
         store: takes files; closed at the end.
         root: what errors call the directory.
         memory: what earlier runs have stored.
+        limits: how much may be under way.
     """
 
     def __init__(
@@ -199,6 +207,7 @@ class TreeUpload:
         root: str,
         reports: TreeReports | None = None,
         memory: Memory | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._workers = workers
         self._seconds = seconds
@@ -213,6 +222,13 @@ class TreeUpload:
         self._root_metadata: dict[str, Any] = {}
         self._batch: Deferred[Any] | None = None
         self._walked = False
+        limits = limits or Limits()
+        self._jobs = limits.jobs
+        self._most_objects = min(MAX_OBJECTS, limits.jobs or MAX_OBJECTS)
+        held = limits.memory_bytes
+        self._most_bytes = MAX_BYTES if held is None else min(MAX_BYTES, held // _HELD_PART)
+        self._beginning = False
+        self._later: deque[tuple[Place, Coroutine[Any, Any, None]]] = deque()
         self._running: dict[Place, Deferred[None]] = {}
         self._weights: dict[Place, int] = {}
         self._weight = 0
@@ -253,6 +269,8 @@ class TreeUpload:
         return TreeResult(self._plan.root_cap, self._root_metadata, self.counts, elapsed_s)
 
     async def _stop(self) -> None:
+        while self._later:
+            self._later.pop()[1].close()
         ending: list[Deferred[Any]] = list(self._running.values())
         ending.append(self._store.close())
         if self._batch is not None:
@@ -263,7 +281,7 @@ class TreeUpload:
 
     def _go_on(self) -> bool:
         """Begin one thing that can begin now; return whether there was one."""
-        if len(self._running) >= MAX_OBJECTS or self._weight >= MAX_BYTES:
+        if len(self._weights) >= self._most_objects or self._weight >= self._most_bytes:
             return False
         ready = self._plan.take_ready()
         if ready is not None:
@@ -475,22 +493,33 @@ class TreeUpload:
         assert place not in self._weights
         self._weights[place] = 0
         self._weigh(place, size)
-        running = Deferred.fromCoroutine(work)
-        if not running.called:
-            self._running[place] = running
-        running.addBoth(self._ended, place)
+        self._later.append((place, work))
+        self._begin_more()
+
+    def _begin_more(self) -> None:
+        if self._beginning:
+            return  # something ended at once
+        self._beginning = True
+        while self._later and (self._jobs is None or len(self._running) < self._jobs):
+            place, work = self._later.popleft()
+            running = Deferred.fromCoroutine(work)
+            if not running.called:
+                self._running[place] = running
+            running.addBoth(self._ended, place)
+        self._beginning = False
 
     def _ended(self, outcome: Any, place: Place) -> None:
         self._weigh(place, 0)
         del self._weights[place]
         self._running.pop(place, None)
+        self._begin_more()
         if isinstance(outcome, Failure) and not outcome.check(CancelledError):
             self._error = outcome.value
         self._reports.progress(self.counts)
         self._wake()
 
     def _weigh(self, place: Place, left: int) -> None:
-        weight = min(left, MAX_BYTES // 2)
+        weight = min(left, self._most_bytes // 2)
         self._weight += weight - self._weights[place]
         self._weights[place] = weight
 

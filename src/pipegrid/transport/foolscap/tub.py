@@ -5,7 +5,7 @@ Connections to Foolscap servers over TCP: a tub for each, which lives as long as
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 
@@ -16,6 +16,9 @@ from pipegrid.wire.allowance import Bounds
 from pipegrid.wire.foolscap import answer_cost
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S, make_tub
+
+if TYPE_CHECKING:
+    from pipegrid.transport.throttled import Throttle
 
 # Also without "tcp:", as it was of old.
 _TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
@@ -39,17 +42,21 @@ class TubConnector:
     """
     Implements ``foolscaplink.Connector``.
 
+    Args:
+        throttle: bounds the rate of the connection, with those of all others.
+
     Raises:
         UsageError: the fURL leads nowhere over TCP.
     """
 
-    def __init__(self, furl: Furl) -> None:
+    def __init__(self, furl: Furl, throttle: Throttle | None = None) -> None:
         hints = tuple(hint for hint in furl.hints if _TCP.match(hint))
         if not hints:
             raise UsageError(
                 "the fURL names no TCP port to connect to, which is all that works yet"
             )
         self._furl = str(Furl(furl.tub_id, hints, furl.swissnum))
+        self._throttle = throttle
         self._tub: Any = None
         self._closed = False
 
@@ -59,6 +66,10 @@ class TubConnector:
             return fail(UsageError("this connector was closed; make another"))
         if self._tub is None:
             self._tub = make_tub(LOST_AFTER_S, BOUNDS)
+            if self._throttle is not None:
+                from pipegrid.transport.foolscap.rate import limit
+
+                limit(self._tub, self._throttle)
             self._tub.startService()
         found: Deferred[Any] = self._tub.getReference(self._furl)
         return found.addCallback(_hurry)

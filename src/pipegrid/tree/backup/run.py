@@ -227,5 +227,14 @@ class Backups:
             now_ns=lambda: int(self._now() * 1e9),
         )
         seconds = self._grid.clock.seconds
-        upload = TreeUpload(self._grid.workers, seconds, walk, store, directory, reports, database)
+        upload = TreeUpload(
+            self._grid.workers,
+            seconds,
+            walk,
+            store,
+            directory,
+            reports,
+            database,
+            self._grid.limits,
+        )
         return await upload.run()
