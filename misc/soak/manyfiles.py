@@ -1,16 +1,19 @@
 """
-How much memory a backup of many small files takes, and how many files a second it stores.
+How much memory trees of many small files take, and how many files a second come and go.
 
-    python misc/soak/manyfiles.py [--files 100000] [--directory DIR]
+    python -m misc.soak.manyfiles [--files 100000] [--directory DIR]
 
 Makes files of 20 B to 2 kB, a hundred to a directory, on an embedded grid in DIR (removed afterwards), and
-runs ``backup`` twice, ``put -r`` and ``restore`` on them as processes of their own. One JSON line each. The
-target of 200 MiB counts the client and the ten servers, which are one process there.
+runs ``backup`` (twice), ``put -r``, ``get -r`` (twice), ``check -r`` and ``restore`` on them, as processes of
+their own; beside them ``cp -r`` on the same disk. What came back is compared, byte for byte. One JSON line
+each, with the memory at every fifth of the time, which shows whether it grows. The target of 200 MiB counts
+the client and the ten servers, which are one process there.
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
 import os
 import shutil
@@ -18,10 +21,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
+
+from misc.command import environment
 
 MAX_RSS_MIB = 200
+_SAMPLE_S = 0.1
+_POINTS = 6
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MIB = 1 << 20
 
 
 def make_files(root: Path, count: int) -> None:
@@ -35,48 +46,90 @@ def make_files(root: Path, count: int) -> None:
         (directory / f"file{number}").write_bytes(random.randbytes(size))
 
 
-def measured(home: Path, *arguments: str) -> dict[str, float | str]:
-    """Run a command; return what it took."""
-    environment = {**os.environ, "PIPEGRID_DIR": str(home / "client")}
+def measured(arguments: Sequence[str], client: Path, output: Path) -> dict[str, Any]:
+    """
+    Run a program; return what it took.
+
+    Args:
+        client: the directory of PipeGrid's client, which it makes.
+        output: where its standard output goes.
+    """
     began_s = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipegrid.cli", "-q", *arguments],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-    )
-    _, status, used = os.wait4(process.pid, 0)
+    held: list[int] = []
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            arguments, env=environment() | {"PIPEGRID_DIR": str(client)}, stdout=file
+        )
+    ended = 0
+    while not ended:
+        ended, status, used = os.wait4(process.pid, os.WNOHANG)
+        held.append(_held_bytes(process.pid))
+        if not ended:
+            time.sleep(_SAMPLE_S)
     process.returncode = os.waitstatus_to_exitcode(status)
+    seen = [each for each in held if each] or [0]
     return {
-        "command": arguments[0],
         "status": process.returncode,
         "seconds": round(time.monotonic() - began_s, 2),
         "cpu_s": round(used.ru_utime + used.ru_stime, 2),
         "max_rss_mib": round(used.ru_maxrss / 1024, 1),
+        "rss_mib": [
+            round(seen[(len(seen) - 1) * point // (_POINTS - 1)] / _MIB) for point in range(_POINTS)
+        ],
     }
 
 
+def _held_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def same_trees(one: Path, other: Path) -> bool:
+    """Whether two directories hold the same names and bytes."""
+    found = filecmp.dircmp(one, other, ignore=[])
+    if not other.is_dir() or found.left_only or found.right_only or found.common_funny:
+        return False
+    _, differ, unread = filecmp.cmpfiles(one, other, found.common_files, shallow=False)
+    return not (differ or unread) and all(
+        same_trees(one / name, other / name) for name in found.common_dirs
+    )
+
+
 def main() -> int:
-    """Measure; the status is 1 if a command failed or took more memory than it may."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    """Measure; the status is 1 if something failed, took more memory than it may, or came back otherwise."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--directory", type=Path, default=None)
     options = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="pipegrid-manyfiles-", dir=options.directory))
     failed = False
     try:
-        source = home / "source"
+        source, output, client = home / "source", home / "output", home / "client"
         make_files(source, options.files)
-        for arguments in (
-            ("backup", str(source)),
-            ("backup", str(source)),
-            ("put", "-r", str(source)),
-            ("restore", "-o", str(home / "back")),
-        ):
-            took = measured(home, *arguments)
-            seconds = float(took["seconds"])
-            took["files_per_s"] = round(options.files / max(seconds, 0.01))
-            print(json.dumps({"files": options.files, **took}), flush=True)
-            failed |= took["status"] != 0 or float(took["max_rss_mib"]) > MAX_RSS_MIB
+
+        def run(what: str, *arguments: str, ours: bool = True) -> str:
+            nonlocal failed
+            program = [sys.executable, "-m", "pipegrid.cli", "-q"] if ours else []
+            took = measured([*program, *arguments], client, output)
+            took["files_per_s"] = round(options.files / max(float(took["seconds"]), 0.01))
+            print(json.dumps({"command": what, "files": options.files, **took}), flush=True)
+            failed |= took["status"] != 0 or (ours and float(took["max_rss_mib"]) > MAX_RSS_MIB)
+            return output.read_text("utf-8").strip()
+
+        run("cp -r", "cp", "-r", str(source), str(home / "copy"), ours=False)
+        run("backup", "backup", str(source))
+        run("backup, nothing changed", "backup", str(source))
+        cap = run("put -r", "put", "-r", str(source))
+        run("get -r", "get", "-r", cap, "-o", str(home / "got"))
+        run("get -r, all there", "get", "-r", cap, "-o", str(home / "got"))
+        run("check -r", "check", "-r", cap)
+        run("restore", "restore", "-o", str(home / "back"))
+        for each in ("got", "back"):
+            same = same_trees(source, home / each)
+            print(json.dumps({"compared": each, "same": same}), flush=True)
+            failed |= not same
     finally:
         shutil.rmtree(home, ignore_errors=True)
     return int(failed)
