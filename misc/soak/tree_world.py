@@ -170,7 +170,7 @@ class TreeWorld:
                 said = ["      anonymous-storage-NURLs:", f'        - "{relayed}"']
             lines += [f"  s{number}:", "    ann:", *said]
         files = {SERVERS_NAME: "\n".join(lines) + "\n"}
-        happy = min(len(self.nodes), self.params.total_shares)
+        happy = self.params.total_shares
         create_client(directory, params=self.params, happy=happy, files=files)
 
     async def stop(self) -> None:

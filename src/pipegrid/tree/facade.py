@@ -170,7 +170,8 @@ class Trees:
         """
         Store a directory with all that is in it; fires when all is stored.
 
-        What cannot be read, or has no content, is left out and told (``TreeReports.left_out``).
+        What cannot be read, or has no content, is left out and told (``TreeReports.left_out``). If this is
+        cut off, the next put of the same directory goes on: what was stored is checked, not sent again.
 
         Args:
             selection: what of it; by default everything.
@@ -182,10 +183,20 @@ class Trees:
             GridError: the grid takes nothing.
             UsageError: the options are impossible.
         """
+        from pipegrid.tree.unfinished import unfinished_put
         from pipegrid.tree.upload import tree_upload
 
-        upload = tree_upload(self._grid, directory, selection, one_file_system, reports, options)
-        return self._start(upload.run())
+        async def work() -> TreeResult:
+            notes = unfinished_put(self._grid, directory, options)
+            try:
+                chosen = (selection, one_file_system, reports)
+                result = await tree_upload(self._grid, directory, *chosen, options, notes).run()
+                notes.forget()
+                return result
+            finally:
+                notes.close()
+
+        return self._start(work())
 
     def check_tree(
         self,

@@ -47,6 +47,9 @@ MAX_BYTES = 8 << 20
 GIVE_UP = 10
 """When so many objects could not be stored, and none could, the grid is at fault and not the files."""
 
+NOTES_NAME = "unfinished-trees"
+"""Where a client notes what was stored of trees, below what it remembers; see ``unfinished``."""
+
 _HELD_PART = 4
 """Of the memory that may be taken so much is for plaintext; the rest is for what it is coded to."""
 
@@ -170,19 +173,26 @@ def tree_upload(
     one_file_system: bool = False,
     reports: TreeReports | None = None,
     options: Mapping[str, Any] | None = None,
+    memory: Memory | None = None,
 ) -> TreeUpload:
-    """Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``."""
+    """
+    Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``.
+    """
     root = os.fspath(path)
     local = grid.config.local
     walk = LocalWalk(
         root,
         selection=selection or Selection(),
         one_file_system=one_file_system,
-        without=own_directories(*([] if local is None else [local.directory])),
+        without=own_directories(
+            *([] if local is None else [local.directory]),
+            *(cache / NOTES_NAME for cache in grid.config.caches[:1]),
+        ),
+        know=(memory or NoMemory()).file,
     )
     store = GridStore(grid, **(options or {}))
     return TreeUpload(
-        grid.workers, grid.clock.seconds, walk, store, root, reports, limits=grid.limits
+        grid.workers, grid.clock.seconds, walk, store, root, reports, memory, grid.limits
     )
 
 
