@@ -19,7 +19,9 @@ from pipegrid.simulation.faults import FaultPlan
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transport.gbs.client import GbsSettings
+from pipegrid.wire import gbs_surveys
 from pipegrid.wire.gbs_http import Resource
+from pipegrid.wire.gbs_surveys import SurveyAnswer
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import LIES, Client, GridWorld, StorageHost
 from tests.simulation.test_grid_budgets import RTT_S, BudgetTestCase
@@ -230,6 +232,40 @@ class FindingsTests(UpkeepTestCase):
                 self.assertEqual(one.unreachable, ["s2"])
                 self.assertEqual(len(one.good_shares), 9)
                 self.assertIn("s2 answered a survey with", one.reasons["s2"])
+
+    def test_an_answer_without_end(self) -> None:
+        """What is longer than any answer may be is not read to its end."""
+        self.store(5)
+        answer_surveys_with(self.world.servers[2], bytes(8 << 20))
+        outcomes, _ = self.check()
+        for one in outcomes:
+            self.assertEqual((one.unreachable, len(one.good_shares)), (["s2"], 9))
+            self.assertIn("8388608 bytes", one.reasons["s2"])
+
+    def test_answers_to_other_questions(self) -> None:
+        """Bytes of another object, in answers that changed places, are no proof of anything."""
+        self.store(20)
+        unpack = gbs_surveys.unpack_answers
+        seen: list[bytes] = []
+
+        def turn(body: Any, questions: Any) -> Any:
+            answers = []
+            for answer, question in zip(unpack(body, questions), questions, strict=True):
+                assert isinstance(answer, SurveyAnswer)
+                told = []
+                for data, sample in zip(answer.samples, question.samples, strict=True):
+                    assert isinstance(data, bytes)
+                    seen.append(data)
+                    told.append(seen[len(seen) // 2 - 1][: sample.length])
+                answers.append(attrs.evolve(answer, samples=tuple(told)))
+            return answers
+
+        self.patch(gbs_surveys, "unpack_answers", turn)
+        outcomes, _ = self.check()
+        self.assertGreater(len(seen), 20)
+        for one in outcomes:
+            assert isinstance(one, CheckResult)
+            self.assertTrue(one.healthy)
 
     def test_a_server_out_of_reach(self) -> None:
         """It is named for every object, and costs its patience once, not once an object."""
