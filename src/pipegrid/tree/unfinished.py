@@ -31,8 +31,9 @@ from pipegrid.tree.localwalk import Met
 from pipegrid.tree.upload import NOTES_NAME, Known, Memory, NoMemory
 
 WRITTEN_AFTER_S = 1.0
-MAX_UNWRITTEN = 200
-"""Objects, after which it is written down even sooner."""
+MAX_UNWRITTEN = 100
+MAX_UNWRITTEN_BYTES = 1 << 20
+"""Files, and their bytes, after which it is written down even sooner."""
 
 KEPT_S = 7 * 86400.0
 """Servers keep unfinished uploads for as long."""
@@ -99,6 +100,7 @@ class UnfinishedPut(Memory):
         self._now = now
         self._began_s = now()
         self._unwritten: list[Callable[[Memory], None]] = []
+        self._unwritten_bytes = 0
         self._database: Database | None = None
         self._lock = -1
         self._off = False
@@ -117,6 +119,7 @@ class UnfinishedPut(Memory):
         """A file was read, and is stored."""
         if isinstance(cap, ChkCap):
             met = attrs.evolve(met, content=None)
+            self._unwritten_bytes += cap.size
             self._note(lambda memory: memory.file_stored(met, cap))
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
@@ -155,7 +158,8 @@ class UnfinishedPut(Memory):
             return
         self._unwritten.append(tell)
         early = 0 <= self._now() - self._began_s < WRITTEN_AFTER_S
-        if len(self._unwritten) >= MAX_UNWRITTEN or not early:
+        much = self._unwritten_bytes >= MAX_UNWRITTEN_BYTES
+        if much or len(self._unwritten) >= MAX_UNWRITTEN or not early:
             self._write()
 
     def _write(self) -> None:

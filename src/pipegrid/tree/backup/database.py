@@ -33,7 +33,8 @@ VERSION = 1
 
 COMMIT_ROWS = 200
 COMMIT_S = 1.0
-"""What a process that is killed forgets at most."""
+COMMIT_BYTES = 1 << 20
+"""What a process that is killed forgets at most; bytes of files."""
 
 _FORGET_S = 120 * 86400.0
 """What nobody has met for so long is not there any more: everything that is met is checked within 24 days."""
@@ -79,7 +80,7 @@ class Database:
         self._now = now
         self._say = say
         self._read_only = read_only
-        self._rows = 0
+        self._rows = self._bytes = 0
         self._committed_s = now()
         self._broken = False
         try:
@@ -160,6 +161,7 @@ class Database:
                 text,
             ),
         )
+        self._bytes += signature.size
         self.checked(cap)
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
@@ -241,11 +243,12 @@ class Database:
             return
         self._rows += 1
         now_s = self._now()
-        if self._rows >= COMMIT_ROWS or not 0 <= now_s - self._committed_s < COMMIT_S:
+        much = self._rows >= COMMIT_ROWS or self._bytes >= COMMIT_BYTES
+        if much or not 0 <= now_s - self._committed_s < COMMIT_S:
             self._commit()
 
     def _commit(self) -> None:
-        self._rows = 0
+        self._rows = self._bytes = 0
         self._committed_s = self._now()
         try:
             if self._writing.in_transaction:
