@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from misc.soak import budgets, faults, kill_get, kill_put, mutables, resume, twins
+from misc.soak import budgets, faults, kill_get, kill_put, kill_tree, mutables, resume, twins
 
 SOAKS: tuple[Callable[[Sequence[str]], int], ...] = (
     kill_put.main,
     resume.main,
     kill_get.main,
+    kill_tree.main,
     faults.main,
     mutables.main,
     twins.main,
