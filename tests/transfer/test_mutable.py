@@ -111,6 +111,18 @@ class RoundTripTests(SynchronousTestCase):
             expected += content(size)
             self.assertEqual(self.world.read(cap), expected)
 
+    def test_the_end_is_where_servers_have_it(self) -> None:
+        """A range behind the end that is remembered is refused only if it lies behind the real one."""
+        for format in (Format.SDMF, Format.MDMF):
+            cap = self.world.create(b"0" * 10, format)
+            files = self.world.client()
+            self.world.run(files.update(cap, 0, b"1"))
+            self.world.run(self.world.client().update(cap, 10, b"2" * 10))
+            self.world.run(files.update(cap, 20, b"3"))
+            self.assertEqual(self.world.read(cap), b"1" + b"0" * 9 + b"2" * 10 + b"3")
+            with self.assertRaises(UsageError):
+                self.world.run(files.update(cap, 22, b"4"))
+
     def test_a_thousand_changes_at_once_are_few_versions(self) -> None:
         """What is asked for while the file is being written is joined."""
         cap = self.world.create(b"")

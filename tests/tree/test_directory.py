@@ -72,6 +72,37 @@ class DirectoryTests(GridTestCase):
         self.world.run(second)
         self.assertEqual(self.names(), ["a", "b"])
 
+    def test_what_is_remembered_decides_nothing(self) -> None:
+        """That a name is there, or not, is said only of what servers have: others may have changed it."""
+        run, directory = self.world.run, self.directory
+        run(directory.link("mine", A))
+        other = Directory(self.open(), directory.cap)
+        run(other.change([Link("new", B), Unlink("mine")]))
+        run(directory.unlink("new"))
+        self.assertEqual(self.names(), [])
+        run(other.link("mine", B))
+        run(other.unlink("mine"))
+        run(directory.link("mine", A))
+        self.assertEqual(self.names(), ["mine"])
+        run(other.unlink("mine"))
+        # Nothing is changed by this in the eyes of one who remembers; it is not done without a look.
+        run(directory.unlink("gone", must_exist=False))
+        run(other.link("gone", A))
+        run(directory.unlink("gone", must_exist=False))
+        self.assertEqual(self.names(), [])
+        self.failureOf(directory.unlink("mine"), NoSuchChild)
+
+    def test_one_of_several_fails(self) -> None:
+        """Of changes that are joined each is judged by what servers have, and the others are made."""
+        run, directory = self.world.run, self.directory
+        run(directory.link("a", A))
+        run(Directory(self.open(), directory.cap).change([Unlink("a"), Link("b", B)]))
+        waiting = [directory.link("a", B), directory.unlink("b"), directory.unlink("c")]
+        for each in waiting[:2]:
+            run(each)
+        self.failureOf(waiting[2], NoSuchChild)
+        self.assertEqual(self.names(), ["a"])
+
     def test_many_links(self) -> None:
         """A thousand links are few versions, asked for one by one."""
         waiting = [self.directory.link(f"n{number}", A) for number in range(1000)]

@@ -224,8 +224,9 @@ class Directory:
 
         def apply(old: bytes) -> bytes:
             nonlocal repeated
-            again, repeated = repeated, True
-            return apply_edits(old, edits, key, self._now(), again)
+            made = apply_edits(old, edits, key, self._now(), repeated)
+            repeated = True  # where it failed nothing was written
+            return made
 
         return await self._grid.modify(self.cap, apply, merge=_merge)
 

@@ -211,7 +211,8 @@ def _rename(entries: dict[str, Entry], edit: Rename, now: float, repeated: bool)
     if old_name == new_name:
         return
     if new_name in entries and not edit.replace:
-        raise _child_exists(edit.new)
+        if not repeated or entries[new_name].read_cap != entry.read_cap:
+            raise _child_exists(edit.new)
     del entries[old_name]
     _, cap_text, rw_data, stored_metadata = entry_fields(entry.stored)
     metadata = parse_metadata(stored_metadata)

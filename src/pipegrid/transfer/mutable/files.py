@@ -386,7 +386,9 @@ class MutableFiles:
             return old
 
         try:
-            result: Any = await self._modification(slot, edit_all, merge=line.merge).run()
+            result: Any = await self._modification(
+                slot, edit_all, merge=line.merge, in_doubt=lambda: bool(failures)
+            ).run()
         except Exception:
             result = Failure()
         for index, (_, waiting) in enumerate(joined):

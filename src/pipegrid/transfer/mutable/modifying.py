@@ -108,6 +108,8 @@ class Modification:
             another writer is met, and has won, that is an error.
         always: write a new version even if the content is equal, or the state is unclear (repair).
         merge: makes one content of those of several versions with one number; None: the highest is taken.
+        in_doubt: whether a part of the edit failed with the content that it was last given: then it is given
+            what servers have, if that was only remembered.
         random: from 0 up to 1.
     """
 
@@ -122,6 +124,7 @@ class Modification:
         replaces: bool = False,
         always: bool = False,
         merge: Callable[[Sequence[bytes]], bytes] | None = None,
+        in_doubt: Callable[[], bool] = lambda: False,
     ) -> None:
         if not slot.can_write:
             raise not_writable()
@@ -134,6 +137,7 @@ class Modification:
         self._replaces = replaces
         self._always = always
         self._merge = merge
+        self._in_doubt = in_doubt
         self._book = ShareBook(slot.cap, signing_key=self._known.signing_key)
         self._began_s = slot.clock.seconds()
         self._wait_s = 0.0
@@ -155,9 +159,19 @@ class Modification:
             CorruptionError: the version that is there is inconsistent.
             Exception: whatever the edit raises; nothing is written then.
         """
-        base = self._warm_base() or await self._look(everyone=False)
+        # A repair is to find every old share.
+        base = self._warm_base() or await self._look(everyone=self._always)
         while True:
-            content = self._apply(base)
+            try:
+                content = self._apply(base)
+            except Exception:
+                if not base.is_warm:
+                    raise
+                content = None
+            if base.is_warm and (content is None or self._in_doubt()):
+                # It fails, or changes nothing, so that no server would test what is remembered.
+                base = await self._look(everyone=False)
+                continue
             if content is None:
                 return self._unchanged(base)
             outcome, encoded = await self._publish(base, content)

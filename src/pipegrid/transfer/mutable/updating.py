@@ -68,7 +68,9 @@ class Update:
             UsageError: the range begins behind the end of the file.
             UnhappyError: too few servers took their part.
         """
-        copies = self._remembered_copies() or await self._looked_up_copies()
+        copies = self._remembered_copies()
+        if not copies or not self._lies_in(copies):  # others may have made the file longer
+            copies = await self._looked_up_copies()
         if not copies:
             return None
         key = self._known.signing_key
@@ -86,6 +88,11 @@ class Update:
             self._known.forget_version()
             return None
         return await self._write(update, copies, key)
+
+    def _lies_in(self, copies: dict[int, Copy]) -> bool:
+        return all(
+            c.version is not None and self._offset <= c.version.size for c in copies.values()
+        )
 
     def _remembered_copies(self) -> dict[int, Copy]:
         """Return shares as this client's last write left them."""

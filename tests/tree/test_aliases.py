@@ -1,0 +1,98 @@
+"""The file of aliases, which both programs share, and several commands at once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from misc.command import environment
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.errors import UsageError
+from pipegrid.tree.aliases import add_alias, read_aliases, remove_alias
+from tests import vectors
+
+RECORDED: dict[str, Any] = vectors.load("trees")["aliases"]
+CAP = "URI:DIR2-LIT:"
+EACH = 15
+ADDS = """
+import sys
+from pathlib import Path
+from pipegrid.tree.aliases import add_alias
+directory, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(count):
+    add_alias(directory, f"{name}{number}", "URI:DIR2-LIT:")
+"""
+
+
+class AliasFileTests(SynchronousTestCase):
+    """What stands in it, and stays in it."""
+
+    def setUp(self) -> None:
+        self.home = Path(self.mktemp())
+        self.private = self.home / "private"
+        self.private.mkdir(parents=True)
+        self.path = self.private / "aliases"
+
+    def test_recorded(self) -> None:
+        """Lines are read as Tahoe-LAFS reads them; what we add, it finds behind them, and they stay."""
+        text = RECORDED["file_utf8"]
+        self.path.write_bytes(text.encode())
+        self.assertEqual(read_aliases(self.home), RECORDED["parsed_by_tahoe"])
+        add_alias(self.home, "ours", CAP)
+        added = self.path.read_bytes()
+        self.assertEqual(added, text.encode() + b"\n" + f"ours: {CAP}\n".encode())
+        self.assertEqual(remove_alias(self.home, "ours"), CAP)
+        self.assertEqual(self.path.read_bytes(), text.encode() + b"\n")
+        remove_alias(self.home, "home")  # which is there twice
+        rest = {n: c for n, c in RECORDED["parsed_by_tahoe"].items() if n != "home"}
+        self.assertEqual(read_aliases(self.home), rest)
+        self.assertIn(b"# a comment line\n", self.path.read_bytes())
+
+    def test_processes_at_once(self) -> None:
+        """Processes that add aliases at the same time lose none of each other's."""
+        names = ("a", "b", "c")
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", ADDS, str(self.home), name, str(EACH)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment(),
+            )
+            for name in names
+        ]
+        for process in running:
+            assert process.stdout is not None
+            self.assertEqual(process.stdout.readline(), b"ready\n")
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        for process in running:
+            process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0)
+        expected = {f"{name}{number}": CAP for name in names for number in range(EACH)}
+        self.assertEqual(read_aliases(self.home), expected)
+
+    def test_while_another_changes_them(self) -> None:
+        """Who finds the file locked waits, bounded, and then says so; nothing is written."""
+        waits: list[float] = []
+        fd = os.open(self.private, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with mock.patch("pipegrid.tree.aliases.time.sleep", waits.append):
+            error = self.assertRaises(UsageError, add_alias, self.home, "a", CAP)
+        self.assertIn("another command is changing the aliases", str(error))
+        self.assertLess(1.0, sum(waits))
+        self.assertLess(sum(waits), 10.0)
+        self.assertFalse(self.path.exists())
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        add_alias(self.home, "a", CAP)
+        self.assertEqual(read_aliases(self.home), {"a": CAP})
