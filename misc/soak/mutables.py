@@ -1,5 +1,5 @@
 """
-Random faults under writers of one mutable file, in virtual time: real servers, real clients.
+Random faults under writers of one mutable file or directory, in virtual time: real servers, real clients.
 
     python misc/soak/mutables.py --runs 10000 --seed S      runs S, S + 1, … and prints a summary
     python misc/soak/mutables.py --one SEED                 replays one, with its plan
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_many(seed: int, runs: int) -> int:
     """Run many; print what became of them."""
     print(f"mutables: {runs} schedules from seed {seed}")
-    acknowledged = failed = broken = 0
+    acknowledged = failed = reads = repairs = returned = broken = 0
     longest = (0.0, seed)
     began_s = time.perf_counter()
     for number in range(seed, seed + runs):
@@ -55,14 +55,18 @@ def run_many(seed: int, runs: int) -> int:
             outcome = perform(Schedule.random(number))
         except Exception:
             broken += 1
-            print(f"FAILED --one {number}: {traceback.format_exc(limit=-3)}", flush=True)
+            print(f"FAILED --one {number}: {traceback.format_exc(limit=-2)}", flush=True)
             continue
         acknowledged += outcome.acknowledged
         failed += outcome.failed
+        reads += outcome.reads
+        repairs += outcome.repairs
+        returned += outcome.returned
         longest = max(longest, (outcome.virtual_s, number))
     took_s = time.perf_counter() - began_s
     print(
-        f"{acknowledged} changes acknowledged, {failed} failed; {broken} broken promises; "
+        f"{acknowledged} changes acknowledged, {failed} failed; {reads} reads and {repairs} repairs "
+        f"in the middle of it; {returned} removed children came back; {broken} broken promises; "
         f"{runs / took_s * 60:.0f} schedules a minute; the longest (seed {longest[1]}) took "
         f"{longest[0]:.0f} s of virtual time"
     )

@@ -24,10 +24,7 @@ then a get.
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -36,7 +33,6 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.logger import LogLevel, globalLogPublisher
 
 from pipegrid.core import decoder
 from pipegrid.core.params import Params
@@ -60,6 +56,7 @@ from tests.simulation.grid_world import (
     GridWorld,
     StorageHost,
 )
+from tests.simulation.strictness import open_files, watched
 
 LIMIT_S = 4000.0
 """Within this a put or a get must have ended: several times all patience one behind the other."""
@@ -601,39 +598,14 @@ def _touched(events: Any) -> set[str]:
 
 @contextmanager
 def _strict(small: bool) -> Iterator[list[str]]:
-    """
-    Note every failure that is logged, or that Python can raise nowhere; make small files large.
-
-    At the end all is collected that the schedule has left, so that a failed Deferred of which nobody took the
-    failure, or a coroutine that cannot be closed, is told of here and not in some later schedule.
-    """
-    logged: list[str] = []
-
-    def observe(event: Any) -> None:
-        failure = event.get("log_failure")
-        if failure is not None or event.get("log_level") is LogLevel.critical:
-            logged.append(str(failure.getTraceback() if failure is not None else event))
-
-    def unraisable(what: Any) -> None:
-        lines = traceback.format_exception(what.exc_type, what.exc_value, what.exc_traceback)
-        logged.append(f"in {what.object!r}: " + "".join(lines))
-
-    observer: Any = observe
+    """Watch what is logged and left; make small files large."""
     usual = [(module, name, getattr(module, name)) for module, name, _ in SMALL]
     for module, name, value in SMALL if small else ():
         setattr(module, name, value)
-    hook, sys.unraisablehook = sys.unraisablehook, unraisable
-    globalLogPublisher.addObserver(observer)
-    gc.freeze()  # what was there before need not be looked through
     try:
-        yield logged
-        for _ in range(5):
-            if not gc.collect():
-                break  # else what was closed in this round may be garbage only now
+        with watched() as logged:
+            yield logged
     finally:
-        gc.unfreeze()
-        globalLogPublisher.removeObserver(observer)
-        sys.unraisablehook = hook
         for module, name, value in usual:
             setattr(module, name, value)
 
@@ -649,13 +621,13 @@ def perform(schedule: Schedule, tell: Callable[[Performance], None] | None = Non
         Broken: a promise was.
         Exception: whatever no put or get may raise.
     """
-    files = _open_files()
+    files = open_files()
     with _strict(schedule.small) as logged:
         outcome = _perform(schedule, tell)
     if logged:
         raise Broken("logged: " + "\n".join(logged[:5]))
-    if _open_files() > files:
-        raise Broken(f"{_open_files() - files} files are open still")
+    if open_files() > files:
+        raise Broken(f"{open_files() - files} files are open still")
     return outcome
 
 
@@ -672,13 +644,6 @@ def _perform(schedule: Schedule, tell: Callable[[Performance], None] | None) -> 
         performance.world.close()
         if tell is not None:
             tell(performance)
-
-
-def _open_files() -> int:
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0
 
 
 def history(performance: Performance, entries: int = 400) -> str:

@@ -112,6 +112,28 @@ class DamageTests(SynchronousTestCase):
         self.assertTrue(world.run(world.client().check(cap, verify=True)).healthy)
         self.assertEqual(world.read(cap), b"new")
 
+    def test_repair_finds_old_shares_beside_a_whole_version(self) -> None:
+        """All shares of a version are on some servers; the others, with older ones, are not forgotten."""
+        world = MutableWorld(4, 1, 3, happy=3)
+        cap = world.create(b"old")
+        holders = [line for line in world.lines if cap.storage_index in line.storage.slots]
+        ((number, old),) = self.shares_of(holders[0], cap).items()
+        files = world.client()
+        holders[0].down = True
+        world.run(files.overwrite(cap, b"new"))
+        holders[0].down = False
+        self.assertEqual(self.shares_of(holders[0], cap), {number: old})
+        self.assertEqual(len(world.versions(cap)[2]), 3)
+        for each in world.lines:
+            each.rtt_s = 1.0 if each is holders[0] else 0.1
+        self.assertTrue(world.run(world.client().repair(cap)).whole)
+        found = world.run(world.client().check(cap, verify=True))
+        self.assertTrue(found.healthy, found)
+
+    def shares_of(self, line: Any, cap: MutableCap) -> dict[int, bytes]:
+        """Return what one server holds."""
+        return dict(line.storage.slots[cap.storage_index])
+
     def test_repair_asks_before_it_loses_something(self) -> None:
         """A newer version that cannot be read, its servers being away: only force writes over it."""
         world = MutableWorld()

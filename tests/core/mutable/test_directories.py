@@ -313,6 +313,10 @@ class EditTests(SynchronousTestCase):
         self.assertRaises(UsageError, apply_edits, once, changes, W, 2)
         other = [Link("d", parse_cap(CHK), replace=False)]
         self.assertRaises(ChildExists, apply_edits, once, other, W, 2, repeated=True)
+        moved: list[Edit] = [Link("a", LIT), Rename("a", "z", replace=False)]
+        once_moved = apply_edits(data, moved, W, 2)
+        again = apply_edits(once_moved, moved, W, 2, repeated=True)
+        self.assertEqual(list(listing(again)), ["b", "z"])
         gone = [Rename("x", "y")]
         self.assertRaises(NoSuchChild, apply_edits, once, gone, W, 2, repeated=True)
 

@@ -158,6 +158,17 @@ class ChoiceTests(SynchronousTestCase):
         self.assertEqual((choice.best, choice.rivals), (b, (a,)))
         self.assertEqual(choice.recoverable, (b, a, c))
 
+    def test_what_more_servers_have(self) -> None:
+        """Of two with one number that on more servers is taken: only it can have been acknowledged."""
+        few, many = version(3, 2), version(3, 1)
+        found = [Holding(s, s, few) for s in (0, 1)] + [Holding(s, s, many) for s in (2, 3, 0)]
+        found[-1] = Holding(4, 0, many)
+        choice = choose(found)
+        self.assertEqual((choice.best, choice.rivals), (many, (few,)))
+        # Copies on one server are no more than one.
+        found = [Holding(0, s, few) for s in range(4)] + [Holding(s, s, many) for s in (2, 3)]
+        self.assertEqual(choose(found).best, many)
+
     def test_healthy(self) -> None:
         """One version with all its shares is healthy; a share less, or another version, is not."""
         all_shares = [Holding("s", number, version(1)) for number in range(4)]
@@ -191,4 +202,10 @@ class ChoiceTests(SynchronousTestCase):
         self.assertEqual(choice.unrecoverable, again.unrecoverable)
         for each in choice.recoverable:
             self.assertGreaterEqual(len({h.share_number for h in found if h.version == each}), 2)
-            self.assertLessEqual(each, choice.best or each)
+            best = choice.best
+            assert best is not None
+            self.assertLessEqual(each.sequence_number, best.sequence_number)
+            self.assertEqual(
+                each in choice.rivals,
+                each != best and each.sequence_number == best.sequence_number,
+            )

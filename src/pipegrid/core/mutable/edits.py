@@ -210,9 +210,10 @@ def _rename(entries: dict[str, Entry], edit: Rename, now: float, repeated: bool)
         raise _no_such_child(edit.old)
     if old_name == new_name:
         return
-    if new_name in entries and not edit.replace:
-        if not repeated or entries[new_name].read_cap != entry.read_cap:
-            raise _child_exists(edit.new)
+    there = entries.get(new_name)
+    done = repeated and there is not None and there.read_cap == entry.read_cap
+    if there is not None and not edit.replace and not done:
+        raise _child_exists(edit.new)
     del entries[old_name]
     _, cap_text, rw_data, stored_metadata = entry_fields(entry.stored)
     metadata = parse_metadata(stored_metadata)

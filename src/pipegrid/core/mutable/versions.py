@@ -164,7 +164,9 @@ class Choice:
     What the holdings amount to.
 
     Attributes:
-        best: the highest version of which k distinct shares are there; None if there is none.
+        best: the version with the highest number of those of which k distinct shares are there; of several
+            with one number that which most servers hold, since it may have been acknowledged, then the one
+            with the highest root hash; None if there is none.
         recoverable: all such versions, the highest first.
         unrecoverable: all others, the highest first.
         rivals: other recoverable versions with the best one's sequence number: two writers did not know of
@@ -184,7 +186,8 @@ class Choice:
         best = self.best
         if best is None:
             return ()
-        return tuple(v for v in self.recoverable[1:] if v.sequence_number == best.sequence_number)
+        number = best.sequence_number
+        return tuple(v for v in self.recoverable if v.sequence_number == number and v != best)
 
     @property
     def newer_unrecoverable(self) -> tuple[Version, ...]:
@@ -217,7 +220,13 @@ def choose(holdings: Iterable[Holding]) -> Choice:
     ordered = sorted(shares, reverse=True)
     recoverable = tuple(v for v in ordered if _is_recoverable(v, shares[v]))
     unrecoverable = tuple(v for v in ordered if v not in recoverable)
-    return Choice(recoverable[0] if recoverable else None, recoverable, unrecoverable, shares)
+
+    def rank(version: Version) -> tuple[int, int, Version]:
+        servers = {server for held in shares[version].values() for server in held}
+        return version.sequence_number, len(servers), version
+
+    best = max(recoverable, key=rank, default=None)
+    return Choice(best, recoverable, unrecoverable, shares)
 
 
 def next_sequence_number(highest_seen: int) -> int:

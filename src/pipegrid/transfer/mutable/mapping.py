@@ -129,7 +129,9 @@ def is_settled(found: ShareMap, wanted_answers: int, least: tuple[int, bytes]) -
         least: sequence number and root hash of the newest version seen before.
     """
     best = found.choice().best
-    if best is None or found.answered < wanted_answers or found.choice().newer_unrecoverable:
+    if best is None or found.answered < wanted_answers:
+        return False
+    if found.choice().newer_unrecoverable or found.choice().rivals:
         return False
     return (best.sequence_number, best.root_hash) >= least
 

@@ -10,11 +10,15 @@ none has shares beside that were not known. Until then:
   (``publishing``), for a minute after as well.
 * **A newer version that cannot be read** is somebody's write in the middle, or one that was never ended. It
   is looked at again some times, and then written over.
+* **Too few servers answer** for a write to be acknowledged: nothing is written. Those that answer may have
+  missed what others were told is stored, and a version made from theirs would hide it.
 * **Nothing can be read any more**, since many writers have destroyed each other's versions: whoever has
   applied an edit has the content that it was applied to. If no version is there that was made from a
   later one, it was the last, and is the base again: nothing that was acknowledged is lost.
 * **One's own unfinished version is the best**, beside another's with the same number: the other's is taken as
   the base, since its author may have been told that it was done.
+
+* **One's own is the only best one**: it is written again as it is, to all.
 
 An edit may so be applied to content that has it already, after an answer was lost; it has to bear that.
 
@@ -95,6 +99,8 @@ class _Base:
     heads: dict[Peer, dict[int, bytes]]
     highest: int
     is_warm: bool = False
+    is_own: bool = False
+    """It has the change already."""
 
 
 class Modification:
@@ -145,6 +151,7 @@ class Modification:
         self._last: _Base | None = None  # what the last try was made from
         self._dirty = always
         self._attempts = 0
+        self._asked_again = False
         self._looks: dict[Version, int] = {}
 
     async def run(self) -> WriteResult:
@@ -258,10 +265,11 @@ class Modification:
                 self._hints(),
                 self._usual,
             )
+            wanted = quorum(self._slot, self._usual[1])
             if everyone:
-                found = await survey.everyone()
+                found = await survey.everyone(wanted)
             else:
-                found = await survey.for_writer(self._known.newest)
+                found = await survey.for_writer(self._known.newest, wanted)
             base = await self._base_of(found)
             if base is not None:
                 return base
@@ -285,6 +293,8 @@ class Modification:
                 return None
         if choice.best is None:
             raise self._nothing_found(found)
+        if self._is_too_few(found, choice.best):
+            return None
         self._check_rollback(choice.best)
         heads = [choice.best, *choice.rivals]
         version = choice.best
@@ -302,7 +312,17 @@ class Modification:
             content = self._merge(contents)
         if len(heads) > 1 or unfinished:
             self._dirty = True
-        return _Base(version, content, found.heads(), choice.highest_sequence_number)
+        own = len(contents) == 1 and version in self._own
+        highest = choice.highest_sequence_number
+        return _Base(version, content, found.heads(), highest, is_own=own)
+
+    def _is_too_few(self, found: ShareMap, version: Version) -> bool:
+        """Return whether to ask once more, since connections may have been dead that are made anew now."""
+        if found.answered < quorum(self._slot, version.total_shares) and not self._asked_again:
+            self._asked_again = True
+            return True
+        check_quorum(self._slot, found, version)
+        return False
 
     async def _content(self, found: ShareMap, version: Version) -> bytes | None:
         if version in self._own:
@@ -337,6 +357,7 @@ class Modification:
             return None
         if choice.highest_sequence_number > last.highest + 1:
             return None
+        check_quorum(self._slot, found, last.version)
         return attrs.evolve(
             last, heads=found.heads(), highest=choice.highest_sequence_number, is_warm=False
         )
@@ -398,8 +419,8 @@ class Modification:
             found.heard(peer, seen, REFUSAL_BYTES)
         for peer, error in outcome.failed.items():
             found.failed_to_answer(peer, error)
-        choice = found.choice()
-        if not is_settled(found, 0, self._known.newest) or choice.rivals:
+        wanted = quorum(self._slot, self._usual[1])
+        if not is_settled(found, wanted, self._known.newest):
             return None
         return await self._base_of(found)
 
@@ -410,6 +431,9 @@ class Modification:
         old = base.content
         if self._replaces:
             content = self._edit(b"" if old is None else old)
+        elif base.is_own:
+            assert old is not None
+            content = old
         else:
             assert old is not None, "an edit needs the old content"
             content = self._edit(old)
@@ -543,12 +567,38 @@ def rollback(best: Version, known: Known) -> RollbackError:
     )
 
 
+def quorum(slot: Slot, total_shares: int) -> int:
+    """Return how many servers have to take shares of a version, and so to be asked before."""
+    return min(slot.settings.happy, total_shares, len(slot.peers))
+
+
+def check_quorum(slot: Slot, found: ShareMap, version: Version) -> None:
+    """Raise UnhappyError if so few servers have answered that no write can reach enough of them."""
+    wanted = quorum(slot, version.total_shares)
+    if found.answered < wanted:
+        reasons = "; ".join(sorted({str(error) for error in found.failed.values()}))
+        raise UnhappyError(
+            f"only {found.answered} servers have answered, and {wanted} have to take shares of this mutable "
+            f"file; nothing was written{': ' + reasons if reasons else ''}; try again when more servers can "
+            "be reached",
+            found.answered,
+            wanted,
+        )
+
+
+def is_happy(slot: Slot, version: Version, outcome: Outcome) -> bool:
+    """Return whether enough servers took shares, and enough of them."""
+    reached = servers_of_happiness({number: set(peers) for number, peers in outcome.placed.items()})
+    wanted = quorum(slot, version.total_shares)
+    return reached >= wanted and len(outcome.placed) >= version.required_shares
+
+
 def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
     """Raise UnhappyError if the shares were not taken by enough servers, or there are too few of them."""
-    happy = slot.settings.happy
-    wanted = min(happy, version.total_shares, len(slot.peers))
-    reached = servers_of_happiness({number: set(peers) for number, peers in outcome.placed.items()})
-    if reached < wanted or len(outcome.placed) < version.required_shares:
+    if not is_happy(slot, version, outcome):
+        wanted = quorum(slot, version.total_shares)
+        placed = {number: set(peers) for number, peers in outcome.placed.items()}
+        reached = servers_of_happiness(placed)
         reasons = "; ".join(sorted({str(error) for error in outcome.failed.values()}))
         raise UnhappyError(
             f"version {version.name} of this mutable file has reached only {reached} servers of happiness, "
@@ -577,9 +627,12 @@ def remember(
     outcome: Outcome,
     heads: Mapping[Peer, Mapping[int, bytes]],
 ) -> None:
-    """Remember a version that was written."""
+    """Remember a version that was written; of one that reached too few servers, nothing."""
     known = files.of(slot.storage_index)
     version = encoded.version
+    if not is_happy(slot, version, outcome):
+        known.forget_version()
+        return
     known.saw(version)
     copies: dict[str, list[int]] = {}
     for number, peers in outcome.placed.items():

@@ -64,19 +64,31 @@ class Survey:
         wanted = min(max(2 * k, n - min(self._slot.settings.happy, n) + k), n)
         return await self._ask(n, least, lambda: is_settled(self.found, wanted, least))
 
-    async def for_writer(self, least: tuple[int, bytes]) -> ShareMap:
-        """Ask those who may have shares, until all shares are known, or all have answered."""
+    async def for_writer(self, least: tuple[int, bytes], quorum: int) -> ShareMap:
+        """
+        Ask those who may have shares, until all shares are known, or all have answered.
+
+        Args:
+            quorum: so many servers are waited for, however slow they are.
+        """
         k, n = self._usual
         return await self._ask(
-            n + k, least, lambda: is_whole(self.found) and is_settled(self.found, 0, least)
+            n + k,
+            least,
+            lambda: is_whole(self.found) and is_settled(self.found, quorum, least),
+            quorum,
         )
 
-    async def everyone(self) -> ShareMap:
-        """Ask all servers, and wait for all of them, but for those that lag far behind."""
-        return await self._ask(len(self._left), (0, b""), lambda: False)
+    async def everyone(self, quorum: int = 0) -> ShareMap:
+        """Ask all servers, and wait for all but those that lag far behind; see ``for_writer``."""
+        return await self._ask(len(self._left), (0, b""), lambda: False, quorum)
 
     async def _ask(
-        self, first: int, least: tuple[int, bytes], is_enough: Callable[[], bool]
+        self,
+        first: int,
+        least: tuple[int, bytes],
+        is_enough: Callable[[], bool],
+        quorum: int = 0,
     ) -> ShareMap:
         clock, settings = self._slot.clock, self._slot.settings
         began_s = clock.seconds()
@@ -87,12 +99,16 @@ class Survey:
                 if is_enough():
                     return self.found
                 if not self._running or (grace_ends_s or clock.seconds() + 1) <= clock.seconds():
-                    if is_settled(self.found, 0, least) or not self._left:
+                    if is_settled(self.found, quorum, least) or not self._left:
                         return self.found
                     self._start(wave)
                     wave *= 2
                     grace_ends_s = None
-                elif grace_ends_s is None and self._left_few() and is_settled(self.found, 0, least):
+                elif (
+                    grace_ends_s is None
+                    and self._left_few()
+                    and is_settled(self.found, quorum, least)
+                ):
                     grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
                 timeout_s = None if grace_ends_s is None else grace_ends_s - clock.seconds()
                 await self._changed.wait(timeout_s)

@@ -26,7 +26,13 @@ from pipegrid.errors import CorruptionError, ServerError, UsageError
 from pipegrid.reactor.together import all_ended
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
-from pipegrid.transfer.mutable.modifying import WriteResult, check_happy, remember, write_result
+from pipegrid.transfer.mutable.modifying import (
+    WriteResult,
+    check_happy,
+    quorum,
+    remember,
+    write_result,
+)
 from pipegrid.transfer.mutable.publishing import Places, Publication
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.surveying import Survey
@@ -120,8 +126,8 @@ class Update:
         slot = self._slot
         book = ShareBook(slot.cap, signing_key=self._known.signing_key)
         survey = Survey(slot, book, slot.settings.read_bytes, {}, self._usual)
-        found = await survey.for_writer(self._known.newest)
-        if not found.choice().healthy():
+        found = await survey.for_writer(self._known.newest, quorum(slot, self._usual[1]))
+        if not found.choice().healthy() or found.answered < quorum(slot, self._usual[1]):
             return {}
         best = found.choice().best
         assert best is not None
