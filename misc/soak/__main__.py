@@ -11,7 +11,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from misc.soak import budgets, faults, kill_get, kill_put, kill_tree, mutables, resume, twins
+from misc.soak import (
+    budgets,
+    faults,
+    kill_get,
+    kill_publish,
+    kill_put,
+    kill_tree,
+    mutables,
+    resume,
+    twins,
+)
 
 SOAKS: tuple[Callable[[Sequence[str]], int], ...] = (
     kill_put.main,
@@ -20,6 +30,7 @@ SOAKS: tuple[Callable[[Sequence[str]], int], ...] = (
     kill_tree.main,
     faults.main,
     mutables.main,
+    kill_publish.main,
     twins.main,
     budgets.main,
 )

@@ -231,7 +231,7 @@ async def run(reactor: Any, rounds: int, seed: int, out: TextIO, verbose: bool) 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("-v", "--verbose", action="store_true", help="print each round")
     options = parser.parse_args(arguments)

@@ -21,6 +21,12 @@ class MutableFaultTests(SynchronousTestCase):
         acknowledged = sum(self.attempt(seed) for seed in SEEDS)
         self.assertGreater(acknowledged, 3 * len(SEEDS))
 
+    def test_a_seed_is_one_history(self) -> None:
+        """So that what a soak finds can be looked at again."""
+        for seed in (3, 4):
+            schedule = Schedule.random(seed)
+            self.assertEqual(perform(schedule), perform(schedule))
+
     def attempt(self, seed: int) -> int:
         """Return how many changes were acknowledged."""
         try:

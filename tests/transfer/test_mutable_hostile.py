@@ -17,6 +17,7 @@ from pipegrid.errors import (
     RollbackError,
     ServerError,
     UncoordinatedWriteError,
+    UnhappyError,
 )
 from pipegrid.transfer.mutable.known import MAX_FILES, Known, KnownFiles, pack, unpack
 from tests.transfer.mutable_world import MutableWorld
@@ -176,6 +177,51 @@ class ServerTests(SynchronousTestCase):
             self.assertIn(found, (b"old", b"new"))
             world.run(world.client().repair(cap, force=True))
             self.assertTrue(world.run(world.client().check(cap, verify=True)).healthy)
+
+    def test_nothing_is_written_to_a_few(self) -> None:
+        """Who can reach only servers that have missed a version makes none from what they have."""
+        for edit in ("modify", "overwrite"):
+            world = MutableWorld(happy=7)
+            cap = world.create(b"zero")
+            for line in world.lines[:3]:
+                line.down = True
+            world.run(world.client().modify(cap, lambda old: old + b" one"))
+            for line in world.lines:
+                line.down = not line.down
+            before = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+            files = world.client()
+            work: Any = (
+                files.modify(cap, lambda old: old + b" two")
+                if edit == "modify"
+                else files.overwrite(cap, b"two")
+            )
+            with self.assertRaises(UnhappyError) as caught:
+                world.run(work)
+            self.assertIn("nothing was written", str(caught.exception))
+            self.assertEqual((caught.exception.reached, caught.exception.wanted), (3, 7))
+            after = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+            self.assertEqual(before, after)
+            for line in world.lines:
+                line.down = False
+            self.assertEqual(world.read(cap), b"zero one")
+
+    def test_what_was_acknowledged_outlives_its_rival(self) -> None:
+        """Seven have a version, three another one with its number, whose writer failed: read is the first."""
+        for seed in range(6):
+            world = MutableWorld(happy=7)
+            cap = world.create(b"zero")
+            old = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+            world.run(world.client().overwrite(cap, b"failed %d" % seed))
+            other = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+            for line, shares in zip(world.lines, old, strict=True):
+                line.storage.slots[cap.storage_index] = shares
+            world.run(world.client().overwrite(cap, b"acknowledged"))
+            for line, shares in zip(world.lines[:3], other[:3], strict=True):
+                line.storage.slots[cap.storage_index] = shares
+            self.assertEqual(sorted(world.versions(cap)), [2])
+            self.assertEqual(world.read(cap), b"acknowledged")
+            world.run(world.client().modify(cap, lambda old: old + b"!"))
+            self.assertEqual(world.read(cap), b"acknowledged!")
 
     def test_lost_answers(self) -> None:
         """A change that was made though its answer was lost is known for one's own: it is made once."""
