@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core import text
 from pipegrid.core.text import harmless, printable
 
 
@@ -12,8 +13,8 @@ class TextTests(SynchronousTestCase):
 
     def test_plain(self) -> None:
         """Letters of all languages are as they were."""
-        for text in ("", "plain", "größer", "日本語", "a b", "\udcff"):
-            self.assertEqual((printable(text), harmless(text)), (text, text))
+        for plain in ("", "plain", "größer", "日本語", "a b", "\udcff"):
+            self.assertEqual((printable(plain), harmless(plain)), (plain, plain))
 
     def test_what_terminals_obey(self) -> None:
         """Escape sequences, in 7 bits and 8, carriage returns, and what reverses the order of letters."""
@@ -32,3 +33,23 @@ class TextTests(SynchronousTestCase):
         """One is one line, the other may be several."""
         self.assertEqual(printable("a\nb\tc"), r"a\nb\tc")
         self.assertEqual(harmless("a\nb\tc"), "a\nb\tc")
+
+    def test_many_of_them(self) -> None:
+        """Each is shown as it is among few, whatever else there is."""
+        strange = "".join(map(chr, (*range(9), *range(14, 32), 0x7F, 0x9B, 0x202E)))
+        shown = "".join(map(printable, strange))
+        self.assertEqual(printable(strange), shown)
+        self.assertEqual(harmless(f"{strange}\n" * 3), f"{shown}\n" * 3)
+        self.assertNotIn("\x1b", shown)
+
+    def test_no_character_is_judged_twice(self) -> None:
+        """However long the text is: a stranger's may have 32 KiB."""
+        judged: list[str] = []
+
+        def judge(char: str) -> bool:
+            judged.append(char)
+            return char.isprintable()
+
+        self.patch(text, "_is_safe", judge)
+        self.assertEqual(harmless("\x1b[2J\n" * 8000), "\\x1b[2J\n" * 8000)
+        self.assertEqual(sorted(judged), ["\x1b", "2", "J", "["])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_FEW = 16
+
 
 def printable(text: str) -> str:
     r"""
@@ -10,16 +12,30 @@ def printable(text: str) -> str:
     So are those that reverse what follows, and other letters that nobody sees. Bytes that are no text stay
     as Python keeps them (surrogates), for whoever writes them to deal with.
     """
-    if text.isprintable():
-        return text
-    return "".join(char if _is_safe(char) else ascii(char)[1:-1] for char in text)
+    return _shown(text, "")
 
 
 def harmless(text: str) -> str:
     """Return the same of text that may have several lines, and tabs."""
+    return _shown(text, "\n\t")
+
+
+def _shown(text: str, kept: str) -> str:
+    """
+    Do it, judging each character once: a server does this with what strangers send, 32 KiB at a time.
+
+    Few of them are replaced one after the other, which takes a twentieth of the time of a table.
+    """
     if text.isprintable():
         return text
-    return "".join(char if char in "\n\t" or _is_safe(char) else ascii(char)[1:-1] for char in text)
+    strange = {
+        char: ascii(char)[1:-1] for char in set(text) if char not in kept and not _is_safe(char)
+    }
+    if len(strange) > _FEW:
+        return text.translate(str.maketrans(strange))
+    for char, shown in strange.items():
+        text = text.replace(char, shown)
+    return text
 
 
 def _is_safe(char: str) -> bool:

@@ -40,13 +40,13 @@ def keep(
     index = base32.encode(storage_index)
     when = datetime.fromtimestamp(now, timezone.utc)
     path = f"{directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
-    # It will be looked at in a terminal.
-    safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
-    text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
     try:
         os.makedirs(directory, exist_ok=True)
         if len(os.listdir(directory)) >= MAX_ADVISORIES:
             return False
+        # It will be looked at in a terminal.
+        safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
+        text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
         with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
             file.write(
                 f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
