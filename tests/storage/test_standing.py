@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import Any
+from collections.abc import Iterable
 
 import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.errors import NoSuchShare
+from pipegrid.disk import files as disk
+from pipegrid.errors import ConflictingWrite, NoSpace, NoSuchShare
 from pipegrid.storage.store import KEEP_UNFINISHED_S
 from pipegrid.storage.uploads import standing
-from pipegrid.storage.uploads.standing import NOBODY, Asked, Client, address_of, choose
+from pipegrid.storage.uploads.hoard import Hoard
+from pipegrid.storage.uploads.standing import NOBODY, Asked, Client, address_of
+from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
 
@@ -45,6 +49,11 @@ def one(missing_uploads: int = 1, missing_bytes: int = 0, share_bytes: int = 1) 
     return Asked(1, share_bytes, missing_uploads, missing_bytes)
 
 
+def choose(uploads: Iterable[Fake], client: Client, asked: Asked, now: float) -> list[Fake]:
+    """Return which uploads are given up, of those that there are."""
+    return Hoard(uploads, asked.missing_bytes > 0, now).choose(client, asked, now)
+
+
 class ChoiceTests(SynchronousTestCase):
     """What is given up, and what never is."""
 
@@ -74,7 +83,7 @@ class ChoiceTests(SynchronousTestCase):
     def test_stale_ones_go_for_anybody(self) -> None:
         """After 30 minutes without a write room is made for anybody, also for who has most."""
         stale = Fake(HONEST, came_bytes=500, share_bytes=1000)
-        uploads = [stale, *[Fake(HOARDER, last_write=1000.0)] * 9]
+        uploads = [stale, *(Fake(HOARDER, last_write=1000.0) for _ in range(9))]
         self.assertEqual(choose(uploads, HOARDER, one(), 1799.0), [])
         self.assertEqual(choose(uploads, HOARDER, one(), 1800.0), [stale])
 
@@ -83,12 +92,12 @@ class ChoiceTests(SynchronousTestCase):
         written = [Fake(share_bytes=10**6, came_bytes=102_400, last_write=100.0) for _ in range(9)]
         self.assertEqual(choose(written, HONEST, one(), 100.0), [])
         self.assertEqual(choose(written, HONEST, one(), 399.0), written[:1])  # less than 1 KiB/s
-        complete = [Fake(complete=True, came_bytes=1)] * 9
+        complete = [Fake(complete=True, came_bytes=1) for _ in range(9)]
         self.assertEqual(choose(complete, HONEST, one(), 1e9), [])
 
     def test_a_byte_now_and_then_is_not_writing(self) -> None:
         """Neither one byte, nor what would take more than a day, keeps what is wanted by others."""
-        one_byte = [Fake(share_bytes=2, came_bytes=1, last_write=60.0)] * 9
+        one_byte = [Fake(share_bytes=2, came_bytes=1, last_write=60.0) for _ in range(9)]
         self.assertEqual(choose(one_byte, HONEST, one(), 61.0), one_byte[:1])
         huge = Fake(share_bytes=10**12, came_bytes=1 << 20, last_write=60.0)
         asked = one(0, 10**6, 10**6)
@@ -228,13 +237,13 @@ class StoreTests(StoreTestCase):
         self.store = self.make_store(max_uploads=5)
         self.hoard(5)
         calls: list[Client] = []
-        real = standing.choose
+        real = Hoard.choose
 
-        def count(uploads: Any, client: Client, asked: Asked, now: float) -> list[Any]:
+        def count(hoard: Hoard[Upload], client: Client, asked: Asked, now: float) -> list[Upload]:
             calls.append(client)
-            return real(uploads, client, asked, now)
+            return real(hoard, client, asked, now)
 
-        self.patch(standing, "choose", count)
+        self.patch(Hoard, "choose", count)
         answer = self.store.allocate(SI, set(range(256)), 1, SECRETS, HOARDER)
         self.assertEqual((answer.allocated, calls), (set(), [HOARDER]))
         self.now += 1
@@ -243,22 +252,69 @@ class StoreTests(StoreTestCase):
         self.assertEqual(self.store.allocate(SI, {0}, 1, SECRETS, HONEST).allocated, {0})
         self.assertEqual(len(calls), 3)
 
-    def test_all_of_a_request_at_once(self) -> None:
-        """An honest request for many shares goes through the uploads once, and gets as many as are fair."""
+    def test_as_many_as_are_fair(self) -> None:
+        """An honest request for many shares gets them one by one, until it has as many as who had all."""
         self.store = self.make_store(max_uploads=20)
         self.hoard(20)
-        calls: list[Asked] = []
-        real = standing.choose
+        answer = self.store.allocate(SI, set(range(5)), 1, SECRETS, HONEST)
+        self.assertEqual(len(answer.allocated), 5)
+        answer = self.store.allocate(b"n" * 16, set(range(50)), 1, SECRETS, HONEST)
+        self.assertEqual(len(answer.allocated), 5)
+        self.assertEqual(self.store.upload_count, 20)
 
-        def count(uploads: Any, client: Client, asked: Asked, now: float) -> list[Any]:
-            calls.append(asked)
-            return real(uploads, client, asked, now)
+    def test_a_file_is_removed_for_each_that_is_made(self) -> None:
+        """Giving hundreds up for one request takes as many steps, with others' turns between them."""
+        self.store = self.make_store(max_uploads=20)
+        self.hoard(20)
+        steps = self.store.allocate_in_steps(SI, set(range(9)), 1, SECRETS, HONEST)
+        left = self.hoarded()
+        for _ in steps:
+            self.assertLessEqual(left - self.hoarded(), 1)
+            left = self.hoarded()
+        self.assertEqual((left, self.hoarded()), (12, 11))
 
-        self.patch(standing, "choose", count)
-        self.assertEqual(
-            len(self.store.allocate(SI, set(range(5)), 1, SECRETS, HONEST).allocated), 5
-        )
-        self.assertEqual(calls, [Asked(5, 1, 5, 0)])
+    def hoarded(self) -> int:
+        """Return how many uploads the hoarder still has."""
+        uploads = self.store._unfinished._uploads.values()
+        return sum(upload.client == HOARDER for upload in uploads)
+
+    def test_what_is_promised(self) -> None:
+        """It is known without asking each upload, whatever becomes of them."""
+        promised = self.store._unfinished.remaining_bytes
+        self.hoard(3, 100_000)
+        self.assertEqual(promised(), 300_000)
+        upload = self.store.upload(bytes(16), 0, secrets(0).upload)
+        upload.write(0, [bytes(60_000)])
+        self.assertEqual(promised(), 240_000)
+        upload.write(20_000, [bytes(50_000)])  # 10,000 of which are new
+        self.assertEqual(promised(), 230_000)
+        upload.checkpoint()
+        self.assertTrue(upload.suspend())
+        upload.write(90_000, [bytes(10_000)])
+        self.assertEqual(promised(), 220_000)
+        self.assertRaises(ConflictingWrite, upload.write, 0, [b"other"])
+        upload.write(70_000, [bytes(20_000)])
+        self.assertEqual(promised(), 200_000)
+        upload.publish()
+        self.assertEqual(promised(), 200_000)
+        for number in (1, 2):
+            self.store.abort(number.to_bytes(16, "big"), 0, secrets(number).upload)
+        self.assertEqual(promised(), 0)
+
+    def test_a_failed_write_counts_what_came(self) -> None:
+        """What the disk took before it was full is not promised any more."""
+        self.hoard(1, 100_000)
+        upload = self.store.upload(bytes(16), 0, secrets(0).upload)
+        really = disk.write_pieces
+
+        def half(fd: int, pieces: list[memoryview], offset: int) -> int:
+            if len(pieces[0]) <= 1000:
+                raise OSError(errno.ENOSPC, "full")
+            return really(fd, [pieces[0][:1000]], offset)
+
+        self.patch(disk, "write_pieces", half)
+        self.assertRaises(NoSpace, upload.write, 0, [bytes(2000)])
+        self.assertEqual(self.store._unfinished.remaining_bytes(), 99_000)
 
     def test_this_process_keeps_its_own(self) -> None:
         """What was begun without a client, by an embedded server, is only given up when it is stale."""

@@ -249,17 +249,14 @@ class ShareStore:
             with suppress(OSError, ValueError, NoSpace):
                 self._renew(storage_index, number, containers.OWNER_ALLOCATE, secrets.lease)
         wanted = [] if self.read_only else sorted(share_numbers - have)
-        plenty = bool(wanted) and self._unfinished.prepare(
-            storage_index, wanted, share_bytes, client
-        )
         allocated: set[int] = set()
         new_index = there is None
         for number in wanted:
             if number != wanted[0]:
                 yield
-                new_index = plenty = False  # as far as is known
+                new_index = False  # as far as is known
             if self._unfinished.allocate(
-                storage_index, number, share_bytes, secrets, new_index, client, plenty
+                storage_index, number, share_bytes, secrets, new_index, client
             ):
                 allocated.add(number)
         return Allocation(have, frozenset(allocated))

@@ -18,7 +18,8 @@ an upload was begun or taken up. What an earlier process left counts as one clie
    second, or so little that all of it would take more than a day. They are given up, those of whoever has
    most first, and of these the longest idle, if their client has more than the one who asks would have then:
    so many uploads where places are short, so many bytes where room is. Between connections of one address
-   that is so as well, and after ten seconds without a write in any case, since connections are cheap.
+   that is so as well. But first those go that have had no write for ten seconds, the longest idle first and
+   whoever has more: connections are cheap.
 3. What is *being written* is never given up for what is yet to be, nor what is complete, nor (but for rule
    1) a connection's own.
 
@@ -29,14 +30,14 @@ anybody. An honest client whose upload is given up is told by its next write (40
 addresses would still fill it. Refusing whoever has more than is left: it has to be paid by the honest client
 that stores one large share on an almost full disk.
 
-Pure: it is told the time and what there is.
+Pure: it is told the time and what there is. Who is next by these rules is found by ``hoard``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv6Address
-from typing import Protocol, TypeVar
+from math import inf
+from typing import Protocol
 
 import attrs
 
@@ -105,19 +106,24 @@ class Standing(Protocol):
         """Whether every byte has arrived."""
 
 
-U = TypeVar("U", bound=Standing)
+def written_until(upload: Standing) -> float:
+    """
+    Return until when it gets on, that is, comes at a pace at which people send things, if no more comes.
+
+    Infinite if it is complete, and minus infinite if nothing has come. Whatever comes makes it later.
+    """
+    if upload.complete:
+        return inf
+    came = upload.came_bytes
+    if not came:
+        return -inf
+    pace_s = min(came / SLOWEST, WHOLE_S * came / upload.remaining_bytes)
+    return min(upload.last_write + WRITTEN_S, upload.began + pace_s)
 
 
 def is_being_written(upload: Standing, now: float) -> bool:
-    """Whether it gets on: it is complete, or comes at a pace at which people send things."""
-    if upload.complete:
-        return True
-    if not upload.came_bytes or now - upload.last_write >= WRITTEN_S:
-        return False
-    took_s = now - upload.began
-    if upload.came_bytes < SLOWEST * took_s:
-        return False
-    return upload.remaining_bytes * took_s <= WHOLE_S * upload.came_bytes
+    """Whether it gets on: it is complete, or comes at such a pace."""
+    return now <= written_until(upload)
 
 
 def is_stale(upload: Standing, now: float) -> bool:
@@ -140,83 +146,3 @@ class Asked:
     share_bytes: int
     missing_uploads: int
     missing_bytes: int
-
-
-def choose(uploads: Sequence[U], client: Client, asked: Asked, now: float) -> list[U]:
-    """
-    Return which to give up so that nothing is missing any more, or as much as is to be had.
-
-    None if it would not be enough for one upload. All of a request's are asked for at once, since going
-    through thousands of uploads takes milliseconds.
-    """
-    by_bytes = asked.missing_bytes > 0
-    holdings = _Holdings(uploads, by_bytes)
-    wanted = asked.uploads * asked.share_bytes if by_bytes else asked.uploads
-    chosen: list[U] = []
-    places, room = 0, 0
-    for upload, stale in _in_order(uploads, holdings, now):
-        if places >= asked.missing_uploads and room >= asked.missing_bytes:
-            break
-        if stale or holdings.owes(upload, client, wanted, now):
-            chosen.append(upload)
-            holdings.take(upload)
-            places += 1
-            room += upload.share_bytes
-    others = max(0, asked.uploads - 1)
-    enough_for_one = (
-        places >= asked.missing_uploads - others
-        and room >= asked.missing_bytes - others * asked.share_bytes
-    )
-    return chosen if enough_for_one else []
-
-
-class _Holdings:
-    """How much each address, and each connection, has: uploads, or bytes."""
-
-    def __init__(self, uploads: Iterable[Standing], by_bytes: bool) -> None:
-        self._by_bytes = by_bytes
-        self._addresses: dict[str, int] = {}
-        self._clients: dict[Client, int] = {}
-        for upload in uploads:
-            self._add(upload, self._size(upload))
-
-    def take(self, upload: Standing) -> None:
-        """It is given up."""
-        self._add(upload, -self._size(upload))
-
-    def of(self, upload: Standing) -> tuple[int, int]:
-        """Return how much its address has, and its client."""
-        return self._addresses[upload.client.address], self._clients[upload.client]
-
-    def owes(self, upload: Standing, client: Client, wanted: int, now: float) -> bool:
-        """Whether rule 2 gives an upload that is merely allocated up for a client that wants so much."""
-        owner = upload.client
-        if owner == client:
-            return False
-        if owner.address != client.address:
-            return self._addresses[owner.address] > self._addresses.get(client.address, 0) + wanted
-        if now - upload.last_write >= SIBLING_S:
-            return True
-        return self._clients[owner] > self._clients.get(client, 0) + wanted
-
-    def _add(self, upload: Standing, size: int) -> None:
-        client = upload.client
-        self._addresses[client.address] = self._addresses.get(client.address, 0) + size
-        self._clients[client] = self._clients.get(client, 0) + size
-
-    def _size(self, upload: Standing) -> int:
-        return upload.share_bytes if self._by_bytes else 1
-
-
-def _in_order(uploads: Sequence[U], holdings: _Holdings, now: float) -> Iterator[tuple[U, bool]]:
-    """Yield those that might be given up, and whether they are stale, in the order of the rules."""
-    stale: list[U] = []
-    hoarded: list[U] = []
-    for upload in sorted(uploads, key=lambda each: each.last_write):
-        if is_stale(upload, now):
-            stale.append(upload)
-        elif not is_being_written(upload, now):
-            hoarded.append(upload)
-    yield from ((each, True) for each in stale)
-    hoarded.sort(key=holdings.of, reverse=True)  # which leaves those that are equal in their order
-    yield from ((each, False) for each in hoarded)

@@ -33,7 +33,7 @@ import hmac
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from twisted.logger import Logger
 
@@ -46,6 +46,7 @@ from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads import standing
 from pipegrid.storage.uploads import upload as uploads
+from pipegrid.storage.uploads.hoard import Hoard
 from pipegrid.storage.uploads.standing import LEFT_BEHIND, NOBODY, Asked, Client
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
@@ -57,6 +58,9 @@ ONE_CALL_BYTES = 4096
 The file of so small a share stays empty until its first write, which as a rule is its only one: header, data
 and lease go with one call.
 """
+
+
+MANY_UPLOADS = 256
 
 
 class UnfinishedUploads:
@@ -92,6 +96,9 @@ class UnfinishedUploads:
         self._boot_id: bytes | None = None
         self._uploads: dict[Key, Upload] = {}
         self.allocated_bytes = 0
+        self._promised_bytes = 0
+        self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
+        self._hoards: dict[bool, Hoard[Upload]] = {}  # by what is counted, once there was no room
         # Those that may be closed, the longest unused first.
         self._open: OrderedDict[Key, Upload] = OrderedDict()
         self._table_lock = threading.Lock()  # for these three; nothing is waited for under it
@@ -108,40 +115,47 @@ class UnfinishedUploads:
 
     def remaining_bytes(self) -> int:
         """Return the room that the disk still has to find for all of them."""
-        with self._table_lock:
-            return sum(upload.remaining_bytes for upload in self._uploads.values())
+        return self._promised_bytes
 
     def kept_bytes(self) -> int:
-        """Return the same of those that are not given up for anybody who has nothing."""
+        """Return the same of those that no newcomer is given; where there are many, once a second."""
         now = self._clock()
+        second, kept = self._kept
+        if second == int(now) and len(self._uploads) > MANY_UPLOADS:
+            return kept
         with self._table_lock:
-            return sum(
+            kept = sum(
                 upload.remaining_bytes
                 for upload in self._uploads.values()
                 if upload.client == NOBODY or standing.is_being_written(upload, now)
             )
+        self._kept = (int(now), kept)
+        return kept
 
     def make_room(self, client: Client, asked: Asked) -> bool:
         """
         Give up what stands behind what is asked for (see ``standing``); whether nothing is missing now.
 
-        Looking at all of them takes milliseconds where there are thousands. So who was refused is refused for
-        the rest of the second.
+        Who was refused is refused for the rest of the second: so much may be asked for that thousands would
+        have to go, and still be too little.
         """
         now = self._clock()
         second = int(now)
         if self._in_vain.get(client) == second:
             return False
+        by_bytes = asked.missing_bytes > 0
         with self._table_lock:
-            uploads = list(self._uploads.values())
-        chosen = standing.choose(uploads, client, asked, now)
+            hoard = self._hoards.get(by_bytes)
+            if hoard is None:
+                hoard = self._hoards[by_bytes] = Hoard(self._uploads.values(), by_bytes, now)
+            chosen = hoard.choose(client, asked, now)
         if not chosen:
             recent = {each: at for each, at in self._in_vain.items() if at == second}
             self._in_vain = {**recent, client: second}
             return False
         for upload in chosen:
             upload.discard()
-        log.info("gave up {count} unfinished uploads to make room", count=len(chosen))
+        log.debug("gave up {count} unfinished uploads to make room", count=len(chosen))
         return True
 
     def allocate(
@@ -152,15 +166,13 @@ class UnfinishedUploads:
         secrets: UploadSecrets,
         new_index: bool,
         client: Client = NOBODY,
-        plenty: bool = False,
     ) -> bool:
         """
         Begin an upload, or go on with it; returns whether that may be. See the module's text.
 
         Args:
             new_index: there was no directory for shares of this index.
-            client: for whom.
-            plenty: ``prepare`` has just found that nothing is missing.
+            client: for whom; others make room for it if there is none.
         """
         key = (storage_index, number)
         secret_hash = uploads.hash_secret(secrets.upload)
@@ -170,10 +182,10 @@ class UnfinishedUploads:
                 same = hmac.compare_digest(upload.secret_hash, secret_hash)
                 if not same or upload.share_bytes != share_bytes:
                     return False
-                upload.take_up(client)
+                self._hand_over(upload, client)
                 return True
             upload.discard()
-        if not plenty and self._missing(1, share_bytes) is not None:
+        if not self._has_room(share_bytes, client):
             return False
         path = self._paths.unfinished(storage_index, number)
         fd, lease = None, None
@@ -215,8 +227,7 @@ class UnfinishedUploads:
             if isinstance(refusal, NoSpace):
                 return False
             raise refusal from error
-        upload = self._adopt(key, share_bytes, secret_hash, fd, note, lease)
-        upload.client = client
+        upload = self._adopt(key, share_bytes, secret_hash, fd, note, lease, client)
         upload.new_index = new_index
         return True
 
@@ -229,29 +240,15 @@ class UnfinishedUploads:
             return False
         return standing.is_stale(upload, self._clock())
 
-    def prepare(
-        self, storage_index: bytes, numbers: Sequence[int], share_bytes: int, client: Client
-    ) -> bool:
-        """
-        Make room for those that are new, or for as many as can be had; under ``allocate_lock``.
-
-        Returns whether nothing was missing for all of them.
-        """
-        count = sum((storage_index, number) not in self._uploads for number in numbers)
-        missing = self._missing(count, share_bytes)
-        if missing is not None and share_bytes <= containers.MAX_SHARE_BYTES:
-            self.make_room(client, missing)
-        return missing is None
-
-    def _missing(self, count: int, share_bytes: int) -> Asked | None:
-        """Return what so many more would need that there is not, or None if nothing is missing."""
+    def _has_room(self, share_bytes: int, client: Client) -> bool:
+        """Whether one more may begin, or others are made to give up what it needs."""
         if share_bytes > containers.MAX_SHARE_BYTES:
-            return Asked(count, share_bytes, 0, share_bytes)
-        missing_bytes = self._missing_bytes(count * share_bytes)
-        missing_uploads = max(0, len(self._uploads) + count - self._max_uploads)
+            return False
+        missing_bytes = self._missing_bytes(share_bytes)
+        missing_uploads = max(0, len(self._uploads) + 1 - self._max_uploads)
         if not missing_bytes and not missing_uploads:
-            return None
-        return Asked(count, share_bytes, missing_uploads, missing_bytes)
+            return True
+        return self.make_room(client, Asked(1, share_bytes, missing_uploads, missing_bytes))
 
     def upload(
         self,
@@ -271,8 +268,18 @@ class UnfinishedUploads:
         if not hmac.compare_digest(upload.secret_hash, secret_hash):
             raise _wrong_secret(upload.storage_index, share_number, "under another secret")
         if upload.left_behind or (client != upload.client and client != NOBODY):
-            upload.take_up(client)
+            self._hand_over(upload, client)
         return upload
+
+    def _hand_over(self, upload: Upload, client: Client) -> None:
+        """Have an upload belong to a client from now on."""
+        with self._table_lock:
+            hoards = [each for each in self._hoards.values() if upload in each]
+            for hoard in hoards:
+                hoard.remove(upload)
+            upload.take_up(client)
+            for hoard in hoards:
+                hoard.add(upload)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """Forget one; see ``ShareStore.abort``."""
@@ -284,6 +291,7 @@ class UnfinishedUploads:
     def expire(self, too_old: float) -> int:
         """Give up those of this store that nobody has written to since then; returns how many."""
         with self._table_lock:
+            self._hoards.clear()  # made anew when there is no room: it costs little every few minutes
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
         for upload in idle:
             upload.discard()
@@ -318,8 +326,10 @@ class UnfinishedUploads:
             if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
                 os.close(fd)  # nothing is to be kept free for it
                 return False
-            upload = self._adopt(key, note.share_bytes, note.secret_hash, fd, note)
-            upload.client, upload.left_behind = LEFT_BEHIND, True
+            upload = self._adopt(
+                key, note.share_bytes, note.secret_hash, fd, note, client=LEFT_BEHIND
+            )
+            upload.left_behind = True
             upload.last_write = min(written, upload.last_write)
             upload.suspend()
         return True
@@ -336,8 +346,9 @@ class UnfinishedUploads:
         with self._table_lock:
             open_ones = list(self._uploads.values())
             self._uploads.clear()
-            self.allocated_bytes = 0
+            self.allocated_bytes = self._promised_bytes = 0
             self._open.clear()
+            self._hoards.clear()
         for upload in open_ones:
             upload.close()
 
@@ -374,6 +385,7 @@ class UnfinishedUploads:
         fd: int,
         note: sidecar.Note | None,
         fresh_lease: bytes | None = None,
+        client: Client = NOBODY,
     ) -> Upload:
         upload = Upload(
             *key,
@@ -389,20 +401,28 @@ class UnfinishedUploads:
             () if note is None else note.ranges,
             fresh_lease,
         )
+        upload.client = client
         with self._table_lock:
             self._uploads[key] = upload
             self.allocated_bytes += share_bytes
+            for hoard in self._hoards.values():
+                hoard.add(upload)
         self._used(upload)
         return upload
 
     def _used(self, upload: Upload) -> None:
         """
-        Keep the number of open files bounded: the longest unused are closed first.
+        Count what is still to come of it, and keep the number of open files bounded.
+
+        The longest unused are closed first.
 
         Complete ones stay open until they are published; how many wait for that is bounded elsewhere.
         """
         with self._table_lock:
             key = (upload.storage_index, upload.share_number)
+            remaining = upload.remaining_bytes
+            self._promised_bytes += remaining - upload.promised_bytes
+            upload.promised_bytes = remaining
             if upload.complete:
                 self._open.pop(key, None)
                 return
@@ -423,7 +443,10 @@ class UnfinishedUploads:
             if self._uploads.get(key) is upload:
                 del self._uploads[key]
                 self.allocated_bytes -= upload.share_bytes
+                self._promised_bytes -= upload.promised_bytes
                 self._open.pop(key, None)
+                for hoard in self._hoards.values():
+                    hoard.remove(upload)
 
     def _known_boot_id(self) -> bytes:
         if self._boot_id is None:

@@ -57,6 +57,7 @@ class Upload(ShareWriter):
         new_index: whether there was no directory for shares of this index when it began; a hint that saves a
             vain attempt.
         resumed: whether some of it was written through an earlier descriptor than the present one.
+        promised_bytes: what the table counts as still to come.
     """
 
     _openings = itertools.count()
@@ -88,6 +89,7 @@ class Upload(ShareWriter):
         self.opened = next(self._openings)
         self.resumed = bool(received)
         self.new_index = False
+        self.promised_bytes = 0
         self._fd = fd
         self._fresh_lease = fresh_lease
         self._file: tuple[int, int] | None = None
@@ -176,13 +178,16 @@ class Upload(ShareWriter):
             for begin, stop in there:
                 self._compare(fd, begin, slice_pieces(pieces, begin - offset, stop - offset))
             self._bound_ranges(offset, end)
-            for begin, stop in self._received.gaps(offset, end):
-                views = list(slice_pieces(pieces, begin - offset, stop - offset))
-                self._fill(fd, begin, views, wanted)
+            try:
+                for begin, stop in self._received.gaps(offset, end):
+                    views = list(slice_pieces(pieces, begin - offset, stop - offset))
+                    self._fill(fd, begin, views, wanted)
+            finally:
+                self._on_open(
+                    self
+                )  # less is to come, and if it is complete it has to stay open now
             self.unsent_bytes += end - offset
             self.last_write = self._clock()
-            if self.complete:
-                self._on_open(self)  # it has to stay open now
 
     def fill_rest(self) -> None:
         """
