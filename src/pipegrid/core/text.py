@@ -32,7 +32,7 @@ def _shown(text: str, kept: str) -> str:
         char: ascii(char)[1:-1] for char in set(text) if char not in kept and not _is_safe(char)
     }
     if len(strange) > _FEW:
-        return text.translate(str.maketrans(strange))
+        return text.translate({ord(char): shown for char, shown in strange.items()})
     for char, shown in strange.items():
         text = text.replace(char, shown)
     return text

@@ -82,15 +82,21 @@ def loads_views(data: Buffer, limit_bytes: int, max_items: int) -> tuple[Any, in
     Returns:
         the value, and how many items it was made of; 0 of a short message.
     """
+    items, build = scan_views(data, limit_bytes, max_items)
+    return build(), items
+
+
+def scan_views(data: Buffer, limit_bytes: int, max_items: int) -> tuple[int, Callable[[], Any]]:
+    """Do the first half of it, which builds nothing; returns the number of items, and the other half."""
     _check_length(data, limit_bytes)
     if len(data) <= cborscan.UNSCANNED_BYTES:
-        return _build(data, None), 0
+        return 0, lambda: _build(data, None)
     rest, views, items = cborscan.take_out(data, max_items)
 
     def put_back(tag: Any, _: bool) -> Any:
         return views[tag.value] if tag.tag == cborscan.VIEW_TAG else tag
 
-    return _build(rest, put_back), items
+    return items, lambda: _build(rest, put_back)
 
 
 def _check_length(data: Buffer, limit_bytes: int) -> None:

@@ -16,7 +16,7 @@ Messages are CBOR; both ends check all of what the other says, and raise ``Value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -39,6 +39,7 @@ MAX_NUMBERS = 512
 _BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
 _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
 
+_UPLOADS_A_STEP = 16
 _STORAGE_INDEX_BYTES = 16
 _LEASE_SECRET_BYTES = 32
 _MAX_UPLOAD_SECRET_BYTES = 64
@@ -111,16 +112,25 @@ def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
 
 def unpack_bundle(body: Buffer) -> list[BundledUpload]:
     """Return the uploads in a bundle."""
+    uploads: list[BundledUpload] = []
+    for _ in unpack_bundle_in_steps(body, uploads):
+        pass
+    return uploads
+
+
+def unpack_bundle_in_steps(body: Buffer, uploads: list[BundledUpload]) -> Iterator[None]:
+    """Add them to a list, a few in each step; what is wrong with all together is found in the last."""
     value = cbor.loads(body, MAX_BUNDLE_BYTES, _BUNDLE_ITEMS)
-    items = cbor.expect_list(value, "the bundle", MAX_UPLOADS)
-    uploads = [_unpack_upload(each) for each in items]
+    for item in cbor.expect_list(value, "the bundle", MAX_UPLOADS):
+        if not len(uploads) % _UPLOADS_A_STEP:
+            yield
+        uploads.append(_unpack_upload(item))
     if sum(len(each.shares) for each in uploads) > MAX_SHARES:
         raise ValueError(f"more than {MAX_SHARES} shares are in the bundle")
     if sum(len(each.share_numbers) for each in uploads) > MAX_NUMBERS:
         raise ValueError(f"more than {MAX_NUMBERS} share numbers are in the bundle")
     if len({each.storage_index for each in uploads}) < len(uploads):
         raise ValueError("a storage index is twice in the bundle")
-    return uploads
 
 
 def _unpack_upload(value: Any) -> BundledUpload:

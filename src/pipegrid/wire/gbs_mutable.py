@@ -6,7 +6,7 @@ Source: the format reference, storage protocols, section 1.7.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -31,6 +31,7 @@ MAX_REQUEST_ITEMS = 10 + 9 * MAX_SHARE_NUMBERS + 5 * MAX_READS + 7 * MAX_VECTORS
 MAX_ANSWER_ITEMS = 5 + (2 + MAX_READS) * MAX_SHARE_NUMBERS
 
 _COPIED_BYTES = 4096
+_VECTORS_A_STEP = 64
 
 _CHANGES = "test-write-vectors"
 _READS = "read-vector"
@@ -104,8 +105,24 @@ def unpack_request(body: Buffer) -> ReadTestWrite:
     Args:
         body: must not change as long as the result is used: long specimens and data are views of it.
     """
-    value, items = cbor.loads_views(body, MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS)
-    message = cbor.expect_map(value, _REQUEST_KEYS, "the request")
+    steps = unpack_request_in_steps(body)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:  # noqa: PERF203
+            wanted: ReadTestWrite = done.value
+            return wanted
+
+
+def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]:
+    """
+    The same in steps of a millisecond or two at most: a request may have 30,000 items.
+
+    Each step gives their number, the first before any of them is built.
+    """
+    items, build = cbor.scan_views(body, MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS)
+    yield items
+    message = cbor.expect_map(build(), _REQUEST_KEYS, "the request")
     changes = message[_CHANGES]
     if type(changes) is not dict or len(changes) > MAX_SHARE_NUMBERS:
         raise ValueError(f"{_CHANGES} is no map of at most {MAX_SHARE_NUMBERS} shares")
@@ -115,10 +132,17 @@ def unpack_request(body: Buffer) -> ReadTestWrite:
         reads.append(
             (cbor.expect_uint(read["offset"], "offset"), cbor.expect_uint(read["size"], "size"))
         )
-    unpacked = {_expect_number(number): _unpack_change(each) for number, each in changes.items()}
-    vectors = sum(len(each.tests) + len(each.writes) for each in unpacked.values())
-    if vectors > MAX_VECTORS:
-        raise ValueError(f"{vectors} tests and writes in one request; {MAX_VECTORS} are allowed")
+    unpacked: dict[int, ShareChange] = {}
+    vectors = 0
+    for number, value in changes.items():
+        yield items
+        change = yield from _unpack_change(value, items)
+        unpacked[_expect_number(number)] = change
+        vectors += len(change.tests) + len(change.writes)
+        if vectors > MAX_VECTORS:
+            raise ValueError(
+                f"more than {MAX_VECTORS} tests and writes in one request; ask for fewer"
+            )
     return ReadTestWrite(unpacked, tuple(reads), items)
 
 
@@ -171,7 +195,7 @@ def _expect_number(value: Any) -> int:
     return cbor.expect_uint(value, "a share number", MAX_SHARE_NUMBERS - 1)
 
 
-def _unpack_change(value: Any) -> ShareChange:
+def _unpack_change(value: Any, items: int) -> Generator[int, None, ShareChange]:
     change = cbor.expect_map(value, _CHANGE_KEYS, "a share's test and write vectors")
     tests, writes = [], []
     for item in cbor.expect_list(change["test"], "test", MAX_TESTS):
@@ -179,10 +203,12 @@ def _unpack_change(value: Any) -> ShareChange:
         specimen = cbor.expect_view(test["specimen"], "specimen")
         offset = cbor.expect_uint(test["offset"], "offset")
         tests.append((offset, cbor.expect_uint(test["size"], "size"), specimen))
-    for item in cbor.expect_list(change["write"], "write", None):
+    for item in cbor.expect_list(change["write"], "write", MAX_VECTORS):
         write = cbor.expect_map(item, _WRITE_KEYS, "a write")
         data = cbor.expect_view(write["data"], "data")
         writes.append((cbor.expect_uint(write["offset"], "offset"), data))
+        if not len(writes) % _VECTORS_A_STEP:
+            yield items
     new_length = change["new-length"]
     if new_length is not None:
         new_length = cbor.expect_uint(new_length, "new-length")

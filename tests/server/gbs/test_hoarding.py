@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 
 from pipegrid.server.gbs.connection import GbsConnection
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, UploadSecrets
 from tests.server.gbs import support as http
+from tests.server.gbs.test_mutable import change
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI
 
 PLACES = 20
@@ -219,6 +224,68 @@ class TurnTests(http.ServerTestCase):
         found = gbs_bundles.unpack_answers(reply.body, uploads)
         self.assertEqual([each.statuses for each in found], [{0: 201}] * 128)
         self.assertEqual((self.service.commits, self.service._held_bytes), (0, 0))
+
+    def test_looking_at_a_bundle(self) -> None:
+        """It takes many turns if it takes long, whether it is good or not; what it names waits with it."""
+        self.slow_down(gbs_bundles, "_unpack_upload")
+        self.whoever_comes_is_served()
+        uploads = [BundledUpload(bytes([file]) * 16, SECRETS, 4, {0}, {}) for file in range(128)]
+        for bundle, status in ((uploads, 200), ([*uploads[:127], uploads[0]], 400)):
+            connection, transport = self.connect()
+            body = gbs_bundles.pack_bundle(bundle)
+            request = http.head("POST", gbs_http.BUNDLE_PATH, body=body) + body
+            self.made.clear()
+            self.assertLessEqual(self.longest_turn(partial(connection.dataReceived, request)), 20)
+            (reply,) = http.parse_replies(transport.written)
+            self.assertEqual(reply.status, status)
+            self.assertEqual(self.service._held_bytes, 0)
+
+    def test_a_survey(self) -> None:
+        """A question in a step, and others are served between; the answer is in the order of questions."""
+        self.put(0, b"share")
+        self.whoever_comes_is_served()
+        connection, transport = self.connect()
+        other = bytes(16)
+        questions = [Question(SI if number % 2 else other, SECRETS.lease) for number in range(64)]
+        body = gbs_surveys.pack_survey(questions)
+        request = http.head("POST", gbs_http.SURVEY_PATH, body=body) + body
+        self.made.clear()
+        self.assertLessEqual(self.longest_turn(lambda: connection.dataReceived(request)), 4)
+        (reply,) = http.parse_replies(transport.written)
+        found = gbs_surveys.unpack_answers(reply.body, questions)
+        nothing = SurveyAnswer(frozenset(), 404, ())
+        self.assertEqual(found, [nothing, SurveyAnswer(frozenset({0}), 204, ())] * 32)
+
+    def test_looking_at_a_change(self) -> None:
+        """A read-test-write of many shares is looked at in many turns, and then carried out once."""
+        self.slow_down(gbs_mutable, "_unpack_change")
+        self.whoever_comes_is_served()
+        connection, transport = self.connect()
+        changes = {number: ShareChange((), ((0, b"data"),)) for number in range(200)}
+        self.made.clear()
+        self.assertLessEqual(self.longest_turn(lambda: connection.dataReceived(change(changes))), 4)
+        self.settle()
+        (reply,) = http.parse_replies(transport.written)
+        self.assertEqual(reply.status, 200)
+        self.assertEqual(self.store.slots.list_shares(SI), set(range(200)))
+        self.assertEqual(self.service._held_bytes, 0)
+
+    def test_reading_much_is_done_elsewhere(self) -> None:
+        """In a thread, while others are served; little is read at once."""
+        self.ask(change({0: ShareChange((), ((0, bytes(70_000)),))}))
+        elsewhere: list[object] = []
+        really = self.durability.run
+
+        def run(function: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
+            elsewhere.append(function)
+            return really(function, *arguments)
+
+        self.patch(self.durability, "run", run)
+        for size in (65536, 65537):
+            (reply,) = self.ask(change({}, [(0, size)]))
+            self.assertEqual(reply.status, 200)
+            self.assertGreater(len(reply.body), size)
+        self.assertEqual(elsewhere, [self.store.slots.testv_and_readv_and_writev])
 
     def test_a_bundle_whose_client_goes(self) -> None:
         """In the middle: what was written is stored, the rest is not begun, and nothing is kept."""

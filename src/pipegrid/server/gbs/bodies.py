@@ -202,12 +202,12 @@ class InSteps(Call):
         service: Service,
         rule: Rule,
         shares: Sequence[Key],
-        steps: Callable[[Buffer], Iterator[None]],
+        steps: Callable[[Buffer], Iterator[object]],
         handler: Callable[[Buffer], Answer | Deferred[Answer]],
     ) -> None:
         super().__init__(service, rule, shares, handler)
         self._make_steps = steps
-        self._steps: Iterator[None] | None = None
+        self._steps: Iterator[object] | None = None
 
     def advance(self, turn: Turn) -> bool:
         """Do at least one step; returns whether that was the last, and it may be finished."""

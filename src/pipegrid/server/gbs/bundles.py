@@ -18,7 +18,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.disk.durability import Ending
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import InSteps, Service
+from pipegrid.server.gbs.bodies import InSteps, Service, Turn
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
@@ -55,7 +55,8 @@ class Bundle(InSteps):
         super().__init__(service, rule, (), self._carry_out, self._commit)
         self._service = service
         self._client = client
-        self._uploads: list[BundledUpload] | None = None
+        self._uploads: list[BundledUpload] = []
+        self._unpacking: Iterator[None] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
         self._committing: dict[Upload, dict[int, int]] = {}  # with where its status belongs
@@ -71,24 +72,29 @@ class Bundle(InSteps):
         """
         if self._steps is not None:
             return True
-        uploads = self._uploads or []
+        uploads = self._uploads
         shares = sum(len(each.shares) for each in uploads)
         return self._service.has_room_for(shares) and not any(
             each.storage_index in committing for each in uploads
         )
 
-    def unpack(self) -> bool:
-        """Look at the body, which is complete; returns whether that was to be done, and took its time."""
-        if self._uploads is not None:
-            return False
-        self._uploads = []
-        if self.refusal is None:
-            try:
-                self._uploads = gbs_bundles.unpack_bundle(self.body)
-                self.body.clear()  # it is in memory once
-            except ValueError as error:
-                self.refuse(answers.text(400, str(error)))
-        return True
+    def unpack(self, turn: Turn) -> bool:
+        """Look at the body, which is complete; returns whether that is done, and the turn is not over."""
+        if self._unpacking is None:
+            self._unpacking = iter(())
+            if self.refusal is None:
+                self._unpacking = gbs_bundles.unpack_bundle_in_steps(self.body, self._uploads)
+        try:
+            for _ in self._unpacking:
+                if turn.over:
+                    return False
+        except ValueError as error:
+            self._uploads = []
+            self.refuse(answers.text(400, str(error)))
+        if not self.body:
+            return True
+        self.body.clear()  # it is in memory once
+        return not turn.over
 
     def abandon(self) -> None:
         """The client is gone. What has come is stored; what was not begun is not."""
@@ -99,7 +105,7 @@ class Bundle(InSteps):
             self._release()
 
     def _carry_out(self, _: Buffer) -> Iterator[None]:
-        uploads = self._uploads or []
+        uploads = self._uploads
         self._reserved = sum(len(each.shares) for each in uploads)
         self._service.reserve(self._reserved)
         for wanted in uploads:

@@ -197,7 +197,7 @@ class RequestOrder:
         """
         receiver = self.receiver
         if isinstance(receiver, InSteps):
-            if isinstance(receiver, Bundle) and receiver.unpack() and self._turns.over:
+            if isinstance(receiver, Bundle) and not receiver.unpack(self._turns):
                 return False
             if isinstance(receiver, Bundle) and not receiver.may_begin(self.committing):
                 if not self._service.has_room_for(MAX_SHARES):

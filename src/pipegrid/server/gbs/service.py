@@ -37,7 +37,7 @@ from pipegrid.server.gbs.bodies import Call, Receiver, Refusal, ShareStream, Wri
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.slots import SlotChangeCall, SlotHandlers
-from pipegrid.server.gbs.surveys import answer_survey
+from pipegrid.server.gbs.surveys import Survey
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.reader import ShareReader
@@ -107,7 +107,6 @@ class GbsService:
             Operation.ABORT: self._abort,
             Operation.LIST: self._list,
             Operation.LEASE: self._lease,
-            Operation.SURVEY: lambda _, body: answer_survey(self, body),
             Operation.SLOT_LIST: slot_handlers.list_shares,
             Operation.SLOT_CORRUPT: self._corrupt,
         }
@@ -193,6 +192,8 @@ class GbsService:
             return AllocateCall(self, admitted, self.store, self.offer)
         if operation is Operation.BUNDLE:
             return Bundle(self, rule, request.client)
+        if operation is Operation.SURVEY:
+            return Survey(self, rule)
         if operation is Operation.READ_TEST_WRITE:
             return SlotChangeCall(self, admitted, self.store.slots, self.slots)
         handler = self._handlers[operation]

@@ -8,6 +8,7 @@ of single requests are. A slot that is being changed is waited for, and with it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from twisted.internet.defer import Deferred, DeferredList
@@ -17,7 +18,8 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare, PipegridError
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.requests import Operation
+from pipegrid.server.gbs.bodies import InSteps, Service
+from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.store import ShareStore
@@ -26,38 +28,47 @@ from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, Sample, SurveyA
 from pipegrid.wire.messages import LeaseSecrets
 
 
-class SurveyService(Protocol):
-    """What surveys ask of the service."""
+class SurveyService(Service, Protocol):
+    """What surveys ask of the service beside that."""
 
     store: ShareStore
     slots: SlotQueue
     sent_bytes: int
 
-    def answer_error(self, operation: Operation, error: Exception) -> Answer:
-        """Return the answer for an error."""
 
+class Survey(InSteps):
+    """Receives a survey, and answers one question in a step; the answer waits for slots that are changed."""
 
-def answer_survey(service: SurveyService, body: Buffer) -> Answer | Deferred[Answer]:
-    """Carry a survey out; the answer waits for nothing but slots that are being changed."""
-    try:
-        questions = gbs_surveys.unpack_survey(body)
-    except ValueError as error:
-        return answers.text(400, str(error))
-    results: list[SurveyAnswer | int] = []
-    waiting: list[Deferred[None]] = []
-    for number, question in enumerate(questions):
-        results.append(_look(service, question))
-        if question.lease is not None:
-            leased = _renew(service, question.storage_index, question.lease)
-            if leased.called and isinstance(leased.result, int):
-                _note_lease(leased.result, results, number)
-            else:
-                waiting.append(leased.addCallback(_note_lease, results, number))
-    if not waiting:
-        return answers.cbor(gbs_surveys.pack_answers(results))
-    return DeferredList(waiting).addCallback(
-        lambda _: answers.cbor(gbs_surveys.pack_answers(results))
-    )
+    def __init__(self, service: SurveyService, rule: Rule) -> None:
+        super().__init__(service, rule, (), self._look_in_steps, self._say)
+        self._service = service
+        self._results: list[SurveyAnswer | int] = []
+        self._waiting: list[Deferred[None]] = []
+
+    def _look_in_steps(self, body: Buffer) -> Iterator[None]:
+        try:
+            questions = gbs_surveys.unpack_survey(body)
+        except ValueError as error:
+            self.refuse(answers.text(400, str(error)))
+            return
+        service, results = self._service, self._results
+        for number, question in enumerate(questions):
+            yield
+            results.append(_look(service, question))
+            if question.lease is not None:
+                leased = _renew(service, question.storage_index, question.lease)
+                if leased.called and isinstance(leased.result, int):
+                    _note_lease(leased.result, results, number)
+                else:
+                    self._waiting.append(leased.addCallback(_note_lease, results, number))
+
+    def _say(self, _: Buffer) -> Answer | Deferred[Answer]:
+        if not self._waiting:
+            return self._packed()
+        return DeferredList(self._waiting).addCallback(lambda _: self._packed())
+
+    def _packed(self) -> Answer:
+        return answers.cbor(gbs_surveys.pack_answers(self._results))
 
 
 def _look(service: SurveyService, question: Question) -> SurveyAnswer | int:

@@ -98,6 +98,7 @@ class UnfinishedUploads:
         self.allocated_bytes = 0
         self._promised_bytes = 0
         self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
+        self._given_up = 0  # to make room, since it was last told
         self._hoards: dict[bool, Hoard[Upload]] = {}  # by what is counted, once there was no room
         # Those that may be closed, the longest unused first.
         self._open: OrderedDict[Key, Upload] = OrderedDict()
@@ -155,7 +156,7 @@ class UnfinishedUploads:
             return False
         for upload in chosen:
             upload.discard()
-        log.debug("gave up {count} unfinished uploads to make room", count=len(chosen))
+        self._given_up += len(chosen)
         return True
 
     def allocate(
@@ -290,6 +291,9 @@ class UnfinishedUploads:
 
     def expire(self, too_old: float) -> int:
         """Give up those of this store that nobody has written to since then; returns how many."""
+        given_up, self._given_up = self._given_up, 0
+        if given_up:
+            log.info("gave up {count} unfinished uploads to make room", count=given_up)
         with self._table_lock:
             self._hoards.clear()  # made anew when there is no room: it costs little every few minutes
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
