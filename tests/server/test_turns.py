@@ -107,12 +107,69 @@ class TurnsTests(SynchronousTestCase):
             self.assertEqual(self.done[-1], "h")
 
     def test_who_asks_for_little_again_and_again(self) -> None:
-        """Beyond a burst it waits in line: many of its like do not make a turn long."""
+        """Beyond a burst they share a slice, then the line has one: many of its like make no turn long."""
         many = [self.worker(chr(97 + number), heavy=True) for number in range(20)]
         for worker in many:
             worker.ask(1)
-        self.assertEqual(self.done, ["a"])
-        self.assertEqual([self.turn() for _ in range(19)], list("bcdefghijklmnopqrst"))
+        a_slice = round(SLICE_S / STEP_S)
+        self.assertEqual("".join(self.done), "abcdefghijklmnopqrst"[: len(self.done)])
+        self.assertLessEqual(abs(len(self.done) - a_slice), 1)
+        turns = ["".join(self.done)]
+        while len("".join(turns)) < 20:
+            turns.append(self.turn())
+            self.assertIn(len(turns[-1]), range(1, a_slice + 2))
+        self.assertEqual("".join(turns), "abcdefghijklmnopqrst")
+        self.assertLessEqual(len(turns), 4)
+
+    def test_a_client_with_several_connections(self) -> None:
+        """It asks on one after the other, one request at a time: none of them waits for a turn."""
+        several = [self.worker(name, "here", heavy=True) for name in "abc"]
+        for number in range(300):
+            several[number % 3].ask(1)
+            self.clock.rightNow += 0.001
+            self.assertEqual(self.done, ["abc"[number % 3]])
+            self.assertEqual(self.clock.getDelayedCalls(), [])
+            self.done.clear()
+
+    def test_who_comes_after_a_pause_is_alone(self) -> None:
+        """Another has worked last, but long ago: what is asked for is done in one turn."""
+        one, other = self.worker("a"), self.worker("b")
+        one.ask(1)
+        self.clock.rightNow += ACTIVE_S + 0.001
+        self.done.clear()
+        other.ask(round(ALONE_S / STEP_S) - 1)
+        self.assertEqual(len(self.done), round(ALONE_S / STEP_S) - 1)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        one.ask(round(ALONE_S / STEP_S))
+        self.assertLessEqual(self.done.count("a"), round(SLICE_S / STEP_S) + 1)
+
+    def test_a_stranger_makes_slices_short(self) -> None:
+        """Who is not known yet is served between slices of half a millisecond."""
+        worker = self.worker("a")
+        worker.ask(1)
+        self.clock.rightNow += ACTIVE_S
+        self.turns.asked()
+        self.done.clear()
+        worker.ask(1000)
+        self.assertLessEqual(len(self.done), round(SLICE_S / STEP_S) + 1)
+
+    def test_looking_at_the_clock(self) -> None:
+        """One request takes three looks: when it begins, whether it may go on, and when it has ended."""
+        worker = self.worker("a")
+        looks = 0
+        really = self.clock.seconds
+
+        def count() -> float:
+            nonlocal looks
+            looks += 1
+            return really()
+
+        self.patch(self.clock, "seconds", count)
+        self.turns.start()
+        self.assertTrue(self.turns.may_have(worker))
+        self.assertFalse(self.turns.over)
+        self.turns.end(worker)
+        self.assertEqual(looks, 3)
 
     def test_who_was_there_alone(self) -> None:
         """Bulk work that nobody disputes waits for nothing."""

@@ -14,7 +14,8 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.errors import CapError, CapMismatch, PipegridError, UsageError
 from pipegrid.server.gbs import answers
-from pipegrid.server.gbs.requests import Operation, Request
+from pipegrid.server.gbs.requests import Request
+from pipegrid.server.gbs.surveys import Survey
 from pipegrid.simulation.faults import FaultPlan
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
@@ -368,4 +369,12 @@ def forget_surveys(server: StorageHost) -> None:
 def answer_surveys_with(server: StorageHost, body: bytes) -> None:
     """Have a server answer every survey with these bytes."""
     service = server.factory.service
-    service._handlers[Operation.SURVEY] = lambda *_: answers.cbor(body)
+    begin = service.begin
+
+    def begin_survey(request: Request) -> Any:
+        receiver = begin(request)
+        if isinstance(receiver, Survey):
+            receiver._packed = lambda: answers.cbor(body)  # type: ignore[method-assign]
+        return receiver
+
+    service.begin = begin_survey  # type: ignore[method-assign]

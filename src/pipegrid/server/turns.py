@@ -6,10 +6,11 @@ waits for whatever else is done in each. A client that asks for much at once, or
 turns of 3 ms (leases) to 180 ms (a bundle), and others waited so long several times over.
 
 **Rules.** Nobody works longer than a *slice* in one turn of the reactor; whoever has more to do waits in
-line. One of the line has its slice in each turn, then everybody else is heard: those who have just come at
-once, as long as the server has not worked for their connection for longer than ``BURST_S`` (``SHARE`` of all
-time is forgiven). Beyond that they stand in line as well, whatever they ask for. In line, the address goes
-first that has fewest waiting, and connections of one address in the order of coming.
+line. The line has a slice in each turn, for as many as that is enough for; then everybody else is heard:
+those who have just come at once, as long as the server has not worked for their connection for longer than
+``BURST_S`` (``SHARE`` of all time is forgiven). All those for whom it has share a slice as well, and beyond
+that, or behind others, they stand in line, whatever they ask for. In line, the address goes first that has
+fewest waiting, and connections of one address in the order of coming.
 
 So who asks for little waits for one slice of all the others together, and one of many waits as long as their
 number is. Nothing is left undone while anybody wants something: unlike ``foolscap.governor``, nobody rests.
@@ -137,8 +138,12 @@ class Turns(Generic[M]):
         # Of who works now, or did last.
         self._last: M | None = None
         self._began_s = self._ended_s = float("-inf")
+        self._run_s = float("-inf")  # since when there was work without a pause
         self._slice_s = ALONE_S
-        self._others_s = float("-inf")  # when somebody else than before asked for something
+        self._others_s = float(
+            "-inf"
+        )  # when somebody else than who works now was at work, or asked
+        self._in_line = False  # it is the line's turn
 
     def __repr__(self) -> str:
         return f"<Turns, {'some' if self._line else 'none'} in line>"
@@ -150,7 +155,13 @@ class Turns(Generic[M]):
 
     def start(self) -> float:
         """Somebody begins to work, who may have to wait in line all the same; returns the time."""
-        self._began_s = now_s = self._clock.seconds()
+        now_s = self._clock.seconds()
+        if self._in_line:
+            self._began_s = self._run_s  # the line has one slice, for all of them
+        else:
+            self._began_s = now_s
+            if now_s - self._ended_s > GAP_S:
+                self._run_s = now_s
         return now_s
 
     def asked(self) -> None:
@@ -158,19 +169,24 @@ class Turns(Generic[M]):
         self._others_s = self._clock.seconds()
 
     def may_have(self, member: M) -> bool:
-        """Whether it may carry out something now; else it has to ``wait``."""
-        now_s = self._clock.seconds()
-        if member.spending.is_heavy(now_s) and (
-            self._line or (self._last is not member and now_s - self._ended_s < GAP_S)
-        ):
+        """Whether it may carry out something now, having said so (``start``); else it has to ``wait``."""
+        now_s = self._began_s
+        heavy = member.spending.is_heavy(now_s)
+        if heavy and self._line:
             return False
+        others = self._last is not member
         self._choose_slice(member, now_s)
+        if heavy and others and self._run_s < now_s:
+            if now_s - self._run_s > self._slice_s:
+                return False
+            self._began_s = self._run_s
         return True
 
     def wait(self, member: M) -> None:
         """Have its turn in line: ``take_turn`` is called."""
         self._line.join(member)
-        self._call_next()
+        if not self._in_line:
+            self._call_next()
 
     def leave(self, member: M) -> None:
         """It wants no turn any more, whether it waits for one or not."""
@@ -188,7 +204,8 @@ class Turns(Generic[M]):
 
     def _choose_slice(self, member: M, now_s: float) -> None:
         if self._last is not member:
-            self._others_s = now_s
+            # They are active if they have worked lately, however seldom this one comes.
+            self._others_s = max(self._others_s, self._ended_s)
             self._last = member
         self._slice_s = SLICE_S if now_s - self._others_s < ACTIVE_S else ALONE_S
 
@@ -198,8 +215,15 @@ class Turns(Generic[M]):
 
     def _next(self) -> None:
         self._call = None
-        member = self._line.next()
-        if self._line:
-            self._call_next()
-        self._choose_slice(member, self._clock.seconds())
-        member.take_turn()
+        self._run_s = now_s = self._clock.seconds()
+        self._in_line = True
+        try:
+            while self._line and now_s - self._run_s <= self._slice_s:
+                member = self._line.next()
+                self._choose_slice(member, now_s)
+                member.take_turn()
+                now_s = self._clock.seconds()
+        finally:
+            self._in_line = False
+            if self._line:
+                self._call_next()

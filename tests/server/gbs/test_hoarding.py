@@ -10,6 +10,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 
 from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.server.turns import ACTIVE_S
 from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
@@ -187,10 +188,23 @@ class TurnTests(http.ServerTestCase):
             for connection, _ in clients:
                 connection.dataReceived(lease * 5)
 
+        self.whoever_comes_is_served()
         self.made.clear()
         self.assertLessEqual(self.longest_turn(begin), 4)
         for _, transport in clients:
             self.assertEqual(len(http.parse_replies(transport.written)), 5)
+
+    def test_who_is_alone(self) -> None:
+        """What one client pipelines is done in one turn, if another has worked, but not lately."""
+        self.put(0, b"share")
+        self.whoever_comes_is_served()
+        lease = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers(SECRETS))
+        connection, transport = self.connect()
+        self.clock.rightNow += ACTIVE_S + 0.001
+        timers = len(self.clock.getDelayedCalls())
+        connection.dataReceived(lease * 90)
+        self.assertEqual(len(http.parse_replies(transport.written)), 90)
+        self.assertEqual(len(self.clock.getDelayedCalls()), timers)
 
     def test_one_allocation_of_many(self) -> None:
         """It takes many turns, is answered at its end, and what comes behind it sees all of it."""

@@ -112,13 +112,14 @@ class Bundle(InSteps):
             allocation = yield from self._allocate(wanted)
             statuses: dict[int, int] = {}
             self._answers.append(BundledAnswer(allocation, statuses))
-            if isinstance(allocation, Allocation):
-                for number, data in wanted.shares.items():
-                    upload = self._write(wanted, number, data, statuses)
-                    if upload is not None:
-                        self._committing[upload] = statuses
-                    yield
-            yield
+            if isinstance(allocation, int) or not wanted.shares:
+                yield
+                continue
+            for number, data in wanted.shares.items():
+                upload = self._write(wanted, number, data, statuses)
+                if upload is not None:
+                    self._committing[upload] = statuses
+                yield
 
     def _commit(self, _: Buffer) -> Deferred[Answer]:
         complete = list(self._committing)

@@ -354,9 +354,11 @@ class GbsConnection(Protocol):
         """Whether it may carry out requests now; else it is in line, and has its turn later."""
         if self._in_line:
             return False
-        if not self._has_turn:
-            self._has_turn = self._turns.may_have(self)
-        if self._has_turn and not self._turns.over:
+        if self._has_turn:
+            if not self._turns.over:
+                return True
+        elif self._turns.may_have(self):
+            self._has_turn = True  # which has just begun
             return True
         self._stand_in_line()
         return False
