@@ -131,6 +131,16 @@ class TurnsTests(SynchronousTestCase):
             self.assertEqual(self.clock.getDelayedCalls(), [])
             self.done.clear()
 
+    def test_each_pays_for_itself(self) -> None:
+        """Who shares a slice with others is not charged for what was done for them."""
+        many = [self.worker(chr(97 + number), heavy=True) for number in range(20)]
+        for worker in many:
+            worker.ask(1)
+        while self.turn():
+            pass
+        for worker in many:
+            self.assertAlmostEqual(worker.spending._spent_s, 2 * BURST_S + STEP_S, places=5)
+
     def test_who_comes_after_a_pause_is_alone(self) -> None:
         """Another has worked last, but long ago: what is asked for is done in one turn."""
         one, other = self.worker("a"), self.worker("b")

@@ -137,7 +137,8 @@ class Turns(Generic[M]):
         self._call: IDelayedCall | None = None
         # Of who works now, or did last.
         self._last: M | None = None
-        self._began_s = self._ended_s = float("-inf")
+        self._began_s = self._ended_s = float("-inf")  # its slice, and its work
+        self._work_s = float("-inf")  # since when it has worked itself
         self._run_s = float("-inf")  # since when there was work without a pause
         self._slice_s = ALONE_S
         self._others_s = float(
@@ -155,7 +156,7 @@ class Turns(Generic[M]):
 
     def start(self) -> float:
         """Somebody begins to work, who may have to wait in line all the same; returns the time."""
-        now_s = self._clock.seconds()
+        self._work_s = now_s = self._clock.seconds()
         if self._in_line:
             self._began_s = self._run_s  # the line has one slice, for all of them
         else:
@@ -200,7 +201,7 @@ class Turns(Generic[M]):
     def end(self, member: M) -> None:
         """It has worked since ``start``."""
         self._ended_s = now_s = self._clock.seconds()
-        member.spending.spend(now_s - self._began_s, now_s)
+        member.spending.spend(now_s - self._work_s, now_s)
 
     def _choose_slice(self, member: M, now_s: float) -> None:
         if self._last is not member:
