@@ -75,19 +75,15 @@ def loads(data: Buffer, limit_bytes: int, max_items: int) -> Any:
     return _build(data, None)
 
 
-def loads_views(data: Buffer, limit_bytes: int, max_items: int) -> tuple[Any, int]:
+def scan_views(data: Buffer, limit_bytes: int, max_items: int) -> tuple[int, Callable[[], Any]]:
     """
-    The same, but byte strings of 16 KiB and more are views of ``data``, which must not change meanwhile.
+    The same in two halves, of which this one builds nothing.
+
+    Byte strings of 16 KiB and more are views of ``data``, which must not change meanwhile.
 
     Returns:
-        the value, and how many items it was made of; 0 of a short message.
+        how many items it is made of, 0 of a short message, and the other half, which returns the value.
     """
-    items, build = scan_views(data, limit_bytes, max_items)
-    return build(), items
-
-
-def scan_views(data: Buffer, limit_bytes: int, max_items: int) -> tuple[int, Callable[[], Any]]:
-    """Do the first half of it, which builds nothing; returns the number of items, and the other half."""
     _check_length(data, limit_bytes)
     if len(data) <= cborscan.UNSCANNED_BYTES:
         return 0, lambda: _build(data, None)
@@ -192,7 +188,7 @@ def expect_status(value: Any) -> int:
 
 
 def expect_view(value: Any, where: str) -> bytes:
-    """The same of one that ``loads_views`` may have made a view, which is as good as bytes."""
+    """The same of one that ``scan_views`` may have made a view, which is as good as bytes."""
     if type(value) is memoryview:
         return value  # type: ignore[return-value]
     return expect_bytes(value, where)
