@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
 import sqlite3
@@ -15,11 +17,11 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.caps import DirectoryCap, LitCap
-from pipegrid.core.directory import unpack_immutable
-from pipegrid.errors import PipegridError, UsageError
+from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
+from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.errors import CapError, PipegridError, UsageError
 from pipegrid.tree import localwalk
-from pipegrid.tree.backup.catalogue import Run, chosen, parse_time, shown_time
+from pipegrid.tree.backup.catalogue import Run, chosen, entry_of, parse_time, runs_of, shown_time
 from pipegrid.tree.backup.changes import (
     LATEST_S,
     RACY_NS,
@@ -31,6 +33,9 @@ from pipegrid.tree.backup.changes import (
 )
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.backup.run import BackupOptions, BackupResult, Backups
+from pipegrid.tree.directory import Directory
+from pipegrid.tree.listing import unpack
+from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import Selection
 from pipegrid.tree.upload import TreeReports
 from tests.simulation.grid_budgets import warm_up
@@ -198,20 +203,23 @@ class BackupTests(SynchronousTestCase):
     def names_in(self, cap: DirectoryCap) -> list[str]:
         """List a directory."""
         data = self.world.run(self.client.grid.read(cap.file))
-        return [each.name for each in unpack_immutable(data)]
+        return [each.name for each in unpack(cap, data).entries]
 
     def test_nothing_changed(self) -> None:
-        """Nothing is opened, nothing is sent but the list of runs: one round trip."""
+        """Nothing is opened, nothing but a line of the list is sent: one round trip, in new processes too."""
         self.write_many()
         first = self.run_backup()
         self.assertEqual(first.counts.sent_files, 200)
         self.days += 1
+        self.client = self.start_client()
+        warm_up(self.world, self.client)
         again = self.run_backup()
         self.assertEqual(self.opened, [])
         self.assertEqual((again.counts.sent_files, again.counts.sent_directories), (0, 0))
         self.assertEqual(again.run.cap, first.run.cap)
         self.assertLessEqual(again.elapsed_s, 1.1 * RTT)
-        self.assertNotEqual(again.catalogue, first.catalogue)
+        self.assertEqual(again.catalogue, first.catalogue)
+        self.assertEqual(len(self.names_in(again.catalogue)), 2)
 
     def test_ten_files_changed(self) -> None:
         """They are read and sent, with the directories above them, and the list: two round trips."""
@@ -254,23 +262,31 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual(len(self.names_in(first.run.cap)), 3)
 
     def test_catalogue(self) -> None:
-        """The cap that is printed and kept lists all runs of all backups, from the grid alone."""
+        """The cap that is printed lists all runs of all backups, from the grid alone, and does not write."""
         self.write("a")
         self.run_backup("home")
         self.days += 1
         last = self.run_backup("etc")
-        self.assertEqual(
-            (self.private / "backup/catalogue.cap").read_text().strip(), str(last.catalogue)
-        )
+        self.assertEqual(self.kept_cap().readonly(), last.catalogue)
+        self.assertNotEqual(self.kept_cap(), last.catalogue)
         names = self.names_in(last.catalogue)
         self.assertEqual([name.split()[0] for name in names], ["etc", "home"])
         shutil.rmtree(self.private / "backup")
-        runs = self.world.run(
-            Deferred.fromCoroutine(self.backups().catalogues.load(last.catalogue))
-        )
+        runs = self.listed(last.catalogue)
         self.assertEqual([run.name for run in runs], ["home", "etc"])
         self.assertEqual(runs[1], last.run)
         self.assertEqual(runs[1].metadata, last.run.metadata)
+
+    def kept_cap(self) -> DirectoryCap:
+        """What the client keeps."""
+        cap = parse_cap((self.private / "backup/catalogue.cap").read_text().strip())
+        assert isinstance(cap, DirectoryCap)
+        return cap
+
+    def listed(self, cap: DirectoryCap) -> list[Run]:
+        """The runs in a catalogue on the grid."""
+        store = self.backups().catalogues
+        return runs_of(cap, self.world.run(Deferred.fromCoroutine(store.load(cap))))
 
     def test_the_list_is_fetched(self) -> None:
         """If what was kept of it is damaged, the grid has it; no run is forgotten."""
@@ -280,6 +296,134 @@ class BackupTests(SynchronousTestCase):
         self.days += 1
         self.assertEqual(len(self.names_in(self.run_backup().catalogue)), 2)
         self.assertIn("damaged", self.said[0])
+
+    def test_an_old_catalogue(self) -> None:
+        """One that can never change is read, and taken over by the next run; it lists what it did."""
+        self.write("a")
+        first = self.run_backup()
+        link = entry_of(first.run)
+        packed = pack_immutable([Child(link.name, link.cap, link.metadata or {})])
+        old = directory_cap(self.world.run(self.client.grid.put(packed)).cap)
+        for with_list in (True, False):
+            (self.private / "backup/catalogue.cap").write_text(f"{old}\n")
+            note = {"cap": str(old), "packed": base64.b64encode(packed).decode()}
+            if with_list:
+                (self.private / "backup/catalogue.json").write_text(json.dumps(note))
+            else:
+                (self.private / "backup/catalogue.json").unlink()
+            self.days += 1
+            last = self.run_backup()
+            self.assertNotEqual(last.catalogue, first.catalogue)
+            self.assertEqual(self.listed(last.catalogue), [first.run, last.run])
+            self.assertEqual(self.listed(old), [first.run])
+
+    def test_two_machines(self) -> None:
+        """That share a catalogue lose nothing of each other's, nor what the second listed before."""
+        self.write("a")
+        self.run_backup("one")
+        cap = (self.private / "backup/catalogue.cap").read_text()
+        here, self.private = self.private, Path(tempfile.mkdtemp(prefix="pg"))
+        self.addCleanup(shutil.rmtree, here, True)
+        self.client, first = self.start_client(), self.client
+        self.run_backup("before")
+        (self.private / "backup/catalogue.cap").write_text(cap)
+        self.days += 1
+        self.run_backup("two")
+        (self.private, self.client) = here, first
+        self.days += 1
+        last = self.run_backup("one")
+        names = [run.name for run in self.listed(last.catalogue)]
+        self.assertEqual(names, ["before", "one", "two", "one"])
+        runs = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
+        self.assertEqual([run.name for run in runs], names)
+
+    def test_the_list_cannot_be_changed(self) -> None:
+        """The run is stored, the result says what is wrong, and the next run lists both."""
+        self.write("a")
+        first = self.run_backup()
+        self.days += 1
+        for server in self.world.servers[:7]:
+            server.host.crash()
+        second = self.run_backup()
+        self.assertEqual(len(second.problems), 1)
+        for server in self.world.servers[:7]:
+            server.host.restart()
+        self.days += 1
+        self.client = self.start_client()
+        third = self.run_backup()
+        self.assertEqual(third.problems, ())
+        self.assertEqual(self.listed(third.catalogue), [first.run, second.run, third.run])
+
+    def test_servers_go_back(self) -> None:
+        """An older list than was seen is written anew from what is remembered here; nobody's run is lost."""
+        self.write("a")
+        runs = [self.run_backup().run]
+        copies = []
+        for server in self.world.servers:
+            copies.append(Path(tempfile.mkdtemp(prefix="pg")))
+            self.addCleanup(shutil.rmtree, copies[-1], True)
+            shutil.copytree(server.root / "shares", copies[-1], dirs_exist_ok=True)
+        self.days += 1
+        runs.append(self.run_backup().run)
+        for server, copy in zip(self.world.servers, copies, strict=True):
+            shutil.rmtree(server.root / "shares")
+            shutil.copytree(copy, server.root / "shares")
+        self.days += 1
+        last = self.run_backup()
+        self.assertEqual(last.problems, ())
+        self.assertIn("older list", self.said[-1])
+        self.assertEqual(self.listed(last.catalogue), [*runs, last.run])
+
+    def test_without_servers(self) -> None:
+        """The list is shown as it was last."""
+        self.write("a")
+        first = self.run_backup()
+        for server in self.world.servers:
+            server.host.crash()
+        runs = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
+        self.assertEqual(runs, (first.run,))
+        self.assertIn("as it was here last", self.said[-1])
+
+    def test_under_an_alias(self) -> None:
+        """Archives and Latest are as Tahoe-LAFS has them; forgotten runs are taken out, others' are not."""
+        self.write("a")
+        root = self.world.run(self.client.grid.create_mutable(b"")).cap
+        archives = (str(DirectoryCap(root)), ("backups", "photos"))
+        results = []
+        for n in range(3):
+            self.days += 1
+            self.write("a")
+            results.append(self.run_backup(archives=archives, retention=Retention(last=2)))
+            if n == 0:
+                to = self.child(DirectoryCap(root), "backups", "photos")
+                inner = Directory(self.client.grid, self.child(to, "Archives"))
+                self.world.run(inner.link("2020-01-01_00:00:00Z", results[0].run.cap))
+        self.assertEqual([each.problems for each in results], [(), (), ()])
+        self.assertEqual(self.names_in(to), ["Archives", "Latest"])
+        names = self.names_in(self.child(to, "Archives"))
+        times = [each.run.time for each in results]
+        self.assertEqual(names, ["2020-01-01_00:00:00Z", *times[1:]])
+        self.assertEqual(self.child(to, "Latest"), results[-1].run.cap)
+        self.assertEqual(self.child(to, "Archives", times[-1]), results[-1].run.cap)
+        self.days += 1
+        again = self.run_backup(archives=archives)
+        self.assertLessEqual(again.elapsed_s, 6.1 * RTT)
+
+    def test_an_alias_that_cannot_be_changed(self) -> None:
+        """Ends the run before all is sent, with a sentence."""
+        self.write("a")
+        root = self.world.run(self.client.grid.create_mutable(b"")).cap
+        running = self.start(archives=(str(DirectoryCap(root.readonly())), ("x",)))
+        self.world.clock.advance(2)
+        self.failureResultOf(running, CapError)
+        self.run_backup()
+
+    def child(self, cap: DirectoryCap, *names: str) -> DirectoryCap:
+        """What a path leads to."""
+        found = self.world.run(Deferred.fromCoroutine(resolve(self.client.grid, cap, names)))
+        found_cap = found.best or found.cap
+        assert isinstance(found_cap, DirectoryCap)
+        return found_cap
 
     def test_a_list_that_cannot_be_read(self) -> None:
         """Ends the run: a new list without the old runs would be a lie."""
@@ -357,6 +501,7 @@ class BackupTests(SynchronousTestCase):
             running = self.start()
             self.world.clock.advance(RTT * (0.3 + 0.3 * round_number))
             if running.called:
+                self.successResultOf(running)
                 break
             # What a killed process leaves: its transactions that were committed, and no more.
             copy = Path(tempfile.mkdtemp(prefix="pg"))
@@ -372,8 +517,10 @@ class BackupTests(SynchronousTestCase):
         last = self.run_backup()
         sent = last.counts.sent_bytes
         self.assertLess(sent, 2 * whole_bytes)
-        self.assertEqual(len(self.names_in(last.run.cap)), 30)
-        self.assertEqual(len(self.names_in(last.catalogue)), 1)
+        listed = self.listed(last.catalogue)
+        self.assertEqual(listed[-1], last.run)
+        for run in listed:  # those that were killed when all was stored, too
+            self.assertEqual(len(self.names_in(run.cap)), 30)
         self.check_database()
 
     def check_database(self) -> None:

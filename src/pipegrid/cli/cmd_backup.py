@@ -10,7 +10,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, wait_option
-from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.outcome import ExitStatus, sentence, worst_status
 from pipegrid.cli.treeput import Chosen, counts_of, fields_of, reports_of, selection_options
 
 if TYPE_CHECKING:
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 @click.command(name="backup")
 @click.argument("source", metavar="DIR", type=click.Path())
 @click.option(
-    "--as", "name", metavar="NAME", help="What the backup is called.  [default: the name of DIR]"
+    "--as",
+    "name",
+    metavar="NAME|ALIAS:PATH",
+    help="What the backup is called, or the directory that can be changed in which its runs are kept, too.  "
+    "[default: the name of DIR]",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be sent; read no file and store nothing."
@@ -66,8 +70,11 @@ def command(
 
     What has not changed since an earlier run is neither read nor sent; what was not looked for on the grid
     for some weeks is, and its leases are renewed. The capability that is printed brings back all
-    runs that are listed: keep it where the machine's end does not reach it. It is a new one each time, also
-    kept in 'backup/catalogue.cap' beside the client's secrets.
+    runs that are listed, and stays the same: keep it where the machine's end does not reach it. The one that
+    changes the list is in 'backup/catalogue.cap' beside the client's secrets.
+
+    With --as ALIAS:PATH the run is also kept as PATH/Archives/TIME and PATH/Latest, as Tahoe-LAFS does, so
+    that either program reads the other's.
 
     The exit status is 1 if something was left out; the rest is stored and listed all the same. A run that is
     forgotten is no longer listed; servers keep what only it had until its leases end.
@@ -76,22 +83,36 @@ def command(
         raise click.UsageError(EMPTY_NAME, click.get_current_context())
     chosen = Chosen(exclude, exclude_from, exclude_vcs, files_from)
     selection = chosen.of(source)
-    called = name or os.path.basename(os.path.abspath(source)) or "root"
+    path, named = _place_of(name)
+    called = named or os.path.basename(os.path.abspath(source)) or "root"
 
     async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.trees import root_of
         from pipegrid.tree.backup.catalogue import check_name
         from pipegrid.tree.backup.retention import Retention
         from pipegrid.tree.backup.run import BackupOptions, Backups
 
         check_name(called)
         retention = Retention(keep_last, keep_daily, keep_weekly)
-        options = BackupOptions(selection, one_file_system, retention)
+        archives = None if path is None else root_of(grid, path)
+        options = BackupOptions(selection, one_file_system, retention, archives)
         backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
         if dry_run:
             return await _would_send(console, backups, source, options)
         return await _run(console, backups, source, called, options)
 
     return GridJob(work)
+
+
+def _place_of(name: str | None) -> tuple[str | None, str | None]:
+    """Return the path that ``--as`` gives, or the name; a name has no colon unless it is quoted by none."""
+    from pipegrid.tree.paths import has_path
+
+    if name is None:
+        return None, None
+    if has_path(name) or name.strip().startswith("URI:"):
+        return name, None
+    return None, name
 
 
 async def _run(
@@ -104,6 +125,10 @@ async def _run(
         result = await backups.run(directory, name, options, reports_of(console, progress))
     run, counts = result.run, result.counts
     console.say(f"pipegrid: {name} {run.time}: {counts_of(counts)}; {result.elapsed_s:.1f} s")
+    statuses = {ExitStatus.FAILED if counts.left_out else ExitStatus.DONE}
+    for problem in result.problems:
+        about = f"{run.cap} is stored, but not listed everywhere; the next run sees to that"
+        statuses.add(console.complain(problem, about=about))
     if result.forgotten:
         console.say(
             f"pipegrid: forgot {plural(len(result.forgotten), 'run')}; servers keep what only they had "
@@ -118,10 +143,11 @@ async def _run(
             "cap": str(run.cap),
             **fields_of(counts),
             "forgotten": [f"{each.name} {each.time}" for each in result.forgotten],
+            "problems": [sentence(problem) for problem in result.problems],
             "elapsed_s": result.elapsed_s,
         },
     )
-    return ExitStatus.FAILED if counts.left_out else ExitStatus.DONE
+    return worst_status(statuses)
 
 
 async def _would_send(

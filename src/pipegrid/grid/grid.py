@@ -731,7 +731,12 @@ class Grid:
         return self._start_writing(cap, lambda own, file: own.update(file, offset, data))
 
     def modify(
-        self, cap: str | Cap, function: Edit, *, merge: Merge | None = None
+        self,
+        cap: str | Cap,
+        function: Edit,
+        *,
+        merge: Merge | None = None,
+        remembered: bytes | None = None,
     ) -> Deferred[WriteResult]:
         """
         Apply a function to the content of a mutable file; fires when the result is what is there.
@@ -743,8 +748,12 @@ class Grid:
             function: from old bytes to new bytes. It may be called several times, also with content that has
                 its change already; what it raises fails the call, and nothing is written.
             merge: makes one content of several versions with the same number; by default the highest counts.
+            remembered: what the content was when this client saw it last, if the caller has kept it; then it
+                need not be read again. It is held against the version that was seen.
         """
-        return self._start_writing(cap, lambda own, file: own.modify(file, function, merge))
+        return self._start_writing(
+            cap, lambda own, file: own.modify(file, function, merge, remembered)
+        )
 
     def look_ahead(self, cap: str | Cap) -> Deferred[None]:
         """

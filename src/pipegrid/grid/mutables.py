@@ -24,6 +24,7 @@ from pipegrid.transfer.mutable.files import CreateResult, Merge, MutableFiles, R
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.modifying import Edit, WriteResult
 from pipegrid.transfer.mutable.reading import ContentReader
+from pipegrid.transfer.mutable.recalling import recall
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
@@ -194,12 +195,17 @@ class Mutables:
         await self._readiness.wait(self._usual[0])
         return await self.files.update(cap, offset, bytes(data))
 
-    async def modify(self, cap: MutableCap, edit: Edit, merge: Merge | None) -> WriteResult:
+    async def modify(
+        self, cap: MutableCap, edit: Edit, merge: Merge | None, remembered: bytes | None = None
+    ) -> WriteResult:
         """Apply an edit; see ``Grid.modify``."""
+        check_kind(remembered, (bytes, type(None)), "what is remembered of a file", "bytes")
         if not callable(edit):
             raise UsageError(
                 f"a change is a function from old bytes to new bytes, not {shown(edit)}"
             )
+        if remembered is not None:
+            await recall(self.files.known, cap, remembered, self._workers)
         await self._readiness.wait(self._usual[0])
         return await self.files.modify(cap, edit, merge)
 

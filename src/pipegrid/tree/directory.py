@@ -39,6 +39,7 @@ class ChangesFiles(Protocol):
         function: Callable[[bytes], bytes],
         *,
         merge: Callable[[Sequence[bytes]], bytes] | None = None,
+        remembered: bytes | None = None,
     ) -> Deferred[WriteResult]:
         """Apply a function to the content of a mutable file."""
 
@@ -229,6 +230,39 @@ class Directory:
             return made
 
         return await self._grid.modify(self.cap, apply, merge=_merge)
+
+    async def change_by(
+        self, choose: Callable[[bytes], Sequence[Edit]], remembered: bytes | None = None
+    ) -> bytes:
+        """
+        Apply edits that are chosen by looking at what is there, in one publish.
+
+        Args:
+            choose: from the bytes of the directory to edits; called again if others have changed it.
+            remembered: what the bytes were when this client saw them last, if it has kept them; see
+                ``Grid.modify``.
+
+        Returns:
+            the bytes of the directory afterwards.
+
+        Raises: as ``change`` does.
+        """
+        key = self._writekey()
+        result = b""
+        repeated = False
+
+        def apply(old: bytes) -> bytes:
+            nonlocal repeated, result
+            again, repeated = repeated, True
+            result = apply_edits(old, choose(old), key, self._now(), again)
+            return result
+
+        await self._grid.modify(self.cap, apply, merge=_merge, remembered=remembered)
+        return result
+
+    def applied(self, content: bytes, edits: Sequence[Edit]) -> bytes:
+        """Return bytes of this directory with edits applied, without asking the grid."""
+        return apply_edits(content, edits, self._writekey(), self._now())
 
     async def unlink_same(self, name: str, child: Child) -> bool:
         """Take a child out if it is still the one that was seen; returns whether it is out."""

@@ -1,27 +1,28 @@
 """
-The list of all runs of a client's backups, stored on the grid as a directory: one cap brings back all.
+The list of all runs of a client's backups, stored on the grid as a directory: one cap brings back all. Pure.
 
 Each run is an entry, named after the backup and its time, ``home 2026-11-22_18:23:31Z``, whose cap is that
 of the root of its tree. So whatever reads directories, Tahoe-LAFS included, lists the runs and what is in
 them. The entry's metadata are those of the root, and under ``backup`` within ``pipegrid`` what was said of
 the run.
 
-Where the list is kept is a ``CatalogueStore``'s matter. In an immutable directory its cap changes with every
-run, and each is printed; older ones still read what was listed then.
+The directory can be changed, so that its cap stays the same, and several machines may share it: what a run
+does to it is edits, which are applied to whatever is there. Entries that are no runs stay as they are.
+Before, each list was an immutable directory of its own; those are read as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
-from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap
-from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
-from pipegrid.errors import CapError, DirectoryError, UsageError
-from pipegrid.grid.grid import Grid
+from pipegrid.core.caps import DirectoryCap
+from pipegrid.core.mutable.edits import Link
+from pipegrid.errors import DirectoryError, UsageError
+from pipegrid.tree.listing import ListingLimits, unpack
 from pipegrid.tree.metadata import KEY
 
 MAX_BYTES = 64 << 20
@@ -57,94 +58,57 @@ class Run:
         return parse_time(self.time)
 
 
-class CatalogueStore(Protocol):
-    """Where the list is kept."""
-
-    async def load(self, cap: DirectoryCap) -> list[Run]:
-        """
-        Return the runs, oldest first.
-
-        Raises:
-            PipegridError: it cannot be read, or is no catalogue.
-        """
-
-    async def save(self, runs: Sequence[Run], former: DirectoryCap | None) -> DirectoryCap:
-        """
-        Store the list; return the cap that brings it back.
-
-        Args:
-            former: the cap of what it replaces, if there was something.
-
-        Raises:
-            PipegridError: it could not be stored.
-        """
+def entry_name(run: Run) -> str:
+    """Return what a run's entry is called."""
+    return f"{run.name} {run.time}"
 
 
-class ImmutableCatalogues:
-    """Keeps each list as an immutable directory of its own."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    async def load(self, cap: DirectoryCap) -> list[Run]:
-        """Return the runs."""
-        file = cap.file
-        if not isinstance(file, (ChkCap, LitCap)):
-            raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
-        if file.size > MAX_BYTES:
-            raise DirectoryError("this is no catalogue of backups: it is too large for one")
-        return runs_of(unpack_immutable(await self._grid.read(file)))
-
-    async def save(self, runs: Sequence[Run], former: DirectoryCap | None) -> DirectoryCap:
-        """Store the list."""
-        result = await self._grid.put(pack_immutable(children_of(runs)))
-        return directory_cap(result.cap)
+def entry_of(run: Run) -> Link:
+    """Return the edit that lists a run; of two with one name in one second the later one counts."""
+    ours = dict(run.metadata.get(KEY) or {})
+    ours["backup"] = {
+        "name": run.name,
+        "time": run.time,
+        "files": run.files,
+        "bytes": run.bytes,
+        "left_out": run.left_out,
+    }
+    return Link(entry_name(run), run.cap, metadata={**run.metadata, KEY: ours})
 
 
-def children_of(runs: Sequence[Run]) -> list[Child]:
-    """Return the entries of a catalogue; of two runs in one second the later one counts."""
-    children: dict[str, Child] = {}
-    for run in runs:
-        ours = dict(run.metadata.get(KEY) or {})
-        ours["backup"] = {
-            "name": run.name,
-            "time": run.time,
-            "files": run.files,
-            "bytes": run.bytes,
-            "left_out": run.left_out,
-        }
-        metadata = {**run.metadata, KEY: ours}
-        name = f"{run.name} {run.time}"
-        children[name] = Child(name, run.cap, metadata)
-    return list(children.values())
-
-
-def runs_of(children: Sequence[Child]) -> list[Run]:
+def runs_of(cap: DirectoryCap, content: bytes) -> list[Run]:
     """
     Return the runs that a catalogue lists, oldest first.
 
+    Args:
+        cap: of the catalogue, of any kind that reads.
+        content: the bytes of the directory.
+
     Raises:
-        DirectoryError: it is not a catalogue.
+        DirectoryError: it is no directory, or there is something in it and no run.
     """
+    entries = unpack(cap, content, ListingLimits(MAX_BYTES)).entries
     runs = []
-    for child in children:
-        ours = child.metadata.get(KEY)
+    for entry in entries:
+        metadata = entry.metadata
+        ours = metadata.get(KEY)
         said = ours.get("backup") if isinstance(ours, dict) else None
-        if not isinstance(said, dict) or not isinstance(child.cap, DirectoryCap):
-            raise DirectoryError(
-                "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"
-            )
+        if not isinstance(said, dict) or not isinstance(entry.cap, DirectoryCap):
+            continue
         assert isinstance(ours, dict)
-        metadata = {**child.metadata, KEY: {k: v for k, v in ours.items() if k != "backup"}}
-        name, _, time = child.name.rpartition(" ")
+        name, _, time = entry.name.rpartition(" ")
         try:
             parse_time(time)
         except UsageError:
-            raise DirectoryError(
-                f"the entry {child.name!r} of this catalogue has no time"
-            ) from None
+            continue
+        kept = {key: value for key, value in metadata.items() if key not in (KEY, "tahoe")}
+        kept[KEY] = {key: value for key, value in ours.items() if key != "backup"}
         counts = [_count(said.get(key)) for key in ("files", "bytes", "left_out")]
-        runs.append(Run(name, time, child.cap, metadata, *counts))
+        runs.append(Run(name, time, entry.cap, kept, *counts))
+    if entries and not runs:
+        raise DirectoryError(
+            "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"
+        )
     return sorted(runs, key=lambda run: (run.time, run.name))
 
 

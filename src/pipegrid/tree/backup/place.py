@@ -3,10 +3,12 @@ Where a client keeps what its backups have to know: ``backup`` beside its secret
 
     lock             held by the backup that runs
     database.sqlite  which files had which cap
-    catalogue.json   the list of runs as it was stored last, and its cap
-    catalogue.cap    that cap alone, on one line, for people
+    catalogue.json   the list of runs as it was stored last, its cap, and runs that are not in it yet
+    catalogue.cap    that cap alone, on one line: whoever has it may change the list
 
-The list is there only to be at hand: the grid has it, under that cap.
+The list is there to be at hand, and to be compared with what servers say: the grid has it, under that cap.
+``catalogue.cap`` is obeyed if it was changed: to let several machines share a catalogue, or to go on with one
+on a new machine, that of the other one is put there.
 """
 
 from __future__ import annotations
@@ -19,23 +21,44 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from pipegrid.core.caps import DirectoryCap, parse_cap
-from pipegrid.core.directory import pack_immutable, unpack_immutable
+from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
+from pipegrid.core.directory import Child, pack_immutable
 from pipegrid.disk.private import open_private
 from pipegrid.disk.replacing import replace_file
-from pipegrid.errors import PipegridError, SinkError, UsageError
+from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.config import GridConfig
-from pipegrid.tree.backup.catalogue import CatalogueStore, Run, children_of, runs_of
+from pipegrid.grid.mutables import KNOWN_NAME
+from pipegrid.tree.backup.catalogue import Run, entry_name, entry_of, runs_of
 
 _MAX_BYTES = 128 << 20
 
 
-@attrs.frozen
-class Listed:
-    """The list of runs, and the cap under which the grid has it (None: there is none yet)."""
+_IMMUTABLE = DirectoryCap(LitCap(b""))
 
-    runs: tuple[Run, ...] = ()
+
+@attrs.frozen
+class Noted:
+    """
+    What a client remembers of its catalogue.
+
+    Attributes:
+        cap: under which the grid has it; None: there is none yet.
+        content: its bytes as they were stored last; None: they are not remembered.
+        unlisted: runs that are stored, and to be listed in it.
+    """
+
     cap: DirectoryCap | None = None
+    content: bytes | None = attrs.field(default=None, repr=False)
+    unlisted: tuple[Run, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs that are remembered, oldest first."""
+        listed: list[Run] = []
+        if self.cap is not None and self.content is not None:
+            listed = runs_of(self.cap, self.content)
+        every = {entry_name(run): run for run in (*listed, *self.unlisted)}
+        return tuple(sorted(every.values(), key=lambda run: (run.time, run.name)))
 
 
 class BackupPlace:
@@ -45,6 +68,9 @@ class BackupPlace:
     Args:
         config: of the client.
 
+    Attributes:
+        own: directories that each run changes; a backup of them would never find nothing changed.
+
     Raises:
         UsageError: nothing may be written for it.
     """
@@ -53,6 +79,7 @@ class BackupPlace:
         if not config.caches:
             raise UsageError(f"{config.directory} has no place for what backups have to remember")
         self.directory = config.caches[0] / "backup"
+        self.own = (self.directory, config.caches[0] / KNOWN_NAME)
         self.database = self.directory / "database.sqlite"
         self.cap_file = self.directory / "catalogue.cap"
         self._list_file = self.directory / "catalogue.json"
@@ -67,7 +94,8 @@ class BackupPlace:
             SinkError: the directory cannot be made.
         """
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in self.own:
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = open_private(str(self.directory / "lock"), os.O_RDWR)
         except OSError as error:
             raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
@@ -85,43 +113,49 @@ class BackupPlace:
             os.close(self._lock)
             self._lock = -1
 
-    async def listed(
-        self, store: CatalogueStore, say: Callable[[str], None] = lambda sentence: None
-    ) -> Listed:
+    def noted(self, say: Callable[[str], None] = lambda sentence: None) -> Noted:
         """
-        Return the list, from here or from the grid.
+        Return what is remembered of the catalogue.
 
         Raises:
-            PipegridError: there is one on the grid, and it cannot be read.
+            UsageError, CapError: the file that holds its cap cannot be used.
         """
+        said = Noted()
         try:
-            return self._read_list()
+            said = self._read_list()
         except FileNotFoundError:
             pass
         except (OSError, ValueError, PipegridError):
             say(f"{self._list_file} is damaged; the list of backups is fetched from the grid")
         cap = self._read_cap()
-        return Listed() if cap is None else Listed(tuple(await store.load(cap)), cap)
+        if cap is None or cap == said.cap:
+            return said
+        # The user has put another one there: what this client has listed is to be listed in that.
+        return Noted(cap, None, said.runs)
 
-    def note(self, runs: Sequence[Run], cap: DirectoryCap) -> None:
+    def note(self, noted: Noted) -> None:
         """
-        Keep the list that is on the grid now.
+        Remember this of the catalogue.
 
         Raises:
             SinkError: it cannot be written.
         """
-        packed = base64.b64encode(pack_immutable(children_of(runs))).decode("ascii")
+        document = {
+            "cap": str(noted.cap),
+            "packed": None if noted.content is None else _text(noted.content),
+            "unlisted": _text(_packed(noted.unlisted)),
+        }
         try:
-            document = json.dumps({"cap": str(cap), "packed": packed})
-            replace_file(self._list_file, f"{document}\n".encode("ascii"))
-            replace_file(self.cap_file, f"{cap}\n".encode("ascii"))
+            replace_file(self._list_file, f"{json.dumps(document)}\n".encode("ascii"))
+            if self._read_cap() != noted.cap:
+                replace_file(self.cap_file, f"{noted.cap}\n".encode("ascii"))
         except OSError as error:
             raise SinkError(
-                f"cannot write in {self.directory}: {error.strerror}; the backup is stored, "
-                f"and its catalogue is {cap}"
+                f"cannot write in {self.directory}: {error.strerror}; the catalogue of backups is "
+                f"{noted.cap}"
             ) from error
 
-    def _read_list(self) -> Listed:
+    def _read_list(self) -> Noted:
         with open(self._list_file, encoding="ascii") as file:
             said = json.loads(file.read(_MAX_BYTES))
         if not isinstance(said, dict):
@@ -129,8 +163,12 @@ class BackupPlace:
         cap = parse_cap(str(said.get("cap")))
         if not isinstance(cap, DirectoryCap):
             raise ValueError("no directory")
-        packed = base64.b64decode(str(said.get("packed")), validate=True)
-        return Listed(tuple(runs_of(unpack_immutable(packed))), cap)
+        packed = said.get("packed")
+        content = None if packed is None else base64.b64decode(str(packed), validate=True)
+        unlisted = base64.b64decode(str(said.get("unlisted", "")), validate=True)
+        noted = Noted(cap, content, tuple(runs_of(_IMMUTABLE, unlisted)))
+        assert noted.runs is not None  # what is damaged in it shows now
+        return noted
 
     def _read_cap(self) -> DirectoryCap | None:
         try:
@@ -141,9 +179,21 @@ class BackupPlace:
             raise UsageError(
                 f"cannot read {self.cap_file}: {error}; restore or remove it"
             ) from error
-        cap = parse_cap(text)
+        try:
+            cap = parse_cap(text)
+        except CapError as error:
+            raise UsageError(f"{self.cap_file}: {error}; restore or remove it") from error
         if not isinstance(cap, DirectoryCap):
             raise UsageError(
                 f"{self.cap_file} does not hold the cap of a catalogue; restore or remove it"
             )
         return cap
+
+
+def _packed(runs: Sequence[Run]) -> bytes:
+    links = map(entry_of, runs)
+    return pack_immutable([Child(link.name, link.cap, link.metadata or {}) for link in links])
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,35 +1,40 @@
 """
-One run of a backup: what has changed is read and stored, the list of runs gets a line, its cap is kept.
+One run of a backup: what has changed is read and stored, and the list of runs gets a line.
 
 The order is what makes it safe to be killed at any moment: a file is recorded when it is stored, a run is
-listed when all of it is, and the new cap of the list is kept when the list is on the grid. So what was
-written down is always true; what was not is done again.
+noted when all of it is, and listed then. So what was written down is always true; what was not is done again,
+and a run that was noted but could not be listed is listed by the next one.
+
+What the catalogue needs beforehand, and the directories under an alias, is seen to while the tree is stored.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred, DeferredList
 
-from pipegrid.core.caps import DirectoryCap
+from pipegrid.core.caps import DirectoryCap, MutableCap
+from pipegrid.errors import PipegridError, RollbackError
 from pipegrid.grid.grid import Grid
-from pipegrid.tree.backup.catalogue import (
-    CatalogueStore,
-    ImmutableCatalogues,
-    Run,
-    check_name,
-    shown_time,
-)
+from pipegrid.reactor.together import together
+from pipegrid.tree.backup.archives import Archives
+from pipegrid.tree.backup.catalogue import Run, check_name, entry_name, runs_of, shown_time
+from pipegrid.tree.backup.cataloguestore import CatalogueStore, Change, Changed, GridCatalogues
 from pipegrid.tree.backup.database import Database
-from pipegrid.tree.backup.place import BackupPlace
-from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.backup.place import BackupPlace, Noted
+from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.localwalk import LocalWalk, own_directories
 from pipegrid.tree.selection import Selection
 from pipegrid.tree.store import GridStore, NoStore, Store
 from pipegrid.tree.upload import TreeCounts, TreeReports, TreeResult, TreeUpload
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @attrs.frozen
@@ -39,11 +44,14 @@ class BackupOptions:
 
     Attributes:
         selection: made anew for each run, since it notes what it has met.
+        archives: the cap of a directory that can be changed, and names below it, which need not be there
+            yet: where the run is kept as Tahoe-LAFS's ``backup`` keeps it, beside the catalogue.
     """
 
     selection: Callable[[], Selection] = Selection
     one_file_system: bool = False
     retention: Retention = attrs.field(factory=Retention)
+    archives: tuple[str, tuple[str, ...]] | None = None
 
 
 @attrs.frozen
@@ -53,10 +61,11 @@ class BackupResult:
 
     Attributes:
         run: as it is listed.
-        catalogue: the cap that brings back all runs that are listed.
+        catalogue: the cap that brings back all runs that are listed, and cannot change the list.
         counts: what was met, sent, checked and left out.
         forgotten: runs that are not listed any more.
         elapsed_s: in all.
+        problems: why the run is stored, and is not listed, or not under its alias; see ``run``.
     """
 
     run: Run
@@ -64,6 +73,7 @@ class BackupResult:
     counts: TreeCounts
     forgotten: tuple[Run, ...]
     elapsed_s: float
+    problems: tuple[PipegridError, ...] = ()
 
 
 @attrs.frozen
@@ -108,7 +118,7 @@ class Backups:
         self._say = say
         self._now = now
         self.place = BackupPlace(grid.config)
-        self.catalogues: CatalogueStore = catalogues or ImmutableCatalogues(grid)
+        self.catalogues: CatalogueStore = catalogues or GridCatalogues(grid, now)
 
     async def run(
         self,
@@ -118,48 +128,120 @@ class Backups:
         reports: TreeReports | None = None,
     ) -> BackupResult:
         """
-        Store a directory as it is now.
+        Store a directory as it is now, and list it.
+
+        If it is stored but cannot be listed, that is no error here: ``problems`` of the result tells why, and
+        the next run lists it.
 
         Raises:
-            UsageError: another run is under way, or the name cannot be one.
+            UsageError: another run is under way, the name cannot be one, or a directory under which it is to
+                be kept cannot be changed.
             SourceError: the directory cannot be read.
-            GridError: the grid takes nothing, or not the list of runs.
+            GridError: the grid takes nothing, or the list of runs cannot be made.
         """
         options = options or BackupOptions()
         check_name(name)
         began_s = self._grid.clock.seconds()
         self.place.lock()
         try:
-            listed = await self.place.listed(self.catalogues, self._say)
+            noted = self.place.noted(self._say)
             database = self._database(directory)
             try:
                 store = GridStore(self._grid)
-                result = await self._store(directory, options, store, database, reports)
-                counts = result.counts
-                run = Run(
-                    name,
-                    shown_time(self._now()),
-                    result.cap,
-                    result.metadata,
-                    counts.files,
-                    counts.bytes,
-                    counts.left_out,
+                (noted, archives), result = await _both(
+                    Deferred.fromCoroutine(self._prepare(noted, options)),
+                    Deferred.fromCoroutine(
+                        self._store(directory, options, store, database, reports)
+                    ),
                 )
-                others = [
-                    each for each in listed.runs if (each.name, each.time) != (name, run.time)
-                ]
-                all_runs = [*others, run]
-                runs = kept(all_runs, options.retention)
-                cap = await self.catalogues.save(runs, listed.cap)
-                self.place.note(runs, cap)
                 database.finish()
             finally:
                 database.close()
+            counts = result.counts
+            run = Run(
+                name,
+                shown_time(self._now()),
+                result.cap,
+                result.metadata,
+                counts.files,
+                counts.bytes,
+                counts.left_out,
+            )
+            forgotten, problems = await self._list(noted, archives, run, options.retention)
         finally:
             self.place.unlock()
-        forgotten = tuple(each for each in all_runs if each not in set(runs))
         elapsed_s = self._grid.clock.seconds() - began_s
-        return BackupResult(run, cap, counts, forgotten, elapsed_s)
+        assert noted.cap is not None
+        return BackupResult(run, noted.cap.readonly(), counts, forgotten, elapsed_s, problems)
+
+    async def _prepare(self, noted: Noted, options: BackupOptions) -> tuple[Noted, Archives | None]:
+        """Return a catalogue that can be changed, and what is under the alias, if there is to be one."""
+        archives = None
+        if options.archives is not None:
+            archives = Archives(self._grid, *options.archives, now=self._now)
+        making: list[Deferred[Any]] = [Deferred.fromCoroutine(self._catalogue(noted))]
+        if archives is not None:
+            making.append(Deferred.fromCoroutine(archives.prepare()))
+        prepared, *_ = await together(making)
+        return prepared, archives
+
+    async def _catalogue(self, noted: Noted) -> Noted:
+        """Return what is remembered of a catalogue that can be changed; it is made if there is none."""
+        if noted.cap is not None and _is_writable(noted.cap):
+            return noted
+        runs = noted.runs
+        if noted.cap is not None and noted.content is None:
+            # A list without the runs of the one before would be a lie.
+            before = runs_of(noted.cap, await self.catalogues.load(noted.cap))
+            names = {entry_name(run) for run in runs}
+            runs = (*(run for run in before if entry_name(run) not in names), *runs)
+        made = Noted(await self.catalogues.create(), b"", runs)
+        self.place.note(made)
+        return made
+
+    async def _list(
+        self, noted: Noted, archives: Archives | None, run: Run, retention: Retention
+    ) -> tuple[tuple[Run, ...], tuple[PipegridError, ...]]:
+        """List a run that is stored; returns which others are forgotten, and what went wrong."""
+        others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
+        noted = attrs.evolve(noted, unlisted=(*others, run))
+        self.place.note(noted)
+        problems: list[PipegridError] = []
+
+        async def trying(work: Coroutine[Any, Any, T]) -> T | None:
+            try:
+                return await work
+            except PipegridError as error:
+                problems.append(error)
+                return None
+
+        change = Change(noted.unlisted, retention)
+        forgotten: tuple[Run, ...] = ()
+        if noted.content is not None:
+            assert noted.cap is not None
+            forgotten = tuple(change.apply(runs_of(noted.cap, noted.content))[1])
+        steps: list[Deferred[Any]] = [Deferred.fromCoroutine(trying(self._change(noted, change)))]
+        if archives is not None:
+            keeping = archives.keep(run, forgotten)
+            steps.append(Deferred.fromCoroutine(trying(keeping)))
+        changed: Changed | None = (await together(steps))[0]
+        if changed is None:
+            return (), tuple(problems)
+        self.place.note(Noted(noted.cap, changed.content))
+        return changed.forgotten, tuple(problems)
+
+    async def _change(self, noted: Noted, change: Change) -> Changed:
+        assert noted.cap is not None
+        try:
+            return await self.catalogues.change(noted.cap, change, noted.content)
+        except RollbackError:
+            if noted.content is None:
+                raise
+            self._say(
+                "servers show an older list of backups than this client has seen, so it is written anew from "
+                "what this client remembers"
+            )
+            return await self.catalogues.write_anew(noted.cap, change, noted.content)
 
     async def would_send(
         self,
@@ -189,12 +271,22 @@ class Backups:
 
     async def runs(self) -> tuple[Run, ...]:
         """
-        Return all runs that are listed, oldest first.
+        Return all runs that are listed, oldest first; if the grid cannot tell, those that are remembered.
 
         Raises:
-            PipegridError: the list is on the grid, and cannot be read.
+            PipegridError: the list is on the grid, cannot be read, and is not remembered.
         """
-        return (await self.place.listed(self.catalogues, self._say)).runs
+        noted = self.place.noted(self._say)
+        if noted.cap is None:
+            return noted.runs
+        try:
+            content = await self.catalogues.load(noted.cap)
+        except PipegridError as error:
+            if noted.content is None:
+                raise
+            self._say(f"this is the list as it was here last, since it cannot be fetched: {error}")
+            return noted.runs
+        return attrs.evolve(noted, content=content).runs
 
     def _database(self, directory: str, read_only: bool = False) -> Database:
         config = self._grid.config
@@ -216,7 +308,7 @@ class Backups:
         read: bool = True,
     ) -> TreeResult:
         local = self._grid.config.local
-        own = [self.place.directory] if local is None else [self.place.directory, local.directory]
+        own = [*self.place.own, *([] if local is None else [local.directory])]
         walk = LocalWalk(
             directory,
             without=own_directories(*own),
@@ -238,3 +330,18 @@ class Backups:
             self._grid.limits,
         )
         return await upload.run()
+
+
+async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
+    """Return both results; if one fails the other is cancelled, and has ended when this has."""
+    running: list[Deferred[Any]] = [first, second]
+    try:
+        one, other = await together(running)
+    except BaseException:
+        await DeferredList(running, consumeErrors=True)
+        raise
+    return one, other
+
+
+def _is_writable(cap: DirectoryCap) -> bool:
+    return isinstance(cap.file, MutableCap) and cap.file.access == "write"

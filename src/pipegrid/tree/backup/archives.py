@@ -1,0 +1,91 @@
+"""
+Runs of a backup under an alias, as Tahoe-LAFS's ``backup`` keeps them, so that either reads the other's:
+
+    TO/Archives/2026-11-22_18:23:31Z   the tree of that run, which can never change
+    TO/Latest                          the tree of the last one
+
+``TO`` and ``Archives`` can be changed; they are made if they are missing.
+
+Source: the reference on trees, section 4.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import DirectoryCap
+from pipegrid.core.mutable.edits import Edit, Link, Unlink
+from pipegrid.grid.grid import Grid
+from pipegrid.reactor.together import together
+from pipegrid.tree.backup.catalogue import Run
+from pipegrid.tree.directory import Directory, check_writable, make_directories
+from pipegrid.tree.listing import unpack
+
+ARCHIVES = "Archives"
+LATEST = "Latest"
+
+
+@attrs.define
+class Archives:
+    """
+    The archives of one directory.
+
+    Args:
+        root: the cap of the directory that the path begins with.
+        names: of the path; may be missing.
+    """
+
+    _grid: Grid
+    _root: str
+    _names: tuple[str, ...]
+    _now: Callable[[], float] = time.time
+    _to: Directory | None = None
+    _archives: Directory | None = None
+
+    async def prepare(self) -> None:
+        """
+        Find the directories, or make them.
+
+        Raises:
+            ChildExists: a file is in the way.
+            CapError: one of them cannot be changed.
+            PipegridError: the grid failed.
+        """
+        to = await make_directories(self._grid, self._root, self._names)
+        check_writable(to.cap, "the directory under which the backup is to be kept")
+        archives = await make_directories(self._grid, to.cap, (ARCHIVES,))
+        check_writable(archives.cap, f"'{ARCHIVES}'")
+        self._to = Directory(self._grid, to.cap, self._now)
+        self._archives = Directory(self._grid, archives.cap, self._now)
+
+    async def keep(self, run: Run, forgotten: Sequence[Run] = ()) -> None:
+        """
+        Keep a run, as the latest; take out those that are forgotten, if they are still what they were.
+
+        Raises:
+            PipegridError: the grid failed.
+        """
+        to, archives = self._to, self._archives
+        assert to is not None, "prepare first"
+        assert archives is not None
+        gone = {(each.time, each.cap) for each in forgotten}
+
+        def choose(content: bytes) -> list[Edit]:
+            link: Edit = Link(run.time, run.cap, metadata={})
+            if not gone:
+                return [link]
+            entries = unpack(archives.cap, content).entries
+            old = [each.name for each in entries if _is_of(each.name, each.cap, gone)]
+            return [*(Unlink(name, must_exist=False) for name in old if name != run.time), link]
+
+        latest: Edit = Link(LATEST, run.cap, metadata={})
+        changes = (archives.change_by(choose), to.change_by(lambda _: [latest]))
+        await together([Deferred.fromCoroutine(each) for each in changes])
+
+
+def _is_of(name: str, cap: object, runs: set[tuple[str, DirectoryCap]]) -> bool:
+    return isinstance(cap, DirectoryCap) and (name, cap) in runs

@@ -1,0 +1,160 @@
+"""
+Where the list of runs is kept: in a directory of the grid that can be changed, whose cap stays the same.
+
+One publish a run. If the client remembers what is there, that takes one round trip; if another machine has
+changed the list meanwhile, what this run does is done to what the other has made of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.mutable.edits import Edit, Unlink
+from pipegrid.errors import CapError, DirectoryError
+from pipegrid.grid.grid import Grid
+from pipegrid.tree.backup.catalogue import MAX_BYTES, Run, entry_name, entry_of, runs_of
+from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.directory import Directory, create_directory
+
+
+@attrs.frozen
+class Change:
+    """
+    What a run does to the catalogue, whatever is in it.
+
+    Attributes:
+        added: runs that are to be listed.
+        retention: which runs of all are kept.
+    """
+
+    added: tuple[Run, ...]
+    retention: Retention = attrs.field(factory=Retention)
+
+    def apply(self, listed: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+        """Return the runs that are listed then, oldest first, and those that are forgotten."""
+        every = {entry_name(run): run for run in (*listed, *self.added)}
+        runs = sorted(every.values(), key=lambda run: (run.time, run.name))
+        stay = kept(runs, self.retention)
+        staying = set(map(entry_name, stay))
+        return stay, [run for run in runs if entry_name(run) not in staying]
+
+    def edits(self, listed: Sequence[Run]) -> list[Edit]:
+        """Return what changes a directory with these runs so."""
+        stay, forgotten = self.apply(listed)
+        staying = set(map(entry_name, stay))
+        there = set(map(entry_name, listed))
+        edits: list[Edit] = [entry_of(run) for run in self.added if entry_name(run) in staying]
+        gone = [entry_name(run) for run in forgotten if entry_name(run) in there]
+        return edits + [Unlink(name, must_exist=False) for name in gone]
+
+
+@attrs.frozen
+class Changed:
+    """
+    A catalogue after a change.
+
+    Attributes:
+        content: its bytes.
+        runs: that are listed, oldest first.
+        forgotten: that are no more.
+    """
+
+    content: bytes = attrs.field(repr=False)
+    runs: tuple[Run, ...]
+    forgotten: tuple[Run, ...]
+
+
+class CatalogueStore(Protocol):
+    """Where the list is kept."""
+
+    async def create(self) -> DirectoryCap:
+        """
+        Make an empty catalogue; return the cap that changes it.
+
+        Raises:
+            PipegridError: it could not be stored.
+        """
+
+    async def load(self, cap: DirectoryCap) -> bytes:
+        """
+        Return the bytes of a catalogue, of any kind that reads.
+
+        Raises:
+            PipegridError: it cannot be read.
+        """
+
+    async def change(
+        self, cap: DirectoryCap, change: Change, remembered: bytes | None = None
+    ) -> Changed:
+        """
+        Change a catalogue, whatever others have made of it.
+
+        Args:
+            remembered: its bytes as far as this client knows.
+
+        Raises:
+            RollbackError: an older one is there than this client has seen.
+            PipegridError: it could not be changed.
+        """
+
+    async def write_anew(self, cap: DirectoryCap, change: Change, remembered: bytes) -> Changed:
+        """Change what is remembered of a catalogue, and put that in the place of whatever is there."""
+
+
+class GridCatalogues:
+    """
+    Keeps catalogues as directories on a grid.
+
+    Args:
+        now: seconds since 1970.
+    """
+
+    def __init__(self, grid: Grid, now: Callable[[], float] = time.time) -> None:
+        self._grid = grid
+        self._now = now
+
+    async def create(self) -> DirectoryCap:
+        """Make an empty catalogue."""
+        return (await create_directory(self._grid)).cap
+
+    async def load(self, cap: DirectoryCap) -> bytes:
+        """Return the bytes of a catalogue."""
+        file = cap.file
+        is_mutable = isinstance(file, MutableCap) and file.access != "verify"
+        if not (is_mutable or isinstance(file, (ChkCap, LitCap))):
+            raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
+        if not isinstance(file, ChkCap) or file.size <= MAX_BYTES:
+            data = await self._grid.read(file, 0, None if not is_mutable else MAX_BYTES + 1)
+            if len(data) <= MAX_BYTES:
+                return data
+        raise DirectoryError("this is no catalogue of backups: it is too large for one")
+
+    async def change(
+        self, cap: DirectoryCap, change: Change, remembered: bytes | None = None
+    ) -> Changed:
+        """Change a catalogue."""
+        directory = Directory(self._grid, cap, self._now)
+        done: Changed | None = None
+
+        def edits(content: bytes) -> list[Edit]:
+            nonlocal done
+            listed = runs_of(cap, content)
+            done = Changed(b"", *map(tuple, change.apply(listed)))
+            return change.edits(listed)
+
+        content = await directory.change_by(edits, remembered)
+        assert done is not None
+        return attrs.evolve(done, content=content)
+
+    async def write_anew(self, cap: DirectoryCap, change: Change, remembered: bytes) -> Changed:
+        """Write what is remembered."""
+        directory = Directory(self._grid, cap, self._now)
+        listed = runs_of(cap, remembered)
+        content = directory.applied(remembered, change.edits(listed))
+        await self._grid.overwrite(cap, content)
+        return Changed(content, *map(tuple, change.apply(listed)))
