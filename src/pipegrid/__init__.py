@@ -13,6 +13,7 @@ from pipegrid.version import __version__
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import parse_cap
+    from pipegrid.core.mutable.edits import Link, Rename, Unlink
     from pipegrid.core.params import Params
     from pipegrid.errors import (
         CapError,
@@ -48,15 +49,21 @@ if TYPE_CHECKING:
     from pipegrid.flow.pipeline import Pipeline
     from pipegrid.http11 import PipelinedAgent
     from pipegrid.mirror.mirror import Mirror
+    from pipegrid.tree.directory import Child, Directory
     from pipegrid.tree.facade import Grid
 
 _HOMES = {
     "AutoWindow": "pipegrid.flow.autowindow",
+    "Child": "pipegrid.tree.directory",
+    "Directory": "pipegrid.tree.directory",
     "Grid": "pipegrid.tree.facade",
+    "Link": "pipegrid.core.mutable.edits",
     "Mirror": "pipegrid.mirror.mirror",
     "Params": "pipegrid.core.params",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
+    "Rename": "pipegrid.core.mutable.edits",
+    "Unlink": "pipegrid.core.mutable.edits",
     "parse_cap": "pipegrid.core.caps",
 }
 
@@ -64,12 +71,15 @@ __all__ = [
     "AutoWindow",
     "CapError",
     "CapMismatch",
+    "Child",
     "ChildExists",
     "ConflictingWrite",
     "CorruptionError",
+    "Directory",
     "DirectoryError",
     "Grid",
     "GridError",
+    "Link",
     "Mirror",
     "NoSpace",
     "NoSuchChild",
@@ -81,6 +91,7 @@ __all__ = [
     "Pipeline",
     "PipelineStopped",
     "PipelinedAgent",
+    "Rename",
     "RollbackError",
     "SegmentTooLarge",
     "ServerError",
@@ -92,6 +103,7 @@ __all__ = [
     "SourceError",
     "UncoordinatedWriteError",
     "UnhappyError",
+    "Unlink",
     "UsageError",
     "WriteLost",
     "WrongSecret",

@@ -33,6 +33,7 @@ COMMANDS = (
     "manifest",
     "alias",
     "mkdir",
+    "cp",
     "ln",
     "mv",
     "rm",

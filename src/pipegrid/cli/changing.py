@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,6 +14,27 @@ from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
 if TYPE_CHECKING:
     from pipegrid.tree.directory import Child, Directory
     from pipegrid.tree.facade import Grid
+
+
+def is_on_grid(text: str) -> bool:
+    """
+    Return whether an argument is a place on the grid, or else a local file.
+
+    A cap and an alias that is there are, and so is what looks like one of them, unless there is a local file
+    of this name.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.cli.files import aliases_here
+    from pipegrid.tree.paths import names_alias
+
+    bare = text.strip()
+    if bare.startswith(("URI:", "ro.URI:", "imm.URI:")):
+        return not os.path.lexists(text)
+    if not names_alias(bare):
+        return False
+    return bare.partition(":")[0] in aliases_here() or not os.path.lexists(text)
 
 
 @attrs.frozen

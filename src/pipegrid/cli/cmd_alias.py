@@ -9,7 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob
-from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.options import common_options, read_only_option, wait_option
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def add(name: str, cap: str) -> OfflineJob:
     default="sdmf",
     help="How the directory is stored; sdmf serves all but huge ones.",
 )
+@read_only_option
 @wait_option
 @common_options
-def create(name: str, format: str) -> GridJob:
+def create(name: str, format: str, read_only: bool) -> GridJob:
     """Make a new directory that can be changed, let NAME stand for it, and print its cap."""
 
     async def work(grid: Grid, console: Console) -> int:
@@ -69,9 +70,13 @@ def create(name: str, format: str) -> GridJob:
         check_free(home, wanted)  # before anything is stored
         directory = await grid.create_directory(format=format)
         cap = str(directory.cap)
-        # First of all: if the alias cannot be written, the cap is what is left.
+        if read_only:
+            add_alias(home, wanted, cap)
+            cap = str(directory.cap.readonly())
+        # Else first of all: if the alias cannot be written, the cap is what is left.
         console.result(cap, {"alias": wanted, "cap": cap})
-        add_alias(home, wanted, cap)
+        if not read_only:
+            add_alias(home, wanted, cap)
         return ExitStatus.DONE
 
     return GridJob(work)

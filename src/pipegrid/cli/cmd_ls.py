@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; with --json all comes."
 )
 @click.option("-R", "--recursive", is_flag=True, help="List all that is below, too, with its path.")
+@click.option(
+    "--read-only",
+    is_flag=True,
+    help="Show before each name the cap that reads it, and is to be given away; '-' if there is none.",
+)
 @wait_option
 @segment_limit_option
 @common_options
-def command(path: str, long: bool, recursive: bool) -> GridJob:
+def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
     """
     List the names in a directory.
 
@@ -37,26 +42,32 @@ def command(path: str, long: bool, recursive: bool) -> GridJob:
     """
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.trees import place_of
+        from pipegrid.cli.trees import check_known, place_of
 
         place = await place_of(grid, path)
+        if not place.names:
+            check_known(place)
         if place.kind != "directory":
-            _show(console, place.names[-1:], place, long)
+            _show(console, place.names[-1:], place, long, read_only)
             return ExitStatus.DONE
         if recursive:
-            return await _list_all(grid, console, place, long)
+            return await _list_all(grid, console, place, long, read_only)
         from pipegrid.tree.paths import Place
 
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
         for entry in listing.entries:
-            _show(console, (entry.name,), Place(entry.cap, (), entry.metadata_json), long)
+            _show(
+                console, (entry.name,), Place(entry.cap, (), entry.metadata_json), long, read_only
+            )
         return ExitStatus.DONE
 
     return GridJob(work)
 
 
-async def _list_all(grid: Grid, console: Console, place: Place, long: bool) -> ExitStatus:
+async def _list_all(
+    grid: Grid, console: Console, place: Place, long: bool, read_only: bool
+) -> ExitStatus:
     from pipegrid.cli.trees import complain
     from pipegrid.tree.paths import Place
     from pipegrid.tree.walk import Unreadable
@@ -68,15 +79,20 @@ async def _list_all(grid: Grid, console: Console, place: Place, long: bool) -> E
             if isinstance(met, Unreadable):
                 statuses.add(complain(console, met))
             elif met.path:
-                _show(console, met.path, Place(met.cap, (), met.metadata_json), long)
+                _show(console, met.path, Place(met.cap, (), met.metadata_json), long, read_only)
     return one_status(statuses)
 
 
-def _show(console: Console, path: Sequence[str], place: Place, long: bool) -> None:
+def _show(console: Console, path: Sequence[str], place: Place, long: bool, read_only: bool) -> None:
+    import attrs
+
     from pipegrid.cli.trees import shown_path
+    from pipegrid.core.caps import UnknownCap
     from pipegrid.tree.listing import metadata_of
     from pipegrid.tree.metadata import restored
 
+    if read_only and place.cap is not None and not isinstance(place.cap, UnknownCap):
+        place = attrs.evolve(place, cap=place.cap.readonly())
     metadata: dict[str, Any] = metadata_of(place.metadata_json)
     kept = restored(metadata)
     size = size_of(place.cap)
@@ -93,6 +109,8 @@ def _show(console: Console, path: Sequence[str], place: Place, long: bool) -> No
         console.result("", fields)
         return
     name = shown_path(path) + ("/" if place.kind == "directory" else "")
+    if read_only:
+        name = f"{'-' if place.cap is None else place.cap} {name}"
     if not long:
         console.result(name, {})
         return

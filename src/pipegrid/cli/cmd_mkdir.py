@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.options import common_options, read_only_option, wait_option
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     default="sdmf",
     help="How the directory is stored; sdmf serves all but huge ones.",
 )
+@read_only_option
 @wait_option
 @common_options
-def command(path: str | None, format: str) -> GridJob:
+def command(path: str | None, format: str, read_only: bool) -> GridJob:
     """
     Make a directory that can be changed, and print its cap, which lets change it.
 
     With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and what is missing of the way is made.
     If there is a directory, its cap is printed.
     """
+    if read_only and path is None:
+        raise click.UsageError(
+            "--read-only is for a directory at a PATH: of any other the write cap would be lost",
+            click.get_current_context(),
+        )
 
     async def work(grid: Grid, console: Console) -> int:
         if path is None:
@@ -43,7 +49,9 @@ def command(path: str | None, format: str) -> GridJob:
             root, names = root_of(grid, path)
             directory = await make_directories(grid, root, names, format)
         cap = directory.cap
-        console.result(str(cap), {"cap": str(cap), "read_cap": str(cap.readonly())})
+        read_cap = str(cap.readonly())
+        fields = {"read_cap": read_cap} if read_only else {"cap": str(cap), "read_cap": read_cap}
+        console.result(read_cap if read_only else str(cap), fields)
         return ExitStatus.DONE
 
     return GridJob(work)

@@ -17,6 +17,7 @@ from pipegrid.cli.options import (
     happy_option,
     key_options,
     limit_options,
+    read_only_option,
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     help="Of a mutable file: sdmf, one piece; or mdmf, of which parts can be changed.  [default: sdmf]",
 )
 @click.option("-f", "--force", is_flag=True, help="With PATH: replace what has this name.")
+@read_only_option
 @selection_options
 @encoding_options
 @happy_option
@@ -64,6 +66,7 @@ def command(
     mutable: bool,
     format: str | None,
     force: bool,
+    read_only: bool,
     exclude: tuple[str, ...],
     exclude_from: tuple[str, ...],
     exclude_vcs: bool,
@@ -114,6 +117,11 @@ def command(
         raise click.UsageError("only mutable files have a format; add --mutable", context)
     if force and destination is None:
         raise click.UsageError("-f is for a PATH on the grid; there is none here", context)
+    if read_only and destination is None:
+        raise click.UsageError(
+            "--read-only is for a file at a PATH: of any other mutable one the write cap would be lost",
+            context,
+        )
     if mutable and (
         recursive or convergence is not None or random_key or segment_bytes is not None
     ):
@@ -140,7 +148,7 @@ def command(
             from pipegrid.cli.mutableput import put_at
 
             kind = (format or "sdmf") if mutable else None
-            await put_at(grid, console, files[0], destination, kind, force, options)
+            await put_at(grid, console, files[0], destination, kind, force, options, read_only)
             return ExitStatus.DONE
         if chosen is not None:
             from pipegrid.cli.treeput import put_trees

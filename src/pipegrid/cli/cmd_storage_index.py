@@ -22,24 +22,31 @@ def command(
     Tell what servers call files, which is where their shares are.
 
     On a server's disk the shares are in shares/XX/INDEX, where XX are the first two characters of
-    INDEX. Whoever knows only this can neither read the file nor check it. No grid is needed. A file
-    that is in its cap has no storage index: its line is '-'.
+    INDEX. Whoever knows only this can neither read the file nor check it. No grid is needed. Caps of
+    directories, of what can change, and verifier caps will do as well. A file that is in its cap has no
+    storage index: its line is '-'.
     """
     check_caps(caps, cap_files)
 
     def work(console: Console) -> int:
         from pipegrid.cli.files import identity, named_files, storage_index_text
-        from pipegrid.core.caps import LitCap
-        from pipegrid.core.filecaps import checkable
+        from pipegrid.core.caps import LitCap, MutableCap
+        from pipegrid.core.filecaps import keepable
+        from pipegrid.errors import CapError
 
-        for file in named_files(console, caps, cap_files, checkable):
+        for file in named_files(console, caps, cap_files, keepable):
+            if file.names:
+                raise CapError(
+                    "what a path leads to is known to the grid only; give its cap, which 'pipegrid manifest' "
+                    "lists"
+                )
             index = storage_index_text(file.cap) or None
             fields: dict[str, Any] = {
                 **identity(file),
                 "storage_index": index,
-                "size": file.cap.size,
+                "size": None if isinstance(file.cap, MutableCap) else file.cap.size,
             }
-            if not isinstance(file.cap, LitCap):
+            if not isinstance(file.cap, (LitCap, MutableCap)):
                 fields["required_shares"] = file.cap.required_shares
                 fields["total_shares"] = file.cap.total_shares
             console.result(index or "-", fields)

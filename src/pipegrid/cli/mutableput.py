@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pipegrid.cli.changing import is_on_grid
 from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
-from pipegrid.core.caps import Cap, MutableCap
+from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.errors import CapError, UsageError
 
 if TYPE_CHECKING:
@@ -25,18 +26,8 @@ def destination_of(files: Sequence[str]) -> str | None:
     Raises:
         UsageError: the aliases cannot be read.
     """
-    last = files[-1].strip()
-    if len(files) < 2 or last == "-":
-        return None
-    from pipegrid.cli.files import aliases_here
-    from pipegrid.tree.paths import names_alias
-
-    if last.startswith(("URI:", "ro.URI:", "imm.URI:")):
-        return None if os.path.lexists(files[-1]) else last
-    if not names_alias(last):
-        return None
-    known = last.partition(":")[0] in aliases_here()
-    return last if known or not os.path.lexists(files[-1]) else None
+    last = files[-1]
+    return last.strip() if len(files) > 1 and last.strip() != "-" and is_on_grid(last) else None
 
 
 async def put_at(
@@ -47,6 +38,7 @@ async def put_at(
     format: str | None,
     force: bool,
     options: dict[str, Any],
+    read_only: bool = False,
 ) -> None:
     """
     Store one file and print its cap.
@@ -55,6 +47,7 @@ async def put_at(
         destination: a path on the grid, the write cap of a mutable file, or None.
         format: of a new mutable file; None for an immutable one.
         options: of ``Grid.put``.
+        read_only: print the cap that reads.
 
     Raises:
         ChildExists: there is something of that name that is not to be replaced.
@@ -65,16 +58,20 @@ async def put_at(
     from pipegrid.core.caps import parse_cap
     from pipegrid.core.mutable.edits import Link
 
+    def show(cap: Cap) -> None:
+        given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
+        console.result(str(given), {"path": file, "cap": str(given)})
+
     with _source(console, file) as source:
         if destination is None:
-            _show(console, file, await _store(grid, source, format, options))
+            show(await _store(grid, source, format, options))
             return
         root, names = root_of(grid, destination)
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             if cap.access != "write":
                 raise CapError("this cap does not write the file; use its write cap")
             await grid.overwrite(cap, source)
-            _show(console, file, cap)
+            show(cap)
             return
         name = os.path.basename(file) if file != "-" else None
         spot = await spot_at(grid, destination, name)
@@ -86,25 +83,23 @@ async def put_at(
                     "add -f to put a new one in its place"
                 )
             await grid.overwrite(there, source)
-            _show(console, file, there)
+            show(there)
             return
         spot.check_free(force)
         stored = await _store(grid, source, format, options)
         try:
             await spot.directory.change([Link(spot.name, stored, metadata={}, replace=force)])
-        finally:
-            # If it cannot be linked, its cap is what is left of it.
-            _show(console, file, stored)
+        except BaseException:
+            read_only = False  # its cap is what is left of it
+            show(stored)
+            raise
+        show(stored)
 
 
 async def _store(grid: Grid, source: Any, format: str | None, options: dict[str, Any]) -> Cap:
     if format is None:
         return (await grid.put(source, **options)).cap
     return (await grid.create_mutable(source, format=format, params=options["params"])).cap
-
-
-def _show(console: Console, file: str, cap: Cap) -> None:
-    console.result(str(cap), {"path": file, "cap": str(cap)})
 
 
 @contextmanager

@@ -233,6 +233,15 @@ def _note_max_memory(invocation: Invocation, size_bytes: int) -> None:
     invocation.max_memory_bytes = size_bytes
 
 
+def read_only_option(function: F) -> F:
+    """Add the option of printing the cap that is to be given away."""
+    return click.option(
+        "--read-only",
+        is_flag=True,
+        help="Print the cap that reads, and is to be given away, instead of the one that changes.",
+    )(function)
+
+
 def limit_options(function: F) -> F:
     """Add the options that bound how much a command does at once."""
     for option in (

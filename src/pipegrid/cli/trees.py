@@ -14,7 +14,7 @@ import attrs
 
 from pipegrid.cli.files import NamedFile
 from pipegrid.cli.outcome import ExitStatus, sentence
-from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, MutableCap, UnknownCap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError
 
@@ -74,10 +74,9 @@ def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     Raises:
         UsageError: it is no path, or there is no such alias.
     """
-    from pipegrid.tree.aliases import read_aliases
-    from pipegrid.tree.paths import names_alias, parse
+    from pipegrid.tree.paths import parse_here
 
-    return parse(text, read_aliases(grid.config.directory) if names_alias(text) else None)
+    return parse_here(text, grid.config.directory)
 
 
 async def directory_at(grid: Grid, text: str) -> Place:
@@ -88,10 +87,32 @@ async def directory_at(grid: Grid, text: str) -> Place:
         CapError: something else is there.
         PipegridError: as of ``located``.
     """
-    place = await place_of(grid, text)
+    place = check_known(await place_of(grid, text))
     if not isinstance(place.cap, DirectoryCap):
         raise CapError("this is not the cap of a directory; use 'get' or 'cat' for a file")
     return place
+
+
+def check_known(place: Place) -> Place:
+    """
+    Return a place, if a cap is known that reads what is there.
+
+    Raises:
+        CapError: it is a verifier cap, or one of a kind to come.
+    """
+    if place.kind != "unknown":
+        return place
+    cap = place.cap
+    if isinstance(cap, UnknownCap) or cap is None:
+        start = printable(str(cap)[:12] + "...")
+        raise CapError(
+            f"'{start}' is no cap that PipeGrid knows; copy it whole, or use a later version"
+        )
+    what = "directory" if isinstance(cap, DirectoryCap) else "file"
+    raise CapError(
+        f"this is the verifier cap of a {what}: it checks its shares, but does not show what is in it; use "
+        "its read cap"
+    )
 
 
 def shown_path(path: Sequence[str]) -> str:

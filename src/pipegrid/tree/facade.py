@@ -48,17 +48,18 @@ class Trees:
         Find what a path leads to: a listing for each name.
 
         Args:
-            path: ``CAP/some/path``, or a cap alone.
+            path: ``CAP/some/path``, or a cap alone; or ``ALIAS:some/path`` with an alias of the client's
+                directory.
 
         Raises (through the Deferred):
             NoSuchChild: there is no such name on the way.
-            UsageError, CapError: it is no path.
+            UsageError, CapError: it is no path, or there is no such alias.
             DirectoryError: a directory on the way is damaged.
         """
-        from pipegrid.tree.paths import parse, resolve
+        from pipegrid.tree.paths import parse_here, resolve
 
         async def work() -> Place:
-            root, names = parse(path)
+            root, names = parse_here(path, self._grid.config.directory)
             return await resolve(self._grid, root, names, limits)
 
         return self._start(work())

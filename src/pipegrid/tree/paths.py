@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
 from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
-from pipegrid.tree.aliases import unknown_alias
+from pipegrid.tree.aliases import read_aliases, unknown_alias
 from pipegrid.tree.listing import Kind, ListingLimits, ReadsFiles, kind_of, read_listing
 
 _CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
@@ -81,6 +82,16 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
     if alias not in aliases:
         raise unknown_alias(alias, aliases)
     return aliases[alias], names_of(rest)
+
+
+def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
+    """
+    Take a path apart that may begin with an alias of a client's directory; see ``parse``.
+
+    Raises:
+        UsageError: it is no path, there is no such alias, or the aliases cannot be read.
+    """
+    return parse(text, read_aliases(directory) if names_alias(text) else None)
 
 
 def names_of(path: str) -> tuple[str, ...]:

@@ -1,0 +1,67 @@
+"""``pipegrid cp``: copies to, from and within a grid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, wait_option
+
+if TYPE_CHECKING:
+    from pipegrid.tree.facade import Grid
+
+
+@click.command(name="cp")
+@click.argument("arguments", nargs=-1, required=True, metavar="SOURCE... TARGET", type=click.Path())
+@click.option(
+    "-r", "--recursive", is_flag=True, help="Copy directories, too, with all that is in them."
+)
+@click.option("-f", "--force", is_flag=True, help="Replace files that are in the way.")
+@limit_options
+@wait_option
+@common_options
+def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob:
+    """
+    Copy files and directories to a grid, from it, or within it.
+
+    Each argument is a local path, or a place on the grid: ALIAS:some/path, CAP or CAP/some/path. If TARGET
+    is a directory that is there, each SOURCE goes into it and keeps its name; of a directory that is named by
+    its cap or alias alone, what is in it. Several go into a directory only, as does a directory; it is made
+    if it is missing.
+
+    What can never change is linked, and no byte of it moves. Of what can change a copy is made as it is now,
+    which never changes; 'ln' gives the original another name. A mutable file that has the name of a copy is
+    overwritten, and keeps its cap; a directory of that name that can be changed takes what is copied;
+    anything else is replaced with -f only.
+    """
+    context = click.get_current_context()
+    if len(arguments) < 2:
+        raise click.UsageError("give what is to be copied, and where to", context)
+    if any(not each.strip() for each in arguments):
+        raise click.UsageError(EMPTY_NAME, context)
+    if "-" in arguments:
+        raise click.UsageError(
+            "standard input and output are for 'put' and 'cat'; cp copies files", context
+        )
+    *sources, target = arguments
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.changing import is_on_grid
+        from pipegrid.cli.copies import fetch_copies, store_copies
+        from pipegrid.errors import UsageError
+
+        on_grid = [is_on_grid(source) for source in sources]
+        if is_on_grid(target):
+            given = list(zip(sources, on_grid, strict=True))
+            return await store_copies(grid, console, given, target, recursive, force)
+        if not all(on_grid):
+            raise UsageError(
+                f"'{sources[on_grid.index(False)]}' and the target are both local files; one of them has to "
+                "be on the grid: ALIAS:some/path or CAP/some/path"
+            )
+        return await fetch_copies(grid, console, sources, target, recursive, force)
+
+    return GridJob(work)

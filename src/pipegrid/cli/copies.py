@@ -1,0 +1,309 @@
+"""What ``cp`` does: from names on the command line to items, and to what becomes of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.changing import spot_at
+from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
+from pipegrid.cli.trees import root_of
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
+from pipegrid.errors import (
+    ChildExists,
+    NoSuchChild,
+    PipegridError,
+    SinkError,
+    SourceError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+    from pipegrid.cli.console import Console
+    from pipegrid.tree.copying import Copier, Item
+    from pipegrid.tree.directory import Child
+    from pipegrid.tree.facade import Grid
+
+
+class Told:
+    """What is said of a copy; ``statuses`` of what failed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.statuses: set[ExitStatus] = set()
+
+    def failed(self, label: str, error: Exception) -> None:
+        """Something is not copied."""
+        status = self._console.complain(error, about=printable(label))
+        self.statuses.add(status)
+        if self._console.json:
+            fields = {"source": label, "error": sentence(error), "exit_status": int(status)}
+            self._console.result("", fields)
+
+    def done(self, item: Item, how: str, cap: Cap | None) -> None:
+        """Something is copied."""
+        self._console.detail(f"{printable(item.label)}: {how}")
+        if self._console.json:
+            fields = {"source": item.label, "name": item.name, "outcome": how}
+            self._console.result("", {**fields, "cap": None if cap is None else str(cap)})
+
+
+async def store_copies(
+    grid: Grid,
+    console: Console,
+    sources: Sequence[tuple[str, bool]],
+    target: str,
+    recursive: bool,
+    force: bool,
+) -> ExitStatus:
+    """
+    Copy to a place on the grid; returns the status.
+
+    Args:
+        sources: each with whether it is on the grid itself.
+
+    Raises:
+        UsageError, CapError, NoSuchChild, ChildExists: that cannot be.
+        PipegridError: the grid failed.
+    """
+    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.treeput import reports_of
+    from pipegrid.tree.copying import Copier, CopyReports
+    from pipegrid.tree.directory import Directory, look_up, make_directories
+
+    told = Told(console)
+    with Progress(console, "cp") as progress:
+
+        def put_tree(path: str) -> Deferred[DirectoryCap]:
+            def stored(result: Any) -> DirectoryCap:
+                if result.counts.left_out:
+                    told.statuses.add(ExitStatus.FAILED)
+                cap: DirectoryCap = result.cap
+                return cap
+
+            put = grid.tree.put_tree(path, reports=reports_of(console, progress))
+            return put.addCallback(stored)
+
+        copier = Copier(grid, put_tree, CopyReports(told.done, told.failed), force)
+        root, names = root_of(grid, target)
+        if not names and isinstance(cap := parse_cap(root), MutableCap):
+            await copier.over(await _only_file(grid, sources), cap)
+            return ExitStatus.DONE
+        items, contents = await _items(grid, copier, sources, recursive)
+        way = await look_up(grid, root, names)
+        there = way[-1] if len(way) == len(names) + 1 else None
+        single = len(sources) == 1 and not contents and not items[0].is_directory
+        if there is not None and isinstance(there.cap, DirectoryCap):
+            _check_named(items, target)
+            await copier.into(Directory(grid, there.cap), items)
+        elif there is not None and not single:
+            raise ChildExists(
+                f"'{printable(names[-1])}' is a file, and these go into a directory; give another target",
+                names[-1],
+            )
+        elif single and not target.strip().endswith("/"):
+            await _copy_as(grid, copier, items[0], target)
+        elif single:
+            raise NoSuchChild(
+                f"there is no directory '{printable(names[-1])}'; make it with 'pipegrid mkdir', or leave "
+                "out the slash",
+                names[-1],
+            )
+        else:
+            _check_named(items, target)
+            await copier.into(await make_directories(grid, root, names), items)
+    return one_status(told.statuses)
+
+
+async def _copy_as(grid: Grid, copier: Copier, item: Item, target: str) -> None:
+    import attrs
+
+    spot = await spot_at(grid, target)
+    await copier.into(spot.directory, [attrs.evolve(item, name=spot.name)])
+
+
+async def _items(
+    grid: Grid, copier: Copier, sources: Sequence[tuple[str, bool]], recursive: bool
+) -> tuple[list[Item], bool]:
+    """Return what is to be copied, and whether it is what is in a directory."""
+    items: list[Item] = []
+    contents = False
+    for text, on_grid in sources:
+        item = await _grid_item(grid, text) if on_grid else _local_item(text)
+        if item.is_directory and not recursive:
+            raise UsageError(f"{_shown(item)} is a directory; add -r to copy all that is in it")
+        if item.is_directory and not item.name:
+            items += await copier.items_in(item)
+            contents = True
+        else:
+            items.append(item)
+    return items, contents
+
+
+async def _only_file(grid: Grid, sources: Sequence[tuple[str, bool]]) -> Item:
+    if len(sources) == 1:
+        text, on_grid = sources[0]
+        item = await _grid_item(grid, text) if on_grid else _local_item(text)
+        if not item.is_directory:
+            return item
+    raise UsageError("the target is a mutable file, which takes one file; give a directory")
+
+
+async def _grid_item(grid: Grid, text: str) -> Item:
+    from pipegrid.tree.copying import Item
+
+    child, name = await _found(grid, text)
+    return Item(name, name or "the source", None, child)
+
+
+async def _found(grid: Grid, text: str) -> tuple[Child, str]:
+    """Return what is at a place, and its name; none if the cap or alias stands alone."""
+    from pipegrid.tree.directory import look_up
+
+    root, names = root_of(grid, text)
+    way = await look_up(grid, root, names)
+    if len(way) <= len(names):
+        name = names[len(way) - 1]
+        raise NoSuchChild(
+            f"there is no '{printable(name)}' to copy; 'pipegrid ls' shows what there is", name
+        )
+    return way[-1], names[-1] if names else ""
+
+
+def _local_item(path: str) -> Item:
+    from pipegrid.tree.copying import Item
+    from pipegrid.tree.metadata import entry_name
+
+    if not os.path.exists(path):
+        raise SourceError(f"there is no local file {printable(path)}; check the path")
+    raw = os.fsencode(os.path.basename(os.path.abspath(path)))
+    return Item(entry_name(raw)[0], path, path)
+
+
+def _check_named(items: Sequence[Item], target: str) -> None:
+    for item in items:
+        if not item.name:
+            raise UsageError(
+                "the cap of a file has no name that it could keep; add one to the target: "
+                f"{'' if target.startswith('URI:') else printable(target.rstrip('/'))}/NAME"
+            )
+
+
+def _shown(item: Item) -> str:
+    return f"'{printable(item.label)}'" if item.name else item.label
+
+
+async def fetch_copies(
+    grid: Grid,
+    console: Console,
+    sources: Sequence[str],
+    target: str,
+    recursive: bool,
+    force: bool,
+) -> ExitStatus:
+    """
+    Copy from the grid to a local file or directory; returns the status.
+
+    Raises:
+        UsageError, NoSuchChild: that cannot be.
+        PipegridError: as ``get``, if there is one file only.
+    """
+    found = [await _found(grid, source) for source in sources]
+    for child, name in found:
+        if child.kind == "directory" and not recursive:
+            shown = f"'{printable(name)}'" if name else "the source"
+            raise UsageError(f"{shown} is a directory; add -r to copy all that is in it")
+    whole = [child.kind == "directory" for child, _ in found]
+    is_directory = os.path.isdir(target)
+    if len(found) == 1 and not whole[0] and not is_directory:
+        if target.endswith("/"):
+            raise SinkError(
+                f"there is no directory {printable(target)}; make it, or leave out the slash"
+            )
+        await _fetch_file(grid, console, found[0][0], target, force)
+        return ExitStatus.DONE
+    places = _places(found, target)
+    _make_directory(target)
+    alone = len(found) == 1
+    fetching = zip(found, places, strict=True)
+    statuses = {
+        await _fetch(grid, console, child, place, force, alone) for (child, _), place in fetching
+    }
+    return one_status(statuses)
+
+
+async def _fetch(
+    grid: Grid, console: Console, child: Child, place: str, force: bool, alone: bool
+) -> ExitStatus:
+    """Fetch one of several; unless it is alone, its failure is told."""
+    try:
+        if child.kind == "directory":
+            return await _fetch_directory(grid, console, child, place, force)
+        await _fetch_file(grid, console, child, place, force)
+    except PipegridError as error:
+        if alone:
+            raise
+        return ExitStatus(console.complain(error, about=printable(place)))
+    return ExitStatus.DONE
+
+
+def _places(found: Sequence[tuple[Child, str]], target: str) -> list[str]:
+    """Return the local path of each; names that lead elsewhere are refused."""
+    places: dict[str, str] = {}
+    result = []
+    for child, name in found:
+        if not name and child.kind == "directory":
+            result.append(target)
+            continue
+        if not name:
+            raise UsageError(
+                "the cap of a file has no name that it could keep; give the name of a file as the target"
+            )
+        if name in (".", "..") or "/" in name or "\0" in name:
+            raise UsageError(
+                f"'{printable(name)}' cannot be the name of a local file; give one as the target"
+            )
+        place = os.path.join(target, name)
+        if place in places:
+            raise UsageError(
+                f"two of them would be copied to {printable(place)}; copy them one after the other"
+            )
+        places[place] = name
+        result.append(place)
+    return result
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise SinkError(f"cannot make the directory {printable(path)}: {error.strerror}") from error
+
+
+async def _fetch_directory(
+    grid: Grid, console: Console, child: Child, place: str, force: bool
+) -> ExitStatus:
+    import json
+
+    from pipegrid.cli.treeget import fetch_tree
+
+    metadata_json = json.dumps(child.metadata).encode()
+    return await fetch_tree(grid, console, child.cap, place, metadata_json, force)
+
+
+async def _fetch_file(grid: Grid, console: Console, child: Child, place: str, force: bool) -> None:
+    from pipegrid.cli.cmd_get import fetch
+    from pipegrid.cli.progress import Progress
+    from pipegrid.core.filecaps import fetchable
+
+    if child.cap is None:
+        raise UsageError("nothing is known that reads this; use the write cap of its directory")
+    cap = fetchable(child.cap)
+    part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
+    with Progress(console, "cp") as progress:
+        result = await fetch(grid, console, cap, part, place, force, progress.transfer())
+    if console.json:
+        console.result("", {"path": place, "size": result.size})

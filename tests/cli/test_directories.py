@@ -1,0 +1,116 @@
+"""What is said of directories: ``ls``, ``cat``, ``du``, ``stats``, ``manifest``; as users meet them."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from tests.cli.processes import ProcessTestCase
+
+
+class DirectoryTests(ProcessTestCase):
+    """One tree that cannot change, and a folder that can, with it in."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        source = self.home / "src"
+        (source / "sub").mkdir(parents=True)
+        (source / "file").write_text("x" * 300)
+        (source / "sub/run.sh").write_text("echo")
+        (source / "sub/run.sh").chmod(0o755)
+        (source / "sub/tab\there").write_text("odd")
+        os.symlink("file", source / "link")
+        os.utime(source / "file", (1_700_000_000, 1_700_000_000))
+        self.tree, _ = self.run_command("put", "-r", "src")
+        self.run_command("alias", "create", "home")
+        self.run_command("ln", self.tree, "home:tree")
+
+    def refused(self, *arguments: str, said: str, status: int = 2) -> None:
+        """Assert that a command fails with one sentence."""
+        out, err = self.run_command(*arguments, status=status)
+        self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+        self.assertIn(said, err)
+
+    def test_ls(self) -> None:
+        """Names, with kinds, modes, sizes and times, and all that is below."""
+        out, _ = self.run_command("ls", "home:tree")
+        self.assertEqual(out.splitlines(), ["file", "link", "sub/"])
+        out, _ = self.run_command("ls", "-R", "home:")
+        self.assertEqual(
+            out.splitlines(),
+            [
+                "tree/",
+                "tree/file",
+                "tree/link",
+                "tree/sub/",
+                "tree/sub/run.sh",
+                "tree/sub/tab\\there",
+            ],
+        )
+        out, _ = self.run_command("ls", "-l", f"{self.tree}/")
+        file, link, sub = out.splitlines()
+        self.assertTrue(file.startswith("-rw"), file)
+        self.assertTrue(file.endswith("          300 2023-11-14 22:13:20Z file"), file)
+        self.assertTrue(link.startswith("l"), link)
+        self.assertTrue(link.endswith(" link -> file"), link)
+        self.assertTrue(sub.startswith("drwx"), sub)
+        out, _ = self.run_command("ls", "-lR", "home:tree/sub")
+        self.assertTrue(out.startswith("-rwxr-xr-x"), out)
+        out, _ = self.run_command("ls", "home:tree/file")
+        self.assertEqual(out, "file")
+
+    def test_read_only(self) -> None:
+        """Caps to give away stand before the names, and change nothing."""
+        self.run_command("put", "--mutable", "src/file", "home:plan")
+        out, _ = self.run_command("ls", "--read-only", "home:")
+        plan, tree = out.splitlines()
+        self.assertRegex(plan, "^URI:SSK-RO:[a-z2-7:]* plan$")
+        self.assertEqual(tree, f"{self.tree} tree/")
+        self.assertEqual(self.run_command("cat", plan.split()[0])[0], "x" * 300)
+        read_cap, _ = self.run_command("mkdir", "--read-only", "home:photos")
+        self.assertTrue(read_cap.startswith("URI:DIR2-RO:"), read_cap)
+        read_cap, _ = self.run_command("put", "--mutable", "--read-only", "src/file", "home:new")
+        self.assertTrue(read_cap.startswith("URI:SSK-RO:"), read_cap)
+        read_cap, _ = self.run_command("alias", "create", "--read-only", "other")
+        self.assertTrue(read_cap.startswith("URI:DIR2-RO:"), read_cap)
+        self.run_command("mkdir", "other:it-can-be-changed")
+        self.refused("mkdir", "--read-only", said="write cap would be lost")
+        self.refused("put", "--mutable", "--read-only", "src/file", said="write cap would be lost")
+
+    def test_sums(self) -> None:
+        """Contents, sizes, numbers, and a line for everything."""
+        out, _ = self.run_command("cat", "home:tree/file", f"{self.tree}/sub/run.sh")
+        self.assertEqual(out, "x" * 300 + "echo")
+        out, _ = self.run_command("--json", "du", "home:")
+        self.assertIn("311", out)
+        out, _ = self.run_command("stats", "home:")
+        self.assertIn("files: 4", out.replace("  ", " "))
+        out, _ = self.run_command("manifest", "home:tree")
+        lines = out.splitlines()
+        self.assertEqual(len(lines), 6)
+        self.assertTrue(lines[0].startswith(self.tree), out)
+
+    def test_caps_of_other_kinds(self) -> None:
+        """A verifier cap, a kind to come, a path through a file, a name that is not there: a sentence each."""
+        read_cap, _ = self.run_command("mkdir", "--read-only", "home:")
+        verifier = "URI:DIR2-Verifier:" + read_cap.partition("RO:")[2]
+        for command in (("ls",), ("ls", "-R"), ("du",), ("stats",), ("manifest",)):
+            self.refused(*command, verifier, said="verifier cap")
+            self.refused(*command, "URI:DIR3:abc", said="no cap that PipeGrid knows")
+            self.refused(*command, "home:tree/file/x", said="'tree/file' is no directory")
+            self.refused(*command, "home:no", said="there is no 'no'")
+            self.refused(*command, "hom:", said="did you mean 'home'?")
+        self.refused("cat", verifier, said="directory")
+
+    def test_storage_index(self) -> None:
+        """Of directories, of what can change, and by verifier caps, as of files; the same for all of one object."""
+        read_cap, _ = self.run_command("mkdir", "--read-only", "home:")
+        write_cap = self.run_command("alias", "list")[0].split()[-1]
+        indexes = self.run_command("storage-index", write_cap, read_cap)[0].split()
+        self.assertEqual(indexes[0], indexes[1])
+        verifier = f"URI:DIR2-Verifier:{indexes[0]}:{read_cap.rpartition(':')[2]}"
+        self.assertEqual(self.run_command("storage-index", verifier)[0], indexes[0])
+        out, _ = self.run_command("--json", "storage-index", write_cap)
+        self.assertEqual(json.loads(out)["size"], None)
+        self.assertRegex(self.run_command("storage-index", self.tree)[0], "^[a-z2-7]{26}$")
+        self.refused("storage-index", "home:tree", said="known to the grid only")
