@@ -54,7 +54,7 @@ class CopyTests(ProcessTestCase):
         self.refused("one", "hom:x", said="did you mean 'home'?")
 
     def test_directories_to_the_grid(self) -> None:
-        """They keep their names, also in a directory that is made for them; those that are there take more."""
+        """They keep their names, also in one that is made for them; those that are there take more."""
         self.run_command("cp", "-r", "d/", "home:new/inner")
         tree = ["d/", "d/a", "d/e/", "d/e/b", "d/link"]
         self.assertEqual(self.listed("home:new/inner"), tree)
@@ -97,7 +97,7 @@ class CopyTests(ProcessTestCase):
         self.assertEqual(self.run_command("cat", mutable)[0], "2" * 400)
 
     def test_from_the_grid(self) -> None:
-        """Files and directories; nothing that is there is replaced without -f, and no name leads elsewhere."""
+        """Nothing that is there is replaced without -f, and no name leads elsewhere."""
         self.run_command("cp", "-r", "one", "two", "d", "home:from")
         self.run_command("cp", "home:from/one", "here")
         self.assertEqual((self.home / "here").read_text(), "1" * 300)
@@ -115,7 +115,7 @@ class CopyTests(ProcessTestCase):
         self.refused("home:..", "all", said="cannot be the name of a local file")
 
     def test_caps_that_do_not_write(self) -> None:
-        """A read cap, a tree that never changes, a verifier cap and one of a kind to come: a sentence each."""
+        """A read cap, a tree that never changes, a verifier cap, a kind to come: a sentence each."""
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")
         self.assertTrue(read_cap.startswith("URI:DIR2-RO:"))
         tree, _ = self.run_command("put", "-r", "d")

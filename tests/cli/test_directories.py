@@ -91,7 +91,7 @@ class DirectoryTests(ProcessTestCase):
         self.assertTrue(lines[0].startswith(self.tree), out)
 
     def test_caps_of_other_kinds(self) -> None:
-        """A verifier cap, a kind to come, a path through a file, a name that is not there: a sentence each."""
+        """A verifier cap, a kind to come, a path through a file, no such name: a sentence each."""
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")
         verifier = "URI:DIR2-Verifier:" + read_cap.partition("RO:")[2]
         for command in (("ls",), ("ls", "-R"), ("du",), ("stats",), ("manifest",)):
@@ -103,7 +103,7 @@ class DirectoryTests(ProcessTestCase):
         self.refused("cat", verifier, said="directory")
 
     def test_storage_index(self) -> None:
-        """Of directories, of what can change, and by verifier caps, as of files; the same for all of one object."""
+        """Of directories, of what can change, and by verifier caps; the same for all caps of an object."""
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")
         write_cap = self.run_command("alias", "list")[0].split()[-1]
         indexes = self.run_command("storage-index", write_cap, read_cap)[0].split()

@@ -1,0 +1,257 @@
+"""
+What all operations of a grid share: servers with their windows, workers, memory; beginning and end.
+
+Public methods of grids answer with Deferreds that have started and can be cancelled; ``_start`` keeps them,
+and ``close`` ends them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from twisted.internet.defer import Deferred, DeferredList, fail
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.arguments import check_kind, check_whole
+from pipegrid.core.params import MAX_SEGMENT_BYTES
+from pipegrid.errors import UsageError
+from pipegrid.flow.budget import Budget
+from pipegrid.grid.config import GridConfig
+from pipegrid.grid.members import Members, Warnings
+from pipegrid.grid.opening import open_grid
+from pipegrid.grid.readiness import Readiness
+from pipegrid.reactor.together import together
+from pipegrid.reactor.trace import Tracing
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.get.earlier import Earlier
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.results import (
+    ServerStatus,
+)
+from pipegrid.transfer.settings import (
+    DownloadSettings,
+    Limits,
+    UploadSettings,
+    limited,
+)
+
+if TYPE_CHECKING:
+    from pipegrid.grid.discovery import Discovery
+    from pipegrid.grid.introducer import IntroducerStatus
+    from pipegrid.grid.mutables import Mutables
+    from pipegrid.transfer.put.putter import Putter
+
+# What only one kind of transfer needs is imported when the first of that kind begins.
+
+T = TypeVar("T")
+G = TypeVar("G", bound="BaseGrid")
+
+UPLOAD_MEMORY_BYTES = 32 << 20
+"""
+What all uploads together may hold while they code, beyond the windows: large files go one behind
+the other, small ones side by side. With the windows it keeps a client under 64 MiB.
+"""
+
+
+class BaseGrid:
+    """
+    A storage grid, as configured in one directory.
+
+    Open it with ``Grid.open``; close it when done.
+
+    Attributes:
+        config: what the directory says.
+        created: what to tell the user if opening has just made an embedded grid, or None.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        config: GridConfig,
+        peers: list[Peer],
+        workers: CpuWorkers,
+        *,
+        created: str | None = None,
+        upload_settings: UploadSettings | None = None,
+        download_settings: DownloadSettings | None = None,
+        on_close: Callable[[], Deferred[None]] | None = None,
+        members: Members | None = None,
+        discovery: Discovery | None = None,
+        warnings: Warnings | None = None,
+        wait_for: int = 0,
+        limits: Limits | None = None,
+    ) -> None:
+        self.config = config
+        self.created = created
+        self._warnings = warnings or Warnings(config.warnings)
+        self._members = members
+        self._discovery = discovery
+        self._readiness = Readiness(peers, discovery, reactor, wait_for)
+        self._reactor = reactor
+        self._peers = peers
+        self._workers = workers
+        limits = self._limits = limits or Limits()
+        self._download_settings = limited(download_settings or DownloadSettings(), limits)
+        self._on_close = on_close
+        self._upload_settings = upload_settings or UploadSettings()
+        memory = limits.memory_bytes
+        self._upload_memory = Budget(UPLOAD_MEMORY_BYTES if memory is None else memory // 2)
+        self._putter: Putter | None = None
+        self._mutables: Mutables | None = None
+        self._earlier = Earlier()
+        self._running: set[Deferred[Any]] = set()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls: type[G],
+        reactor: IReactorTime,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        tracer: Tracing | None = None,
+        wait_for: int = 0,
+        window_bytes: int | None = None,
+        max_segment_bytes: int | None = None,
+        limits: Limits | None = None,
+    ) -> Deferred[G]:
+        """
+        Open the grid that a directory configures; nothing is waited for.
+
+        Args:
+            reactor: the running reactor.
+            directory: a client's directory; None for the user's own, where an embedded grid of
+                ten storage directories is made if nothing is configured.
+            tracer: gets a span for each request and each job of the CPU; closing it is up to you.
+            wait_for: how many servers must answer before the first operation begins; by default
+                it begins when as many are known as it needs.
+            window_bytes: how much may be unacknowledged by each server, always; by default it is
+                measured all the time what the way to a server needs.
+            max_segment_bytes: files with larger segments are not fetched; by default 16 MiB, or the
+                configured segment size if that is more.
+            limits: how much of the machine and of its line to take.
+
+        Raises (through the Deferred):
+            UsageError: the directory is not configured, or says something impossible.
+        """
+        return Deferred.fromCoroutine(
+            cls._open(reactor, directory, tracer, wait_for, window_bytes, max_segment_bytes, limits)
+        )
+
+    @classmethod
+    async def _open(
+        cls: type[G],
+        reactor: IReactorTime,
+        directory: str | os.PathLike[str] | None,
+        tracer: Tracing | None,
+        wait_for: int,
+        fixed_window_bytes: int | None,
+        max_segment_bytes: int | None,
+        limits: Limits | None,
+    ) -> G:
+        check_whole(wait_for, "wait_for", least=0)
+        check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
+        opened = open_grid(reactor, directory, tracer, fixed_window_bytes, limits)
+        if max_segment_bytes is None:
+            max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
+        return cls(
+            reactor,
+            opened.config,
+            opened.peers,
+            opened.workers,
+            created=opened.created,
+            on_close=opened.on_close,
+            members=opened.members,
+            discovery=opened.discovery,
+            warnings=opened.warnings,
+            wait_for=wait_for,
+            limits=limits,
+            download_settings=DownloadSettings(max_segment_bytes=max_segment_bytes),
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to tell the user of servers and introducers that were skipped, or are out of reach."""
+        return self._warnings()
+
+    @property
+    def workers(self) -> CpuWorkers:
+        """Threads for what takes long; they end with the grid."""
+        return self._workers
+
+    @property
+    def clock(self) -> IReactorTime:
+        """The reactor, as far as it tells the time."""
+        return self._reactor
+
+    @property
+    def limits(self) -> Limits:
+        """How much of the machine and of its line this grid may take."""
+        return self._limits
+
+    def _open_mutables(self) -> Mutables:
+        if self._mutables is None:
+            from pipegrid.grid.mutables import Mutables
+
+            self._mutables = Mutables(
+                self._reactor,
+                self.config,
+                self._peers,
+                self._workers,
+                self._readiness,
+                self._download_settings.silence_s,
+            )
+        return self._mutables
+
+    def status(self) -> Deferred[list[ServerStatus]]:
+        """Ask every server how it is; those that do not answer say why."""
+        return self._start(self._status())
+
+    async def _status(self) -> list[ServerStatus]:
+        from pipegrid.grid.status import status_of
+
+        if self._discovery is not None:
+            await self._discovery.wait_settled()
+        asked = [Deferred.fromCoroutine(status_of(peer, self._reactor)) for peer in self._peers]
+        unusable = [] if self._members is None else list(self._members.unusable.values())
+        return await together(asked) + unusable
+
+    @property
+    def introducers(self) -> list[IntroducerStatus]:
+        """How the introducers are, at this moment; none if none are configured."""
+        return [] if self._discovery is None else self._discovery.statuses
+
+    def close(self) -> Deferred[None]:
+        """End all that is running, let go of the servers, and fire when nothing is left."""
+        return Deferred.fromCoroutine(self._close())
+
+    async def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for running in list(self._running):
+            running.cancel()
+        if self._mutables is not None:
+            self._mutables.close()
+        if self._discovery is not None:
+            self._discovery.stop()
+        leaving = [peer.server.disconnect() for peer in self._peers]
+        leaving += [] if self._members is None else self._members.leaving
+        await DeferredList(leaving, consumeErrors=True)  # one that fails is gone as well
+        await self._workers.stop()
+        if self._on_close is not None:
+            await self._on_close()
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+        if self._closed:
+            work.close()
+            return fail(UsageError("this grid is closed; open it again"))
+        running = Deferred.fromCoroutine(work)
+        self._running.add(running)
+
+        def ended(result: Any) -> Any:
+            self._running.discard(running)
+            return result
+
+        return running.addBoth(ended)

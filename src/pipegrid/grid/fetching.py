@@ -1,0 +1,159 @@
+"""
+Files on their way back from a grid.
+"""
+
+from __future__ import annotations
+
+import os
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.arguments import check_callable, check_whole
+from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.filecaps import mutable_file, readable
+from pipegrid.disk.partfile import PartFile
+from pipegrid.errors import NotEnoughSharesError, UsageError
+from pipegrid.grid.base import BaseGrid
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.transfer.get.sink import SinkLike, open_sink
+from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.results import (
+    GetResult,
+)
+
+if TYPE_CHECKING:
+    pass
+
+# What only one kind of transfer needs is imported when the first of that kind begins.
+
+
+class FetchingGrid(BaseGrid):
+    """Fetches files."""
+
+    def get(
+        self,
+        cap: str | Cap,
+        sink: SinkLike | str | os.PathLike[str],
+        *,
+        start: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
+        replace: bool = False,
+    ) -> Deferred[GetResult]:
+        """
+        Fetch a file, or a range of it; fires when the last verified byte is in the sink.
+
+        Args:
+            cap: a file's read cap.
+            sink: a path, a binary file object (it stays open), or an ``IConsumer``, which may pause us. At
+                a path the file appears when it is whole, and durable. If that is interrupted, a hidden part
+                stays beside it, and the next get to the same path goes on with what of it is good.
+            start, length: the range; by default all. A length beyond the end stops there.
+            progress: called with bytes delivered and wanted; what was there already is delivered.
+            replace: a file that is at the path already.
+
+        Raises (through the Deferred):
+            CapError: not a cap that reads a file.
+            UsageError: the range begins beyond the end of the file.
+            NotEnoughSharesError: too few good shares could be had.
+            CorruptionError: the shares do not make up the file of the cap.
+            SinkError: the sink could not take it, there is a file at the path, or somebody writes to it.
+        """
+        return self._start(self._get_to(cap, sink, start, length, progress, replace))
+
+    async def _get_to(
+        self,
+        given: str | Cap,
+        sink: SinkLike | str | os.PathLike[str],
+        start: int,
+        length: int | None,
+        progress: Progress | None,
+        replace: bool,
+    ) -> GetResult:
+        if isinstance(sink, str | os.PathLike):
+            if mutable_file(given) is None:
+                readable(given)  # before anything is done on the disk
+            with PartFile(os.fspath(sink), replace) as part:
+                return await self._get_to(given, part, start, length, progress, replace)
+        result = await self._get(given, sink, start, length, progress)
+        if isinstance(sink, PartFile):
+            await self._workers.run(sink.publish)
+        return result
+
+    async def _get(
+        self,
+        given: str | Cap,
+        sink: SinkLike,
+        start: int,
+        length: int | None,
+        progress: Progress | None,
+    ) -> GetResult:
+        mutable = mutable_file(given)
+        if mutable is not None:
+            return await self._open_mutables().get(mutable, sink, start, length, progress)
+        cap = readable(given)
+        check_whole(start, "the beginning of a range")
+        if length is not None:
+            check_whole(length, "the length of a range")
+        check_callable(progress, "progress")
+        if start < 0 or start > cap.size:
+            raise UsageError(f"the range begins at byte {start}, but the file has {cap.size} bytes")
+        if length is not None and length < 0:
+            raise UsageError(f"a range cannot have {length} bytes")
+        length = cap.size - start if length is None else min(length, cap.size - start)
+        if isinstance(cap, LitCap) or length == 0:
+            if isinstance(sink, PartFile):
+                sink.begin(0)
+            wanted = Wakeup(self._reactor)
+            target = open_sink(sink, wanted.fire)
+            try:
+                if isinstance(cap, LitCap):
+                    target.write([cap.data[start : start + length]])
+                while target.pending_bytes:
+                    await wanted.wait()
+                    target.check()
+            finally:
+                target.finish()
+            return GetResult(length, {}, [])
+        await self._readiness.wait(cap.required_shares)
+        from pipegrid.transfer.get.download import Download
+
+        delivered = False
+
+        def note(done: int, total: int) -> None:
+            nonlocal delivered
+            delivered = delivered or done > 0
+            if progress is not None:
+                progress(done, total)
+
+        def download() -> Download:
+            return Download(
+                clock=self._reactor,
+                workers=self._workers,
+                peers=self._peers,
+                cap=cap,
+                sink=sink,
+                start=start,
+                length=length,
+                settings=self._download_settings,
+                progress=note,
+                earlier=self._earlier,
+            )
+
+        try:
+            return await download().run()
+        except NotEnoughSharesError:
+            if delivered or not await self._readiness.more_servers():
+                raise
+        return await download().run()
+
+    def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
+        """Fetch a file, or a range of it, into memory; see ``get``."""
+        return self._start(self._read(cap, start, length))
+
+    async def _read(self, cap: str | Cap, start: int, length: int | None) -> bytes:
+        into = BytesIO()
+        await self._get(cap, into, start, length, None)
+        return into.getvalue()
