@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 from random import Random
 
@@ -49,6 +51,56 @@ class CommandTests(ProcessTestCase):
         self.assertIn("home  3 files, 70.2 kB", out)
         self.run_command("restore", catalogue, "a", "-o", "part")
         self.assertEqual(sorted(os.listdir(self.home / "part")), ["file", "run.sh"])
+
+    def test_one_cap(self) -> None:
+        """Is printed after each run, reads, and is enough on a new machine, which can go on with the list."""
+        self.write("a", 1000)
+        printed, _ = self.run_command("backup", "src")
+        self.assertTrue(printed.startswith("URI:DIR2-RO:"), printed)
+        self.write("b", 2000)
+        self.assertEqual(self.run_command("backup", "src")[0], printed)
+        kept = self.home / ".local/share/pipegrid/private/backup/catalogue.cap"
+        self.assertTrue(kept.read_text().startswith("URI:DIR2:"))
+        self.assertEqual(stat.S_IMODE(kept.stat().st_mode), 0o600)
+        for name in ("backup", "mutable-files"):  # a new machine has the servers, and nothing else
+            shutil.rmtree(self.home / ".local/share/pipegrid/private" / name)
+        self.run_command("restore", printed, "-o", "back")
+        self.assertEqual((self.home / "back/b").read_bytes(), (self.source / "b").read_bytes())
+        kept.parent.mkdir()
+        kept.write_text(printed + "\n")
+        another, _ = self.run_command("backup", "back", "--as", "new")
+        self.assertNotEqual(another, printed)
+        out, _ = self.run_command("backups", another)
+        self.assertEqual([line.split()[1] for line in out.splitlines()], ["src", "src", "new"])
+        self.assertEqual(len(self.run_command("backups", printed)[0].splitlines()), 2)
+
+    def test_under_an_alias(self) -> None:
+        """Archives and Latest are kept, and the catalogue lists the runs as well."""
+        self.write("d/a", 1000)
+        self.run_command("alias", "create", "home")
+        self.run_command("backup", "src", "--as", "home:backups/here")
+        self.write("d/b", 1000)
+        self.run_command("backup", "src", "--as", "home:backups/here")
+        self.assertEqual(
+            self.run_command("ls", "home:backups/here")[0].split(), ["Archives/", "Latest/"]
+        )
+        archives = self.run_command("ls", "home:backups/here/Archives")[0].split()
+        self.assertEqual(len(archives), 2)
+        out, _ = self.run_command("ls", f"home:backups/here/Archives/{archives[0]}d")
+        self.assertEqual(out.split(), ["a"])
+        self.run_command("get", "-r", "home:backups/here/Latest", "-o", "back")
+        self.assertEqual((self.home / "back/d/b").read_bytes(), (self.source / "d/b").read_bytes())
+        out, _ = self.run_command("backups")
+        self.assertEqual([line.split()[1] for line in out.splitlines()], ["src", "src"])
+        read_cap, _ = self.run_command("mkdir", "--read-only", "home:")
+        for path, said in (
+            ("hom:x", "did you mean 'home'?"),
+            (f"{read_cap}/x", "cannot change it"),
+            ("home:backups/here/Latest/d/a/x", "is no directory"),
+        ):
+            out, err = self.run_command("backup", "src", "--as", path, status=2)
+            self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+            self.assertIn(said, err)
 
     def test_something_left_out(self) -> None:
         """Is named in a line of its own; the status is 1, and the cap is printed all the same."""

@@ -83,6 +83,32 @@ class RoundTripTests(GridTestCase):
             self.assertEqual(trips, 1.0)
             self.assertEqual(self.world.run(self.open().read(result.cap)), b"newer!?")
 
+    def test_remembered_content(self) -> None:
+        """What is right saves a round trip; what is wrong is not believed, and does no harm."""
+        self.warm(self.grid)
+        old = content(700)
+        cap = self.world.run(self.grid.create_mutable(old)).cap
+        known = self.grid._mutables.files.known.of(cap.storage_index)
+        for remembered, wanted in ((old, 1.0), (b"x" * 701, 2.0), (b"", 2.0), (None, 2.0)):
+            known.content = None  # as in another process of this client
+            call = self.grid.modify(cap, lambda had: had + b"!", remembered=remembered)
+            trips, _ = self.trips(call)
+            self.assertEqual(trips, wanted, remembered)
+        self.assertEqual(self.world.run(self.open().read(cap)), old + b"!!!!")
+        refused = self.grid.modify(cap, lambda had: had, remembered="text")
+        with self.assertRaises(UsageError):
+            self.world.run(refused)
+
+    def test_remembered_content_that_others_have_changed(self) -> None:
+        """Their change is kept: the servers refuse, and the answers tell what is there."""
+        self.warm(self.grid)
+        cap = self.world.run(self.grid.create_mutable(b"a")).cap
+        other = self.open()
+        self.world.run(other.modify(cap, lambda had: had + b"b"))
+        self.grid._mutables.files.known.of(cap.storage_index).content = None
+        self.world.run(self.grid.modify(cap, lambda had: had + b"c", remembered=b"a"))
+        self.assertEqual(self.world.run(other.read(cap)), b"abc")
+
     def test_large_files(self) -> None:
         """Ten megabytes of MDMF: made in 1, read in 2, a range of it changed in 3, and in 2 when known."""
         self.warm(self.grid)

@@ -104,3 +104,44 @@ class TahoeReadsTreesTests(SynchronousTestCase):
         self.assertEqual(set(checks), {True})
         self.assertEqual(raw[-1]["stats"]["count-files"], 5)
         self.assertEqual(raw[-1]["stats"]["count-directories"], 5)
+
+    def test_backups_under_an_alias(self) -> None:
+        """Archives and Latest are those of its ``backup``: each goes on with what the other has begun."""
+        self.tahoe("create-alias", "home")
+        self.ours("backup", str(self.source), "--as", "home:ours")
+        ours = self.tahoe("ls", "home:ours/Archives").split()
+        self.assertEqual(len(ours), 1)
+        self.assertRegex(ours[0], r"^\d{4}-\d\d-\d\d_\d\d:\d\d:\d\dZ$")
+        self.assertEqual(self.tahoe("ls", "home:ours").split(), ["Archives", "Latest"])
+        copy = self.root / "copy"
+        copy.mkdir()
+        self.tahoe("cp", "-r", "home:ours/Latest", str(copy))
+        large = "\u00e9t\u00e9/deep/large"
+        self.assertEqual((copy / "Latest" / large).read_bytes(), (self.source / large).read_bytes())
+        (self.source / "link").unlink()  # which it would leave out, with status 2
+        self.tahoe("backup", str(self.source), "home:ours")
+        theirs = self.ours("ls", "home:ours/Archives").split()
+        self.assertEqual((len(theirs), theirs[0]), (2, ours[0] + "/"))
+        self.ours("get", "-r", "home:ours/Latest", "-o", str(self.root / "back"))
+        self.assertEqual(
+            (self.root / "back" / large).read_bytes(), (self.source / large).read_bytes()
+        )
+        self.ours("backup", str(self.source), "--as", "home:ours", "--keep-last", "1")
+        last = self.tahoe("ls", "home:ours/Archives").split()
+        self.assertEqual((len(last), last[0]), (2, theirs[1].rstrip("/")))
+
+    def test_copies(self) -> None:
+        """What ``cp`` links and makes is read by it, and what it has linked by ours."""
+        self.tahoe("create-alias", "home")
+        self.ours("cp", "-r", str(self.source), "home:new")
+        names = ["empty", "link", "literal", "nothing", "\u00e9t\u00e9"]
+        self.assertEqual(self.tahoe("ls", "home:new/source").split(), names)
+        self.tahoe("cp", str(self.source / "literal"), "home:theirs")
+        self.ours("cp", "home:theirs", "home:new/copied")
+        self.tahoe("get", "home:new/copied", str(self.root / "got"))
+        self.assertEqual((self.root / "got").read_bytes(), (self.source / "literal").read_bytes())
+        self.ours("cp", "-r", "home:new", str(self.root / "all"))
+        self.assertEqual(
+            (self.root / "all/new/source/literal").read_bytes(),
+            (self.source / "literal").read_bytes(),
+        )

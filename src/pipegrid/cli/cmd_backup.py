@@ -105,7 +105,7 @@ def command(
 
 
 def _place_of(name: str | None) -> tuple[str | None, str | None]:
-    """Return the path that ``--as`` gives, or the name; a name has no colon unless it is quoted by none."""
+    """Return the path on the grid that ``--as`` gives, or else the name: one without a colon."""
     from pipegrid.tree.paths import has_path
 
     if name is None:

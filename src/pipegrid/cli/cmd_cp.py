@@ -9,6 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, wait_option
+from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
@@ -46,22 +47,24 @@ def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob
         raise click.UsageError(
             "standard input and output are for 'put' and 'cat'; cp copies files", context
         )
+    from pipegrid.cli.changing import is_on_grid
+
     *sources, target = arguments
+    on_grid = [is_on_grid(source) for source in sources]
+    to_grid = is_on_grid(target)
+    if not (to_grid or all(on_grid)):
+        raise click.UsageError(
+            f"'{printable(sources[on_grid.index(False)])}' and the target are both local files; one of them "
+            "has to be on the grid: ALIAS:some/path or CAP/some/path",
+            context,
+        )
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.changing import is_on_grid
         from pipegrid.cli.copies import fetch_copies, store_copies
-        from pipegrid.errors import UsageError
 
-        on_grid = [is_on_grid(source) for source in sources]
-        if is_on_grid(target):
+        if to_grid:
             given = list(zip(sources, on_grid, strict=True))
             return await store_copies(grid, console, given, target, recursive, force)
-        if not all(on_grid):
-            raise UsageError(
-                f"'{sources[on_grid.index(False)]}' and the target are both local files; one of them has to "
-                "be on the grid: ALIAS:some/path or CAP/some/path"
-            )
         return await fetch_copies(grid, console, sources, target, recursive, force)
 
     return GridJob(work)

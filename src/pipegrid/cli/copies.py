@@ -71,8 +71,8 @@ async def store_copies(
     """
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.treeput import reports_of
-    from pipegrid.tree.copying import Copier, CopyReports
-    from pipegrid.tree.directory import Directory, look_up, make_directories
+    from pipegrid.cli.uploads import BarsOfFiles
+    from pipegrid.tree.copying import Copier, CopyReports, check_items
 
     told = Told(console)
     with Progress(console, "cp") as progress:
@@ -87,35 +87,51 @@ async def store_copies(
             put = grid.tree.put_tree(path, reports=reports_of(console, progress))
             return put.addCallback(stored)
 
-        copier = Copier(grid, put_tree, CopyReports(told.done, told.failed), force)
+        def calls(files: Sequence[Any]) -> dict[str, Any]:
+            return BarsOfFiles(progress, files).calls if progress.is_wanted else {}
+
+        reports = CopyReports(told.done, told.failed)
+        copier = Copier(grid, put_tree, reports, force, calls)
         root, names = root_of(grid, target)
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             await copier.over(await _only_file(grid, sources), cap)
             return ExitStatus.DONE
         items, contents = await _items(grid, copier, sources, recursive)
-        way = await look_up(grid, root, names)
-        there = way[-1] if len(way) == len(names) + 1 else None
+        check_items(items)
         single = len(sources) == 1 and not contents and not items[0].is_directory
-        if there is not None and isinstance(there.cap, DirectoryCap):
-            _check_named(items, target)
-            await copier.into(Directory(grid, there.cap), items)
-        elif there is not None and not single:
-            raise ChildExists(
-                f"'{printable(names[-1])}' is a file, and these go into a directory; give another target",
-                names[-1],
-            )
-        elif single and not target.strip().endswith("/"):
-            await _copy_as(grid, copier, items[0], target)
-        elif single:
-            raise NoSuchChild(
-                f"there is no directory '{printable(names[-1])}'; make it with 'pipegrid mkdir', or leave "
-                "out the slash",
-                names[-1],
-            )
-        else:
-            _check_named(items, target)
-            await copier.into(await make_directories(grid, root, names), items)
+        await _copy_to(grid, copier, items, single, target)
     return one_status(told.statuses)
+
+
+async def _copy_to(
+    grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
+) -> None:
+    """Copy items to what a path leads to; ``single``: one file, which may take the name of the path."""
+    from pipegrid.tree.directory import Directory, look_up, make_directories
+
+    root, names = root_of(grid, target)
+    way = await look_up(grid, root, names)
+    there = way[-1] if len(way) == len(names) + 1 else None
+    if there is not None and isinstance(there.cap, DirectoryCap):
+        _check_named(items, target)
+        await copier.into(Directory(grid, there.cap), items)
+    elif there is not None and not single:
+        name = names[-1] if names else ""
+        raise ChildExists(
+            f"'{printable(name)}' is a file, and these go into a directory; give another target",
+            name,
+        )
+    elif single and not target.strip().endswith("/"):
+        await _copy_as(grid, copier, items[0], target)
+    elif single:
+        raise NoSuchChild(
+            f"there is no directory '{printable(names[-1])}'; make it with 'pipegrid mkdir', or leave out "
+            "the slash",
+            names[-1],
+        )
+    else:
+        _check_named(items, target)
+        await copier.into(await make_directories(grid, root, names), items)
 
 
 async def _copy_as(grid: Grid, copier: Copier, item: Item, target: str) -> None:

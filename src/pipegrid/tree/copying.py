@@ -134,6 +134,7 @@ class Copier:
     Args:
         put_tree: stores a local directory; returns its cap.
         force: replace files, and directories that can never change, whose names are needed.
+        calls: returns what ``put_many`` of such sources reports to.
     """
 
     def __init__(
@@ -142,7 +143,9 @@ class Copier:
         put_tree: Callable[[str], Deferred[DirectoryCap]],
         reports: CopyReports | None = None,
         force: bool = False,
+        calls: Callable[[Sequence[Any]], dict[str, Any]] = lambda sources: {},
     ) -> None:
+        self._calls = calls
         self._grid = grid
         self._put_tree = put_tree
         self._reports = reports or CopyReports()
@@ -157,7 +160,7 @@ class Copier:
             UsageError: two have the same name.
             PipegridError: the directory could not be changed.
         """
-        _check_items(items)
+        check_items(items)
         check_writable(directory.cap)
         there = await directory.list() if items else {}
         actions = {
@@ -224,7 +227,8 @@ class Copier:
         caps: dict[Item, Cap] = {}
         files = [item for item in items if item.path is not None and not item.is_directory]
         sources = await self._sources(files)
-        outcomes = await self._grid.put_many(list(sources.values())) if sources else []
+        given = list(sources.values())
+        outcomes = await self._grid.put_many(given, **self._calls(given)) if given else []
         for item, outcome in zip(sources, outcomes, strict=True):
             if isinstance(outcome, Failure):
                 error = outcome.value
@@ -360,7 +364,11 @@ def local_items(path: str, label: str) -> list[Item]:
     return sorted(items, key=lambda item: item.name)
 
 
-def _check_items(items: Sequence[Item]) -> None:
+def check_items(items: Sequence[Item]) -> None:
+    """
+    Raises:
+        UsageError: two of them would have the same name.
+    """
     labels: dict[str, str] = {}
     for item in items:
         name = composed(item.name)

@@ -128,7 +128,7 @@ class BackupPlace:
         except (OSError, ValueError, PipegridError):
             say(f"{self._list_file} is damaged; the list of backups is fetched from the grid")
         cap = self._read_cap()
-        if cap is None or cap == said.cap:
+        if cap is None or (said.cap is not None and cap in (said.cap, said.cap.readonly())):
             return said
         # The user has put another one there: what this client has listed is to be listed in that.
         return Noted(cap, None, said.runs)
