@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
-from pipegrid.errors import CapError, PipegridError, UsageError
+from pipegrid.errors import CapError, PipegridError, RollbackError, UsageError
 from pipegrid.tree import localwalk
 from pipegrid.tree.backup.catalogue import Run, chosen, entry_of, parse_time, runs_of, shown_time
 from pipegrid.tree.backup.changes import (
@@ -354,25 +354,61 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual(third.problems, ())
         self.assertEqual(self.listed(third.catalogue), [first.run, second.run, third.run])
 
-    def test_servers_go_back(self) -> None:
-        """An older list than was seen is written anew from what is remembered here; nobody's run is lost."""
-        self.write("a")
-        runs = [self.run_backup().run]
+    def shares(self) -> list[Path]:
+        """Copies of what all servers hold now."""
         copies = []
         for server in self.world.servers:
             copies.append(Path(tempfile.mkdtemp(prefix="pg")))
             self.addCleanup(shutil.rmtree, copies[-1], True)
             shutil.copytree(server.root / "shares", copies[-1], dirs_exist_ok=True)
-        self.days += 1
-        runs.append(self.run_backup().run)
+        return copies
+
+    def go_to(self, copies: list[Path]) -> None:
+        """Have servers hold what they held when this was copied."""
         for server, copy in zip(self.world.servers, copies, strict=True):
             shutil.rmtree(server.root / "shares")
             shutil.copytree(copy, server.root / "shares")
+
+    def test_servers_go_back(self) -> None:
+        """An older list than was seen is written anew from what is remembered here; no run is lost."""
+        self.write("a")
+        runs = [self.run_backup().run]
+        before = self.shares()
+        self.days += 1
+        runs.append(self.run_backup().run)
+        self.go_to(before)
         self.days += 1
         last = self.run_backup()
         self.assertEqual(last.problems, ())
         self.assertIn("older list", self.said[-1])
         self.assertEqual(self.listed(last.catalogue), [*runs, last.run])
+
+    def test_servers_go_back_behind_another_machine(self) -> None:
+        """What it has listed is not written over, since it may come back; and then all is listed."""
+        self.write("a")
+        self.run_backup("one")
+        before = self.shares()
+        here, client = self.private, self.client
+        self.private = Path(tempfile.mkdtemp(prefix="pg"))
+        self.addCleanup(shutil.rmtree, here, True)
+        self.client = self.start_client()
+        (self.private / "backup").mkdir()
+        shutil.copy(here / "backup/catalogue.cap", self.private / "backup")
+        self.days += 1
+        self.run_backup("two")
+        after = self.shares()
+        self.private, self.client = here, client
+        self.assertEqual(len(self.world.run(Deferred.fromCoroutine(self.backups().runs()))), 2)
+        self.go_to(before)
+        self.days += 1
+        (problem,) = self.run_backup("one").problems
+        self.assertIsInstance(problem, RollbackError)
+        self.go_to(after)
+        self.days += 1
+        last = self.run_backup("one")
+        self.assertEqual(last.problems, ())
+        names = [run.name for run in self.listed(last.catalogue)]
+        self.assertEqual(names, ["one", "two", "one", "one"])
 
     def test_without_servers(self) -> None:
         """The list is shown as it was last."""

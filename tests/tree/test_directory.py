@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import attrs
 
 from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.edits import Link, Rename, Unlink
-from pipegrid.errors import CapError, ChildExists, NoSuchChild
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
 from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
+from pipegrid.tree.facade import Trees
 from tests.grid.test_mutables import GridTestCase
 
 A, B = LitCap(b"a"), LitCap(b"b")
@@ -122,6 +126,19 @@ class DirectoryTests(GridTestCase):
         self.assertFalse(self.world.run(_started(target.unlink_same("z", seen))))
         self.assertEqual(self.names(target), ["z"])
         self.failureOf(_started(move(target, "no", self.directory, "no")), NoSuchChild)
+
+    def test_aliases(self) -> None:
+        """Programs name places as commands do, by the aliases of the client's directory."""
+        home = Path(self.mktemp())
+        (home / "private").mkdir(parents=True)
+        (home / "private/aliases").write_text(f"home: {self.directory.cap}\n")
+        self.grid.config = attrs.evolve(self.grid.config, directory=home)
+        self.world.run(self.directory.link("a", A))
+        trees = Trees(self.grid, self.grid.workers, _started)
+        self.assertEqual(self.world.run(trees.resolve("home:a")).cap, A)
+        self.assertEqual(self.world.run(trees.resolve(f"{self.directory.cap}/a")).cap, A)
+        with self.assertRaisesRegex(UsageError, "did you mean 'home'"):
+            self.world.run(trees.resolve("hom:a"))
 
     def test_paths(self) -> None:
         """What is missing of a path is made, and made once."""

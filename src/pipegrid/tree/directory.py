@@ -233,7 +233,7 @@ class Directory:
 
     async def change_by(
         self, choose: Callable[[bytes], Sequence[Edit]], remembered: bytes | None = None
-    ) -> bytes:
+    ) -> tuple[bytes, WriteResult]:
         """
         Apply edits that are chosen by looking at what is there, in one publish.
 
@@ -243,7 +243,7 @@ class Directory:
                 ``Grid.modify``.
 
         Returns:
-            the bytes of the directory afterwards.
+            the bytes of the directory afterwards, and how they were written.
 
         Raises: as ``change`` does.
         """
@@ -257,8 +257,8 @@ class Directory:
             result = apply_edits(old, choose(old), key, self._now(), again)
             return result
 
-        await self._grid.modify(self.cap, apply, merge=_merge, remembered=remembered)
-        return result
+        written = await self._grid.modify(self.cap, apply, merge=_merge, remembered=remembered)
+        return result, written
 
     def applied(self, content: bytes, edits: Sequence[Edit]) -> bytes:
         """Return bytes of this directory with edits applied, without asking the grid."""

@@ -60,11 +60,13 @@ class Changed:
 
     Attributes:
         content: its bytes.
+        version: the sequence number of the version that has them.
         runs: that are listed, oldest first.
         forgotten: that are no more.
     """
 
     content: bytes = attrs.field(repr=False)
+    version: int
     runs: tuple[Run, ...]
     forgotten: tuple[Run, ...]
 
@@ -144,17 +146,17 @@ class GridCatalogues:
         def edits(content: bytes) -> list[Edit]:
             nonlocal done
             listed = runs_of(cap, content)
-            done = Changed(b"", *map(tuple, change.apply(listed)))
+            done = Changed(b"", 0, *map(tuple, change.apply(listed)))
             return change.edits(listed)
 
-        content = await directory.change_by(edits, remembered)
+        content, written = await directory.change_by(edits, remembered)
         assert done is not None
-        return attrs.evolve(done, content=content)
+        return attrs.evolve(done, content=content, version=written.version.sequence_number)
 
     async def write_anew(self, cap: DirectoryCap, change: Change, remembered: bytes) -> Changed:
         """Write what is remembered."""
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
         content = directory.applied(remembered, change.edits(listed))
-        await self._grid.overwrite(cap, content)
-        return Changed(content, *map(tuple, change.apply(listed)))
+        written = await self._grid.overwrite(cap, content)
+        return Changed(content, written.version.sequence_number, *map(tuple, change.apply(listed)))

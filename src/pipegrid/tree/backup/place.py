@@ -45,11 +45,13 @@ class Noted:
         cap: under which the grid has it; None: there is none yet.
         content: its bytes as they were stored last; None: they are not remembered.
         unlisted: runs that are stored, and to be listed in it.
+        version: the sequence number of the version that has the content; 0: that is not known.
     """
 
     cap: DirectoryCap | None = None
     content: bytes | None = attrs.field(default=None, repr=False)
     unlisted: tuple[Run, ...] = ()
+    version: int = 0
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -144,6 +146,7 @@ class BackupPlace:
             "cap": str(noted.cap),
             "packed": None if noted.content is None else _text(noted.content),
             "unlisted": _text(_packed(noted.unlisted)),
+            "version": noted.version,
         }
         try:
             replace_file(self._list_file, f"{json.dumps(document)}\n".encode("ascii"))
@@ -151,8 +154,7 @@ class BackupPlace:
                 replace_file(self.cap_file, f"{noted.cap}\n".encode("ascii"))
         except OSError as error:
             raise SinkError(
-                f"cannot write in {self.directory}: {error.strerror}; the catalogue of backups is "
-                f"{noted.cap}"
+                f"cannot write in {self.directory}: {error.strerror}; make room, and run the backup again"
             ) from error
 
     def _read_list(self) -> Noted:
@@ -166,7 +168,9 @@ class BackupPlace:
         packed = said.get("packed")
         content = None if packed is None else base64.b64decode(str(packed), validate=True)
         unlisted = base64.b64decode(str(said.get("unlisted", "")), validate=True)
-        noted = Noted(cap, content, tuple(runs_of(_IMMUTABLE, unlisted)))
+        version = said.get("version", 0)
+        number = version if type(version) is int else 0
+        noted = Noted(cap, content, tuple(runs_of(_IMMUTABLE, unlisted)), number)
         assert noted.runs is not None  # what is damaged in it shows now
         return noted
 

@@ -227,16 +227,16 @@ class Backups:
         changed: Changed | None = (await together(steps))[0]
         if changed is None:
             return (), tuple(problems)
-        self.place.note(Noted(noted.cap, changed.content))
+        self.place.note(Noted(noted.cap, changed.content, (), changed.version))
         return changed.forgotten, tuple(problems)
 
     async def _change(self, noted: Noted, change: Change) -> Changed:
         assert noted.cap is not None
         try:
             return await self.catalogues.change(noted.cap, change, noted.content)
-        except RollbackError:
-            if noted.content is None:
-                raise
+        except RollbackError as error:
+            if noted.content is None or noted.version < error.seen:
+                raise  # what was seen last may be another machine's, and come back
             self._say(
                 "servers show an older list of backups than this client has seen, so it is written anew from "
                 "what this client remembers"
