@@ -124,7 +124,7 @@ class CopyTests(ProcessTestCase):
         self.refused("one", read_cap, said="cannot change it")
         self.refused("one", f"{tree}/x", said="immutable")
         self.refused("one", f"{verifier}/x", said="verifier cap")
-        self.refused("one", "URI:DIR3:abc/x", said="no directory")
+        self.refused("one", "URI:DIR3:abc/x", said="no cap that PipeGrid knows")
         self.refused(
             "-r", "URI:DIR3:abc", "home:x", said="nothing is known that reads it", status=2
         )

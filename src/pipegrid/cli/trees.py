@@ -15,6 +15,7 @@ import attrs
 from pipegrid.cli.files import NamedFile
 from pipegrid.cli.outcome import ExitStatus, sentence
 from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, MutableCap, UnknownCap
+from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError
 
@@ -103,11 +104,8 @@ def check_known(place: Place) -> Place:
     if place.kind != "unknown":
         return place
     cap = place.cap
-    if isinstance(cap, UnknownCap) or cap is None:
-        start = printable(str(cap)[:12] + "...")
-        raise CapError(
-            f"'{start}' is no cap that PipeGrid knows; copy it whole, or use a later version"
-        )
+    if isinstance(cap, UnknownCap):
+        raise unknown_kind(cap)
     what = "directory" if isinstance(cap, DirectoryCap) else "file"
     raise CapError(
         f"this is the verifier cap of a {what}: it checks its shares, but does not show what is in it; use "

@@ -13,6 +13,7 @@ from pipegrid.core.caps import (
     UnknownCap,
     parse_cap,
 )
+from pipegrid.core.text import printable
 from pipegrid.errors import CapError, UsageError
 
 
@@ -125,6 +126,14 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
             "use its read cap, or do without -r"
         )
     return fetchable(cap)
+
+
+def unknown_kind(cap: UnknownCap) -> CapError:
+    """Return the error for a cap of a kind that is not known, perhaps one to come."""
+    start = printable(cap.text[:12] + ("..." if len(cap.text) > 12 else ""))
+    return CapError(
+        f"'{start}' is no cap that PipeGrid knows; copy it whole, or use a later version"
+    )
 
 
 def _unusable(cap: Cap) -> CapError:

@@ -16,6 +16,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
+from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits, merge_directories
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
@@ -331,6 +332,8 @@ async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> 
     way = [_root_child(cap)]
     for depth, name in enumerate(names):
         here = way[-1].cap
+        if isinstance(here, UnknownCap) and not depth:
+            raise unknown_kind(here)
         if not isinstance(here, DirectoryCap):
             what = printable("/".join(names[:depth]))
             raise NoSuchChild(

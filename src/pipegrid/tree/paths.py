@@ -21,7 +21,8 @@ from pathlib import Path
 
 import attrs
 
-from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
+from pipegrid.core.caps import Cap, DirectoryCap, UnknownCap, parse_cap
+from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree.aliases import read_aliases, unknown_alias
@@ -148,6 +149,8 @@ async def resolve(
     place = Place(cap)
     for depth, name in enumerate(names):
         directory = place.best or place.cap
+        if isinstance(directory, UnknownCap) and not depth:
+            raise unknown_kind(directory)
         if not isinstance(directory, DirectoryCap):
             what = f"'{shown(names[:depth])}' is" if depth else "the cap before the path is that of"
             raise NoSuchChild(
