@@ -63,13 +63,12 @@ async def listed_runs(grid: Grid, console: Console, cap: str | None) -> Sequence
     from pipegrid.core.caps import DirectoryCap, parse_cap
     from pipegrid.errors import CapError
     from pipegrid.tree.backup.catalogue import runs_of
-    from pipegrid.tree.backup.cataloguestore import GridCatalogues
     from pipegrid.tree.backup.run import Backups
 
+    backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
     if cap is None:
-        backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
         return await backups.runs()
     parsed = parse_cap(cap.strip())
     if not isinstance(parsed, DirectoryCap):
         raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
-    return runs_of(parsed, await GridCatalogues(grid).load(parsed))
+    return runs_of(parsed, await backups.catalogues.load(parsed))

@@ -11,7 +11,6 @@ Source: the reference on trees, section 4.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -37,12 +36,13 @@ class Archives:
     Args:
         root: the cap of the directory that the path begins with.
         names: of the path; may be missing.
+        now: seconds since 1970.
     """
 
     _grid: Grid
     _root: str
     _names: tuple[str, ...]
-    _now: Callable[[], float] = time.time
+    _now: Callable[[], float]
     _to: Directory | None = None
     _archives: Directory | None = None
 

@@ -7,7 +7,6 @@ changed the list meanwhile, what this run does is done to what the other has mad
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -116,7 +115,7 @@ class GridCatalogues:
         now: seconds since 1970.
     """
 
-    def __init__(self, grid: Grid, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, grid: Grid, now: Callable[[], float]) -> None:
         self._grid = grid
         self._now = now
 
