@@ -30,7 +30,6 @@ from typing import TextIO
 import attrs
 
 from misc.command import command, environment
-from misc.speedtest.processes import Servers
 
 LIMIT_MIB = 64
 _CHUNK_BYTES = 1 << 20
@@ -95,6 +94,9 @@ def measure(size: int, directory: str | None, rtt_s: float | None = None) -> Pea
             client = f"{scratch}/grid"
             _output(command(client, "-q", "init"))
         else:
+            # What it imports is as much as a command that does nothing needs.
+            from misc.speedtest.processes import Servers
+
             client = str(stack.enter_context(Servers(rtt_s=rtt_s, scratch=Path(scratch))).client)
         status, _ = _peak(command(client, "-q", "status"))
         put, cap = _peak(command(client, "put", str(file)))

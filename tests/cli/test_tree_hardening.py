@@ -43,7 +43,7 @@ class TreeHardeningTests(ProcessTestCase):
 
     def test_a_damaged_database(self) -> None:
         """It is set aside, and rebuilt; nothing is lost, in older runs either."""
-        first, _ = self.run_command("backup", "src")
+        self.run_command("backup", "src")
         database = self.remembers / "database.sqlite"
         database.write_bytes(b"garbage" * 1000)
         (self.source / "file").write_bytes(b"changed")
@@ -54,8 +54,9 @@ class TreeHardeningTests(ProcessTestCase):
         self.assertNotIn("damaged", err)
         self.run_command("restore", catalogue, "-o", "back")
         self.assertEqual((self.home / "back/file").read_bytes(), b"changed")
-        self.assertEqual(len(self.run_command("backups")[0].splitlines()), 3)
-        self.run_command("restore", first, "-o", "old")
+        runs = self.run_command("backups")[0].splitlines()
+        self.assertEqual(len(runs), 3, runs)
+        self.run_command("restore", catalogue, "--at", runs[0].split()[0], "-o", "old")
         self.assertEqual((self.home / "old/file").read_bytes(), b"f" * 1000)
 
     def test_two_backups_at_once(self) -> None:

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -156,6 +157,7 @@ class BackupTests(SynchronousTestCase):
         self.said: list[str] = []
         self.left_out: list[str] = []
         self.days = 1.0
+        self.base_s = float(int(time.time()))  # runs of one day are of one second
         self.opened: list[str] = []
         really_open = localwalk._open_file
 
@@ -184,9 +186,7 @@ class BackupTests(SynchronousTestCase):
 
     def backups(self) -> Backups:
         """Begin a run, some days from now, so that nothing is racily clean."""
-        import time
-
-        now_s = time.time() + self.days * DAY_S
+        now_s = self.base_s + self.days * DAY_S
         return Backups(self.client.grid, say=self.said.append, now=lambda: now_s)
 
     def start(self, name: str = "home", **options: Any) -> Deferred[BackupResult]:
@@ -482,6 +482,16 @@ class BackupTests(SynchronousTestCase):
         self.days += 1
         self.assertEqual(self.names_in(self.run_backup().run.cap), ["a", "private"])
         self.assertEqual(self.opened, [])
+
+    def test_two_in_one_second(self) -> None:
+        """Both stay, and tell which came first."""
+        runs = []
+        for content in (b"one", b"two", b"three"):
+            (self.root / "a").write_bytes(content * 100)
+            runs.append(self.run_backup())
+        listed = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
+        self.assertEqual([run.cap for run in listed], [each.run.cap for each in runs])
+        self.assertEqual(len({run.time for run in listed}), 3)
 
     def test_retention(self) -> None:
         """Runs are forgotten in the list, and only there."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import attrs
 import click
 
 from pipegrid.cli.console import Console
@@ -75,8 +74,7 @@ def command(
     return OfflineJob(lambda console: _make(console, invocation.directory, wanted, chosen))
 
 
-@attrs.frozen
-class _Grid:
+class _Grid(NamedTuple):
     """Which grid was asked for, as it was typed; see the command's options."""
 
     local: bool
@@ -95,8 +93,7 @@ class _Grid:
         )
 
 
-@attrs.frozen
-class _Numbers:
+class _Numbers(NamedTuple):
     """Which of the numbers were chosen."""
 
     required_shares: int | None

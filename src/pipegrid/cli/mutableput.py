@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.changing import is_on_grid
 from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
 from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.errors import CapError, UsageError
@@ -27,7 +26,11 @@ def destination_of(files: Sequence[str]) -> str | None:
         UsageError: the aliases cannot be read.
     """
     last = files[-1]
-    return last.strip() if len(files) > 1 and last.strip() != "-" and is_on_grid(last) else None
+    if len(files) < 2:
+        return None
+    from pipegrid.cli.changing import is_on_grid
+
+    return last.strip() if last.strip() != "-" and is_on_grid(last) else None
 
 
 async def put_at(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import attrs
@@ -160,7 +160,7 @@ class Backups:
             counts = result.counts
             run = Run(
                 name,
-                shown_time(self._now()),
+                _own_time(name, self._now(), noted.runs),
                 result.cap,
                 result.metadata,
                 counts.files,
@@ -330,6 +330,14 @@ class Backups:
             self._grid.limits,
         )
         return await upload.run()
+
+
+def _own_time(name: str, now: float, runs: Iterable[Run]) -> str:
+    """Return the time of a run; what follows another within its second gets the next, so that both stay."""
+    taken = {run.time for run in runs if run.name == name}
+    while (when := shown_time(now)) in taken:
+        now += 1
+    return when
 
 
 async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
