@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -140,7 +141,7 @@ class SourceTests(SynchronousTestCase):
                 open_source(wrong)  # type: ignore[arg-type]
             self.assertIn("binary mode", str(caught.exception))
         full = mock.Mock(side_effect=OSError(28, "No space left on device"))
-        self.patch(module.shutil, "copyfileobj", full)  # type: ignore[attr-defined]
+        self.patch(shutil, "copyfileobj", full)
         with self.assertRaises(SourceError) as caught:
             open_source(io.BytesIO(DATA))
         self.assertIn("TMPDIR", str(caught.exception))
