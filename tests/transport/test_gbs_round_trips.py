@@ -105,7 +105,7 @@ class RoundTripTests(SynchronousTestCase):
 
     def test_a_put_sends_no_request_too_many(self) -> None:
         """One allocation and one write to each server; a bundle of both to a server that takes such."""
-        for size, requests in ((100_000, 2), (200, 1)):
+        for size, requests in ((300_000, 2), (100_000, 1), (200, 1)):
             before = [host.factory.service.requests.total() for host in self.world.servers]
             self.world.run(self.grid.put(self.random.randbytes(size)))
             after = [host.factory.service.requests.total() for host in self.world.servers]
