@@ -307,12 +307,15 @@ class MutableFiles:
         """
 
         async def change(slot: Slot) -> WriteResult:
+            tried: list[Version] = []
             if data and cap.kind == "MDMF":
-                done = await Update(slot, self.known, offset, data, self._usual).run()
+                update = Update(slot, self.known, offset, data, self._usual)
+                done = await update.run()
                 if done is not None:
                     return done
+                tried += [] if update.tried is None else [update.tried]
             edit: Edit = lambda old: splice(old, offset, data)  # noqa: E731
-            return await self._modification(slot, edit).run()
+            return await self._modification(slot, edit, tried=tried).run()
 
         result: WriteResult = await self._in_line(cap, change)
         return result

@@ -28,7 +28,7 @@ Source: the format reference, trees, 7.3 and 7.4.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -116,6 +116,8 @@ class Modification:
         merge: makes one content of those of several versions with one number; None: the highest is taken.
         in_doubt: whether a part of the edit failed with the content that it was last given: then it is given
             what servers have, if that was only remembered.
+        tried: versions that were written for the same edit and met others: no more than one's own that is
+            unfinished, so what another one wrote goes before them.
         random: from 0 up to 1.
     """
 
@@ -131,6 +133,7 @@ class Modification:
         always: bool = False,
         merge: Callable[[Sequence[bytes]], bytes] | None = None,
         in_doubt: Callable[[], bool] = lambda: False,
+        tried: Iterable[Version] = (),
     ) -> None:
         if not slot.can_write:
             raise not_writable()
@@ -147,9 +150,10 @@ class Modification:
         self._book = ShareBook(slot.cap, signing_key=self._known.signing_key)
         self._began_s = slot.clock.seconds()
         self._wait_s = 0.0
-        self._own: dict[Version, bytes] = {}  # versions that were tried, and their content
+        # Versions that were tried, and their content, if it is known here.
+        self._own: dict[Version, bytes | None] = dict.fromkeys(tried)
         self._last: _Base | None = None  # what the last try was made from
-        self._dirty = always
+        self._dirty = always or bool(self._own)
         self._attempts = 0
         self._asked_again = False
         self._looks: dict[Version, int] = {}
@@ -312,7 +316,7 @@ class Modification:
             content = self._merge(contents)
         if len(heads) > 1 or unfinished:
             self._dirty = True
-        own = len(contents) == 1 and version in self._own
+        own = len(contents) == 1 and self._own.get(version) is not None
         highest = choice.highest_sequence_number
         return _Base(version, content, found.heads(), highest, is_own=own)
 
@@ -325,8 +329,9 @@ class Modification:
         return False
 
     async def _content(self, found: ShareMap, version: Version) -> bytes | None:
-        if version in self._own:
-            return self._own[version]
+        own = self._own.get(version)
+        if own is not None:
+            return own
         if self._replaces and not self._always:
             return None
         known = self._known

@@ -54,7 +54,12 @@ def splice(old: bytes, offset: int, data: bytes) -> bytes:
 
 
 class Update:
-    """One try to change a range in place."""
+    """
+    One try to change a range in place.
+
+    Attributes:
+        tried: the version that was written, as soon as any of it may be somewhere; else None.
+    """
 
     def __init__(
         self, slot: Slot, files: KnownFiles, offset: int, data: bytes, usual: tuple[int, int]
@@ -65,6 +70,7 @@ class Update:
         self._offset = offset
         self._data = data
         self._usual = usual
+        self.tried: Version | None = None
 
     async def run(self) -> WriteResult | None:
         """
@@ -131,6 +137,8 @@ class Update:
             return {}
         best = found.choice().best
         assert best is not None
+        if best.sequence_number < self._known.sequence_number:
+            return {}  # a newer one was seen: not to be hidden by what is made from this
         self._open_key(found, book, best)
         copies: dict[int, Copy] = {}
         for number, held in found.holders(best).items():
@@ -207,6 +215,7 @@ class Update:
             places.setdefault(copy.peer, {})[number] = copy.head
             heads.setdefault(copy.peer, {})[number] = copy.head
         publication = Publication(self._slot, encoded, places, heads, may_move=False)
+        self.tried = encoded.version
         outcome = await publication.run()
         if not outcome.is_clean:
             self._known.forget_version()
