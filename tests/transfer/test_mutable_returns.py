@@ -1,17 +1,21 @@
-"""Servers that come back with the shares that they had before: what was acknowledged stays, and writers go on."""
+"""Servers that come back with old shares, or do not tell what they have: nothing is lost, writers go on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.geometry import Format
-from pipegrid.errors import RollbackError
+from pipegrid.errors import RollbackError, UncoordinatedWriteError
 from pipegrid.transfer.mutable.files import MutableFiles
+from pipegrid.transport.memory import MemoryServer
+from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
-from tests.transfer.world import RTT
+from tests.transfer.world import RTT, Line
 
 SIZE = 1000
 
@@ -76,3 +80,70 @@ class RangeTests(SynchronousTestCase):
         world.run_until(lambda: bool(failing))
         self.assertIsInstance(failing[0].value, RollbackError)
         self.assertEqual(self.saved(cap), old)
+
+
+class SilentLooks(Line):
+    """A line on which questions get no answer, and writes do: they have connections of their own."""
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Answer if something is to be changed."""
+        if not changes:
+            return Deferred()
+        return super().read_test_write(storage_index, secrets, changes, reads)
+
+
+class SilentLookTests(SynchronousTestCase):
+    """A server that never says in time what it has, but refuses what does not expect that."""
+
+    def files(self, world: MutableWorld) -> MutableFiles:
+        """Return a client for whom one server is like that."""
+        lines = list(world.lines)
+        lines[3] = SilentLooks(world.clock, 3, RTT, None)
+        lines[3].memory = MemoryServer(world.lines[3].identity, world.lines[3].storage)
+        lines[3].storage = world.lines[3].storage
+        return world.client(lines=lines)
+
+    def test_a_lone_writer(self) -> None:
+        """It learns from the refusal what is there, and needs two tries: no patience ends."""
+        for format in (Format.SDMF, Format.MDMF):
+            world = MutableWorld()
+            cap = world.create(b"zero", format)
+            began_s = world.clock.seconds()
+            result = world.run(self.files(world).modify(cap, lambda old: old + b" one"))
+            self.assertEqual(result.attempts, 2)
+            self.assertLess(world.clock.seconds() - began_s, 10)
+            self.assertEqual(world.read(cap), b"zero one")
+            self.assertEqual(world.versions(cap), {3: set(range(10))})
+
+    def test_an_overwrite_and_a_repair(self) -> None:
+        """They too."""
+        world = MutableWorld()
+        cap = world.create(b"zero")
+        self.assertEqual(world.run(self.files(world).overwrite(cap, b"one")).attempts, 2)
+        self.assertEqual(world.read(cap), b"one")
+        del world.lines[5].storage.slots[cap.storage_index]
+        result = world.run(self.files(world).repair(cap))
+        self.assertTrue(result.after.healthy)
+        self.assertEqual(list(world.versions(cap).values()), [set(range(10))])
+
+    def test_what_it_has_is_newer(self) -> None:
+        """It is not written over: somebody may have been told that it is there."""
+        world = MutableWorld(patience_s=30)
+        cap = world.create(b"zero")
+        old = {n: dict(line.storage.slots[cap.storage_index]) for n, line in enumerate(world.lines)}
+        world.run(world.client().overwrite(cap, b"newer"))
+        world.run(world.client().overwrite(cap, b"newest"))
+        for number, line in enumerate(world.lines):
+            if number != 3:
+                line.storage.slots[cap.storage_index] = old[number]
+        newest = dict(world.lines[3].storage.slots[cap.storage_index])
+        failing = world.begin(self.files(world).modify(cap, lambda old: old + b" one"))
+        world.run_until(lambda: bool(failing))
+        self.assertIsInstance(failing[0].value, UncoordinatedWriteError)
+        self.assertEqual(world.lines[3].storage.slots[cap.storage_index], newest)

@@ -10,6 +10,8 @@ none has shares beside that were not known. Until then:
   (``publishing``), for a minute after as well.
 * **A newer version that cannot be read** is somebody's write in the middle, or one that was never ended. It
   is looked at again some times, and then written over.
+* **A server refuses that was silent when it was asked**: what it showed then is expected of it the next time
+  (``told``).
 * **Too few servers answer** for a write to be acknowledged: nothing is written. Those that answer may have
   missed what others were told is stored, and a version made from theirs would hide it.
 * **Nothing can be read any more**, since many writers have destroyed each other's versions: whoever has
@@ -59,6 +61,7 @@ from pipegrid.transfer.mutable.publishing import Outcome, Places, Publication
 from pipegrid.transfer.mutable.reading import read_whole
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.surveying import Hints, Survey
+from pipegrid.transfer.mutable.told import Told
 from pipegrid.transfer.peers import Peer
 
 Edit = Callable[[bytes], bytes]
@@ -153,6 +156,7 @@ class Modification:
         # Versions that were tried, and their content, if it is known here.
         self._own: dict[Version, bytes | None] = dict.fromkeys(tried)
         self._last: _Base | None = None  # what the last try was made from
+        self._told = Told()
         self._dirty = always or bool(self._own)
         self._attempts = 0
         self._asked_again = False
@@ -188,6 +192,7 @@ class Modification:
             outcome, encoded = await self._publish(base, content)
             if outcome.is_clean:
                 return self._done(encoded, content, outcome, base)
+            self._told.written(outcome, encoded.version, base.version, self._own)
             if not outcome.placed and base.is_warm:
                 # What was remembered is old: the answers tell what is there, and nothing was touched.
                 self._known.forget_version()
@@ -318,7 +323,10 @@ class Modification:
             self._dirty = True
         own = len(contents) == 1 and self._own.get(version) is not None
         highest = choice.highest_sequence_number
-        return _Base(version, content, found.heads(), highest, is_own=own)
+        shares = self._told.fill_in(found)
+        if shares.keys() - found.copies.keys():
+            highest = max([highest, *(v.sequence_number for v in self._own)])
+        return _Base(version, content, shares, highest, is_own=own)
 
     def _is_too_few(self, found: ShareMap, version: Version) -> bool:
         """Return whether to ask once more, since connections may have been dead that are made anew now."""
