@@ -113,3 +113,32 @@ class WriterTests(SynchronousTestCase):
             world.run(world.client().modify(cap, add("one")))
             self.assertEqual(world.read(cap), b"one zero")
             self.assertEqual(world.versions(cap), {3: set(range(10))})
+
+    def test_a_joined_edit_that_failed(self) -> None:
+        """It does not find, when all are applied again, what was asked for behind it."""
+        world = MutableWorld(first_wait_s=60.0, max_wait_s=60.0)
+        cap = world.create(b"zero")
+        old = {n: dict(line.storage.slots[cap.storage_index]) for n, line in enumerate(world.lines)}
+        world.run(world.client().overwrite(cap, b"one"))
+        applied: list[bytes] = []
+
+        def needs_two(words: bytes) -> bytes:
+            applied.append(words)
+            world.lines[3].storage.slots[cap.storage_index] = old[3]  # which will refuse
+            if b"two" not in words:
+                raise ValueError("no two")
+            return words + b" three"
+
+        files = world.client()
+        failing = world.begin(files.modify(cap, needs_two))
+        joined = world.begin(files.modify(cap, add("two")))
+        world.clock.advance(0)
+        while not world.versions(cap).get(3):
+            world.clock.advance(RTT / 4)
+        world.clock.advance(RTT)
+        world.run(world.client().modify(cap, add("other")))
+        world.run_until(lambda: bool(joined))
+        self.assertEqual(joined[0].attempts, 2)
+        self.assertIsInstance(failing[0].value, ValueError)
+        self.assertEqual(applied, [b"one"])
+        self.assertEqual(world.read(cap), b"one other two")

@@ -3,7 +3,7 @@ The mutable files of a grid: what each operation needs, brought together; and ch
 
 **Joined changes.** Edits of one file that are asked for while it is being written wait, and are then applied
 one behind the other and written at once: a thousand links into a directory are a few versions. An edit that
-raises fails for its caller alone.
+raises fails for its caller alone; for good, once the others have been written without it.
 
 **Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
 """
@@ -376,11 +376,16 @@ class MutableFiles:
     async def _apply_waiting(self, slot: Slot, line: _Line) -> None:
         joined, line.waiting = line.waiting, []
         failures: dict[int, Failure] = {}
+        final: dict[int, Failure] = {}
 
         def edit_all(old: bytes) -> bytes:
+            if change.attempts:
+                # What failed may have been written without it: it must not find what came behind it.
+                final.update(failures)
             failures.clear()
+            failures.update(final)
             for index, (edit, waiting) in enumerate(joined):
-                if waiting.called:  # nobody waits for it any more
+                if waiting.called or index in final:  # nobody waits for it any more
                     continue
                 try:
                     old = edit(old)
@@ -388,10 +393,11 @@ class MutableFiles:
                     failures[index] = Failure()
             return old
 
+        change = self._modification(
+            slot, edit_all, merge=line.merge, in_doubt=lambda: bool(failures)
+        )
         try:
-            result: Any = await self._modification(
-                slot, edit_all, merge=line.merge, in_doubt=lambda: bool(failures)
-            ).run()
+            result: Any = await change.run()
         except Exception:
             result = Failure()
         for index, (_, waiting) in enumerate(joined):

@@ -122,6 +122,9 @@ class Modification:
         tried: versions that were written for the same edit and met others: no more than one's own that is
             unfinished, so what another one wrote goes before them.
         random: from 0 up to 1.
+
+    Attributes:
+        attempts: how often it was written.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class Modification:
         self._last: _Base | None = None  # what the last try was made from
         self._told = Told()
         self._dirty = always or bool(self._own)
-        self._attempts = 0
+        self.attempts = 0
         self._asked_again = False
         self._looks: dict[Version, int] = {}
 
@@ -461,7 +464,7 @@ class Modification:
         for peer, shares in base.heads.items():
             for number in shares:
                 placed.setdefault(number, []).append(peer.name)
-        return WriteResult(base.version, placed, self._attempts, written=False)
+        return WriteResult(base.version, placed, self.attempts, written=False)
 
     # Writing.
 
@@ -480,7 +483,7 @@ class Modification:
         places: Places = place(
             geometry.total_shares, base.heads, self._slot.peers, set(self._slot.wrong_enabler)
         )
-        self._attempts += 1
+        self.attempts += 1
         self._book.trust(encoded.version)
         publication = Publication(
             self._slot, encoded, places, base.heads, read_bytes=REFUSAL_BYTES if base.is_warm else 0
@@ -505,7 +508,7 @@ class Modification:
         version = encoded.version
         remember(self._files, self._slot, encoded, content, outcome, base.heads)
         check_happy(self._slot, version, outcome)
-        return write_result(version, outcome, self._attempts)
+        return write_result(version, outcome, self.attempts)
 
     # Others.
 
