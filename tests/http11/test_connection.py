@@ -406,6 +406,21 @@ class CancelTests(Case):
         self.assertEqual(self.body_of(asked[0]), b"0")
         self.assertTrue(self.fixture.wire.aborted)
 
+    def test_unwanted_answers_behind_one_that_does_not_come(self) -> None:
+        """Who asks again and again, and gives up each time, does not keep a dead connection."""
+        fixture = ConnectionFixture(Limits(timeout_s=10, abandoned_timeout_s=5))
+        fixture.connection.request(get("/0")).addErrback(lambda _: None)
+        fixture.turn()
+        for n in range(1, 6):
+            asked = fixture.connection.request(get(f"/{n}"))
+            asked.addErrback(lambda _: None)
+            fixture.turn()
+            fixture.clock.advance(1.9)
+            asked.cancel()
+        self.assertTrue(fixture.connection.open)
+        fixture.clock.advance(1.0)
+        self.assertFalse(fixture.connection.open)
+
     def test_an_unwanted_answer_that_does_not_come(self) -> None:
         """It does not hold up its neighbours for as long as one that is wanted."""
         asked = [self.connection.request(get(f"/{n}")) for n in range(2)]

@@ -189,6 +189,8 @@ class PipelinedConnection(Protocol):
         """
         if exchange.abandoned or exchange.connection is not self:
             return
+        written = self.lane.written
+        waits = bool(written) and written[0] is not exchange  # for the answer that is due, as before
         exchange.abandoned = True
         exchange.wanted_bytes = exchange.received_bytes
         if error is not None:
@@ -202,7 +204,10 @@ class PipelinedConnection(Protocol):
         if self._loss is None:
             self._close_if_done()
             self._update_reading()
-            self._progress()
+            if waits:
+                self._patience.adjust()
+            else:
+                self._progress()
 
     @property
     def is_wanted(self) -> bool:
