@@ -190,7 +190,8 @@ class PipelinedConnection(Protocol):
         if exchange.abandoned or exchange.connection is not self:
             return
         written = self.lane.written
-        waits = bool(written) and written[0] is not exchange  # for the answer that is due, as before
+        # Whether it goes on waiting for the same answer as before.
+        waits = bool(written) and written[0] is not exchange
         exchange.abandoned = True
         exchange.wanted_bytes = exchange.received_bytes
         if error is not None:
