@@ -30,18 +30,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater, react
 from twisted.internet.threads import deferToThread
 from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, ProxyFactory, ProxyServer
 
 from misc.command import command, environment
+from misc.soak.relayed import RelayedServers
 from pipegrid.core.params import Params
 from pipegrid.grid import Grid
-from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
-from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.wire import nurl
 
 CUT = 0.54
 PARAMS = Params(3, 10)
@@ -192,7 +189,7 @@ def relay_to(port: int, counter: Counter) -> ProxyFactory:
     return factory
 
 
-class World:
+class World(RelayedServers):
     """
     Storage servers behind relays, a client's directory, and a file that is stored.
 
@@ -202,51 +199,25 @@ class World:
     """
 
     def __init__(self, reactor: Any, scratch: Path, servers: int) -> None:
-        self.reactor = reactor
         self.counter = Counter()
-        self._scratch = scratch
-        self._nodes = [
-            StorageNode(
-                reactor,
-                ServeSettings(
-                    directory=scratch / f"node{number}",
-                    port="tcp:0:interface=127.0.0.1",
-                    durability="none",
-                ),
-            )
-            for number in range(servers)
-        ]
-        self._relays: list[Any] = []
-        self.client = scratch / "client"
+        super().__init__(
+            reactor,
+            scratch,
+            servers,
+            PARAMS,
+            min(7, servers),
+            lambda port: relay_to(port, self.counter),
+        )
         self.target = scratch / "out" / "file"
         self.target.parent.mkdir()
 
-    async def start(self, size: int, rng: random.Random) -> None:
+    async def store(self, size: int, rng: random.Random) -> None:
         """Start all, and store a file of so many bytes."""
-        await gatherResults([node.start() for node in self._nodes])
-        lines = ["storage:"]
-        for number, node in enumerate(self._nodes):
-            address = nurl.parse(node.nurl)
-            relay = self.reactor.listenTCP(
-                0, relay_to(address.port, self.counter), interface="127.0.0.1"
-            )
-            self._relays.append(relay)
-            relayed = attrs.evolve(address, port=relay.getHost().port)
-            lines += [f"  s{number}:", "    ann:", "      anonymous-storage-NURLs:"]
-            lines += [f'        - "{relayed}"']
-        files = {SERVERS_NAME: "\n".join(lines) + "\n"}
-        happy = min(7, len(self._nodes))
-        create_client(self.client, params=PARAMS, happy=happy, files=files)
+        await self.start()
         self.data = b"".join(rng.randbytes(1_000_000) for _ in range(size // 1_000_000))
         grid = await Grid.open(self.reactor, self.client)
         self.cap = str((await grid.put(self.data)).cap)
         await grid.close()
-
-    async def stop(self) -> None:
-        """End all."""
-        for relay in self._relays:
-            await relay.stopListening()
-        await gatherResults([node.stop() for node in self._nodes])
 
     def get(self) -> subprocess.Popen[bytes]:
         """Start the command."""
@@ -378,7 +349,7 @@ async def run(reactor: Any, size: int, servers: int, seed: int, out: TextIO) -> 
         world = World(reactor, Path(directory), servers)
         broken = 0
         try:
-            await world.start(size, rng)
+            await world.store(size, rng)
             for how, damage in (
                 (signal.SIGKILL, False),
                 (signal.SIGINT, False),

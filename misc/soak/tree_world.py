@@ -17,18 +17,15 @@ from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, ProxyFactory, ProxyServer
 
 from misc.command import command, environment
 from misc.soak.kill_put import Violation
+from misc.soak.relayed import RelayedServers
 from pipegrid.core.params import Params
-from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
-from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.wire import furl, nurl
 
 TIMEOUT_S = 300.0
 _SETTLE_S = 0.3
@@ -118,66 +115,25 @@ class Ended:
     seconds: float
 
 
-class TreeWorld:
+class TreeWorld(RelayedServers):
     """
     Servers, and clients of them.
 
     Attributes:
-        nodes: the servers.
         counter: of all that passes.
-        client: a client's directory.
     """
 
     def __init__(self, reactor: Any, scratch: Path, servers: int, params: Params) -> None:
-        self.reactor = reactor
         self.scratch = scratch
         self.counter = Counter()
-        self.params = params
-        self.nodes = [
-            StorageNode(
-                reactor,
-                ServeSettings(
-                    directory=scratch / f"node{number}",
-                    port="tcp:0:interface=127.0.0.1",
-                    durability="none",
-                ),
-            )
-            for number in range(servers)
-        ]
-        self._relays: list[Any] = []
-        self.client = scratch / "client"
-
-    async def start(self) -> None:
-        """Start all."""
-        await gatherResults([node.start() for node in self.nodes])
-        for node in self.nodes:
-            port = nurl.parse(node.nurl).port
-            relay = self.reactor.listenTCP(0, relay_to(port, self.counter), interface="127.0.0.1")
-            self._relays.append(relay)
-        self.make_client(self.client)
-
-    def make_client(self, directory: Path, foolscap: bool = False) -> None:
-        """Make a client's directory, with secrets of its own."""
-        lines = ["storage:"]
-        for number, (node, relay) in enumerate(zip(self.nodes, self._relays, strict=True)):
-            port = relay.getHost().port
-            if foolscap:
-                there = furl.parse(node.furl)
-                address = furl.Furl(there.tub_id, (f"tcp:127.0.0.1:{port}",), there.swissnum)
-                said = [f'      anonymous-storage-FURL: "{address}"']
-            else:
-                relayed = attrs.evolve(nurl.parse(node.nurl), port=port)
-                said = ["      anonymous-storage-NURLs:", f'        - "{relayed}"']
-            lines += [f"  s{number}:", "    ann:", *said]
-        files = {SERVERS_NAME: "\n".join(lines) + "\n"}
-        happy = self.params.total_shares
-        create_client(directory, params=self.params, happy=happy, files=files)
-
-    async def stop(self) -> None:
-        """End all."""
-        for relay in self._relays:
-            await relay.stopListening()
-        await gatherResults([node.stop() for node in self.nodes])
+        super().__init__(
+            reactor,
+            scratch,
+            servers,
+            params,
+            params.total_shares,
+            lambda port: relay_to(port, self.counter),
+        )
 
     async def run(
         self, *arguments: str, kill_at: int | None = None, client: Path | None = None

@@ -39,7 +39,7 @@ class KillGetTests(TestCase):
             scratch.mkdir()
             world = World(reactor, scratch, 3)
             try:
-                await world.start(5_000_000, random.Random(1))
+                await world.store(5_000_000, random.Random(1))
                 there = world.data[:3_000_000]
                 world.part.write_bytes(bytes(len(there)))
                 with self.assertRaises(Violation):
