@@ -15,11 +15,11 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.commit import Policy
-from pipegrid.mirror import sprint
 from pipegrid.mirror.address import parse_url
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.present import Doubt
-from pipegrid.mirror.sprintlane import Odd, parse_head
+from pipegrid.mirror.sprint import sprint
+from pipegrid.mirror.sprint.connection import Odd, parse_head
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.mirror.work import Work
 

@@ -32,7 +32,7 @@ class ListRun:
         from pipegrid.mirror.address import parse_url, through
         from pipegrid.mirror.destination import Destination
         from pipegrid.mirror.present import Doubt
-        from pipegrid.mirror.sprint import can_sprint
+        from pipegrid.mirror.sprint.sprint import can_sprint
         from pipegrid.mirror.work import Work
 
         fetching = self._fetching

@@ -15,7 +15,7 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.present import Doubt, Entry, Look, checked
 from pipegrid.mirror.report import Report, Tally
-from pipegrid.mirror.sprint import Sprint
+from pipegrid.mirror.sprint.sprint import Sprint
 
 
 class Work:

@@ -29,7 +29,7 @@ from pipegrid.errors import NoSpace, PipegridError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.helper import Helper
 from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.sprintgroup import Group
+from pipegrid.mirror.sprint.group import Group
 from pipegrid.mirror.wanted import MirrorError
 
 PAGE_BYTES = 256 << 10

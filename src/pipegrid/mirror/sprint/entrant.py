@@ -8,7 +8,7 @@ from typing import Any
 
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sprintlane import Lane, Runner
+from pipegrid.mirror.sprint.connection import Connection, Runner
 from pipegrid.mirror.watch import Pace
 
 QUOTA = 1000
@@ -23,7 +23,7 @@ class Entrant:
     One mirror, in the sprint.
 
     Attributes:
-        lanes: its connections.
+        connections: its connections.
         is_out: it is asked for nothing any more.
         spent: how many requests a connection is good for.
         window_bytes: how much may be owed on each.
@@ -33,7 +33,7 @@ class Entrant:
         self.number = number
         self.address = address
         self.tally = tally
-        self.lanes: list[Lane] = []
+        self.connections: list[Connection] = []
         self.is_out = False
         self.spent = QUOTA
         self.window_bytes = FIRST_WINDOW_BYTES
@@ -49,12 +49,12 @@ class Entrant:
     @property
     def owed_bytes(self) -> int:
         """What was asked and has not come."""
-        return sum(lane.owed_bytes for lane in self.lanes)
+        return sum(connection.owed_bytes for connection in self.connections)
 
     @property
     def received_bytes(self) -> int:
         """What has come, also of files that are not whole yet."""
-        return self.gone_bytes + sum(lane.received_bytes for lane in self.lanes)
+        return self.gone_bytes + sum(connection.received_bytes for connection in self.connections)
 
     def widen(self) -> None:
         """Double the window if as much has come."""
@@ -66,7 +66,7 @@ class Entrant:
             self.doubled_at_bytes = received
             self.window_bytes *= 2
 
-    def connect(self, runner: Runner) -> Lane:
+    def connect(self, runner: Runner) -> Connection:
         """
         Begin to connect.
 
@@ -94,7 +94,7 @@ class Entrant:
         except BaseException:
             sock.close()
             raise
-        return Lane(runner, self.number, sock, address.scheme == "https")
+        return Connection(runner, self.number, sock, address.scheme == "https")
 
     def _tls_context(self) -> Any:
         if self._tls is None:

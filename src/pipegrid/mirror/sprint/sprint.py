@@ -28,9 +28,9 @@ from pipegrid.mirror.address import Address, target_of
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sprintentrant import Entrant
-from pipegrid.mirror.sprintlane import Lane, Lost, Odd
-from pipegrid.mirror.sprintstore import Store
+from pipegrid.mirror.sprint.connection import Connection, Lost, Odd
+from pipegrid.mirror.sprint.entrant import Entrant
+from pipegrid.mirror.sprint.store import Store
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.watch import Standing, has_stalled, theft
 
@@ -79,14 +79,14 @@ class Sprint:
         told: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
-        self._connections = connections
+        self._most_connections = connections
         self._missing = missing
         self._stopped = stopped
         self._told = told
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
-        self._lanes: dict[int, Lane] = {}
+        self._connections: dict[int, Connection] = {}
         self._entrants = [
             Entrant(number, address, tally)
             for number, (address, tally) in enumerate(zip(addresses, tallies, strict=True))
@@ -136,7 +136,7 @@ class Sprint:
         return (
             self._all_read
             and not self.store.is_busy
-            and not any(lane.unanswered for lane in self._lanes.values())
+            and not any(connection.unanswered for connection in self._connections.values())
             and not any(self._may_open(entrant) for entrant in self._entrants if not entrant.is_out)
         )
 
@@ -159,40 +159,40 @@ class Sprint:
             if number == self._wake:
                 os.eventfd_read(self._wake)
                 continue
-            lane = self._lanes.get(number)
-            if lane is not None:
-                self._serve(lane, event, now_s)
+            connection = self._connections.get(number)
+            if connection is not None:
+                self._serve(connection, event, now_s)
         self.store.work(not events and busy)
         later_s = time.monotonic()
         if later_s - now_s > WATCH_S:  # what we could not read was not the mirrors' silence
-            for lane in self._lanes.values():
-                lane.last_s = later_s
+            for connection in self._connections.values():
+                connection.last_s = later_s
         if later_s - self._watched_s >= WATCH_S:
             self._watched_s = later_s
             self._watch(later_s)
             self._told()
 
-    def _serve(self, lane: Lane, event: int, now_s: float) -> None:
-        wanted_to_write = lane.wants_to_write
+    def _serve(self, connection: Connection, event: int, now_s: float) -> None:
+        wanted_to_write = connection.wants_to_write
         try:
             if event & select.EPOLLOUT:
-                lane.write()
+                connection.write()
             if event & ~select.EPOLLOUT:
-                lane.read(now_s)
+                connection.read(now_s)
         except Lost as error:
-            self._lost(lane, error)
+            self._lost(connection, error)
         except Odd as error:
-            self._lost(lane, Lost(str(error)))
+            self._lost(connection, Lost(str(error)))
         else:
-            if lane.wants_to_write != wanted_to_write and lane.sock.fileno() >= 0:
-                self._poll.modify(lane.sock.fileno(), _mask(lane))
+            if connection.wants_to_write != wanted_to_write and connection.sock.fileno() >= 0:
+                self._poll.modify(connection.sock.fileno(), _mask(connection))
 
     # Asking.
 
     def _fill(self) -> None:
         """Ask for what waits, as far as windows allow."""
         now_s = time.monotonic()
-        touched: dict[Lane, None] = {}
+        touched: dict[Connection, None] = {}
         for entrant in self._entrants:
             if not entrant.is_out:
                 entrant.widen()
@@ -202,43 +202,43 @@ class Sprint:
         while going and self._plan.waits:
             going = False
             for entrant in self._entrants:
-                lane = self._free_lane(entrant)
-                errand = None if lane is None else self._plan.next(entrant.number)
-                if lane is not None and errand is not None:
-                    self._ask(entrant, lane, errand, now_s)
-                    touched[lane] = None
+                connection = self._free_connection(entrant)
+                errand = None if connection is None else self._plan.next(entrant.number)
+                if connection is not None and errand is not None:
+                    self._ask(entrant, connection, errand, now_s)
+                    touched[connection] = None
                     going = True
-        for lane in touched:
-            self._serve(lane, select.EPOLLOUT, now_s)
+        for connection in touched:
+            self._serve(connection, select.EPOLLOUT, now_s)
 
-    def _ask(self, entrant: Entrant, lane: Lane, errand: Errand, now_s: float) -> None:
-        if not lane.asked:
-            lane.last_s = max(lane.last_s, now_s)
+    def _ask(self, entrant: Entrant, connection: Connection, errand: Errand, now_s: float) -> None:
+        if not connection.asked:
+            connection.last_s = max(connection.last_s, now_s)
         if entrant.busy_since_s is None:
             entrant.busy_since_s = now_s
         wanted = errand.wanted
         target = target_of(entrant.address, wanted.remote or wanted.path)
-        lane.ask(errand, b"GET %s%s" % (target, entrant.tail))
+        connection.ask(errand, b"GET %s%s" % (target, entrant.tail))
 
-    def _free_lane(self, entrant: Entrant) -> Lane | None:
+    def _free_connection(self, entrant: Entrant) -> Connection | None:
         """Return the connection that owes least, if it has room."""
-        best: Lane | None = None
-        for lane in entrant.lanes:
+        best: Connection | None = None
+        for connection in entrant.connections:
             if (
-                lane.count < entrant.spent
-                and lane.owed_bytes < entrant.window_bytes
-                and (best is None or lane.owed_bytes < best.owed_bytes)
+                connection.count < entrant.spent
+                and connection.owed_bytes < entrant.window_bytes
+                and (best is None or connection.owed_bytes < best.owed_bytes)
             ):
-                best = lane
+                best = connection
         return best
 
     def _may_open(self, entrant: Entrant) -> bool:
-        usable = sum(lane.count < entrant.spent for lane in entrant.lanes)
+        usable = sum(connection.count < entrant.spent for connection in entrant.connections)
         return (
             not entrant.is_out
             and self._plan.waits
-            and usable < self._connections
-            and len(entrant.lanes) < 2 * self._connections
+            and usable < self._most_connections
+            and len(entrant.connections) < 2 * self._most_connections
         )
 
     def _open_first(self) -> None:
@@ -249,31 +249,31 @@ class Sprint:
 
     def _open(self, entrant: Entrant) -> None:
         try:
-            lane = entrant.connect(self)
+            connection = entrant.connect(self)
         except OSError as error:
             self._leave(entrant, error.strerror or str(error))
             return
-        lane.last_s = time.monotonic()
-        entrant.lanes.append(lane)
+        connection.last_s = time.monotonic()
+        entrant.connections.append(connection)
         entrant.tally.connections += 1
-        self._lanes[lane.sock.fileno()] = lane
-        self._poll.register(lane.sock.fileno(), _mask(lane))
+        self._connections[connection.sock.fileno()] = connection
+        self._poll.register(connection.sock.fileno(), _mask(connection))
 
     # What happens.
 
-    def unwanted(self, lane: Lane, errand: Errand) -> None:
-        """See ``sprintlane.Runner``."""
-        self._plan.unasked(errand, lane.mirror)
+    def unwanted(self, connection: Connection, errand: Errand) -> None:
+        """See ``connection.Runner``."""
+        self._plan.unasked(errand, connection.mirror)
 
-    def refused(self, lane: Lane, errand: Errand, reason: str) -> None:
-        """See ``sprintlane.Runner``."""
-        self._wrong(errand, lane.mirror, reason)
+    def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
+        """See ``connection.Runner``."""
+        self._wrong(errand, connection.mirror, reason)
 
-    def not_now(self, lane: Lane, errand: Errand, reason: str) -> None:
-        """See ``sprintlane.Runner``."""
-        entrant = self._entrants[lane.mirror]
+    def not_now(self, connection: Connection, errand: Errand, reason: str) -> None:
+        """See ``connection.Runner``."""
+        entrant = self._entrants[connection.mirror]
         entrant.tally.broken += 1
-        self._plan.failed_at(errand, lane.mirror, "broken", reason)
+        self._plan.failed_at(errand, connection.mirror, "broken", reason)
         self._leave(entrant, reason)
         raise Lost(reason, ours=True)
 
@@ -291,27 +291,27 @@ class Sprint:
         if self._plan.done(errand, mirror, size):
             tally.files += 1
 
-    def _lost(self, lane: Lane, error: Lost) -> None:
-        entrant = self._entrants[lane.mirror]
-        answered = lane.answered
+    def _lost(self, connection: Connection, error: Lost) -> None:
+        entrant = self._entrants[connection.mirror]
+        answered = connection.answered
         if error.announced and answered:
             entrant.spent = min(entrant.spent, max(1, answered))
         forgiven = error.announced or error.ours
-        self._drop(lane, str(error), broken=not forgiven)
+        self._drop(connection, str(error), broken=not forgiven)
         if not forgiven or not answered:
             self._leave(entrant, str(error))
 
-    def _drop(self, lane: Lane, reason: str, broken: bool) -> None:
+    def _drop(self, connection: Connection, reason: str, broken: bool) -> None:
         """Let go of a connection; the first that it owes is the one whose answer was due."""
-        entrant = self._entrants[lane.mirror]
-        if lane not in entrant.lanes:
+        entrant = self._entrants[connection.mirror]
+        if connection not in entrant.connections:
             return
-        entrant.lanes.remove(lane)
-        entrant.gone_bytes += lane.received_bytes
-        number = lane.sock.fileno()
-        if self._lanes.pop(number, None) is not None:
+        entrant.connections.remove(connection)
+        entrant.gone_bytes += connection.received_bytes
+        number = connection.sock.fileno()
+        if self._connections.pop(number, None) is not None:
             self._poll.unregister(number)
-        for errand in lane.close():
+        for errand in connection.close():
             if broken and not errand.is_over:
                 broken = False
                 entrant.tally.broken += 1
@@ -322,8 +322,8 @@ class Sprint:
     def _leave(self, entrant: Entrant, reason: str, broken: bool = False) -> None:
         """This mirror has lost its part in the sprint."""
         entrant.is_out = True
-        for lane in list(entrant.lanes):
-            self._drop(lane, reason, broken)
+        for connection in list(entrant.connections):
+            self._drop(connection, reason, broken)
 
     # What is watched.
 
@@ -333,9 +333,9 @@ class Sprint:
             owed = entrant.owed_bytes
             entrant.pace.note(now_s, entrant.received_bytes, owed > 0)
             self._note_busy(entrant, now_s, bool(owed))
-            for lane in list(entrant.lanes):
-                idle_s = now_s - lane.last_s
-                if not lane.unanswered:
+            for connection in list(entrant.connections):
+                idle_s = now_s - connection.last_s
+                if not connection.unanswered:
                     continue
                 alone = len(going) == 1
                 if idle_s > ALONE_STALL_S if alone else has_stalled(idle_s, True):
@@ -360,33 +360,35 @@ class Sprint:
         if move is None:
             return
         thief, left_bytes = self._entrants[move.thief], move.size_bytes
-        lanes = [lane for lane in thief.lanes if lane.count < thief.spent]
-        if not lanes:
-            if len(thief.lanes) < 2 * self._connections:
+        connections = [
+            connection for connection in thief.connections if connection.count < thief.spent
+        ]
+        if not connections:
+            if len(thief.connections) < 2 * self._most_connections:
                 self._open(thief)
             return
-        for victim in self._entrants[move.victim].lanes:
+        for victim in self._entrants[move.victim].connections:
             for errand in reversed(victim.unanswered):
                 if left_bytes <= 0:
                     break
                 if isinstance(errand, Errand) and self._plan.copy(errand, thief.number):
-                    lane = min(lanes, key=lambda each: each.owed_bytes)
-                    self._ask(thief, lane, errand, now_s)
+                    connection = min(connections, key=lambda each: each.owed_bytes)
+                    self._ask(thief, connection, errand, now_s)
                     left_bytes -= errand.size_bytes
-        for lane in lanes:
-            self._serve(lane, select.EPOLLOUT, now_s)
+        for connection in connections:
+            self._serve(connection, select.EPOLLOUT, now_s)
 
     def _close(self) -> None:
         """End everything; what is under way waits again."""
         now_s = time.monotonic()
         for entrant in self._entrants:
             self._note_busy(entrant, now_s, False)
-            for lane in list(entrant.lanes):
-                self._drop(lane, "the sprint is over", broken=False)
+            for connection in list(entrant.connections):
+                self._drop(connection, "the sprint is over", broken=False)
         self.store.close()
         self._poll.close()
         os.close(self._wake)
 
 
-def _mask(lane: Lane) -> int:
-    return select.EPOLLIN | (select.EPOLLOUT if lane.wants_to_write else 0)
+def _mask(connection: Connection) -> int:
+    return select.EPOLLIN | (select.EPOLLOUT if connection.wants_to_write else 0)

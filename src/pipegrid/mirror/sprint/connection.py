@@ -18,7 +18,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.sprintstore import PAGE_BYTES, Page, Part, Store
+from pipegrid.mirror.sprint.store import PAGE_BYTES, Page, Part, Store
 
 MAX_HEAD_BYTES = 64 << 10
 SKIPPED_BYTES = 64 << 10
@@ -50,17 +50,17 @@ class Lost(Exception):
 
 
 class Runner(Protocol):
-    """What a lane tells whoever runs it."""
+    """What a connection tells whoever runs it."""
 
     store: Store
 
-    def refused(self, lane: Lane, errand: Errand, reason: str) -> None:
+    def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
         """The mirror lacks the file, or has it wrong."""
 
-    def not_now(self, lane: Lane, errand: Errand, reason: str) -> None:
+    def not_now(self, connection: Connection, errand: Errand, reason: str) -> None:
         """The mirror is not to be asked for a while."""
 
-    def unwanted(self, lane: Lane, errand: Errand) -> None:
+    def unwanted(self, connection: Connection, errand: Errand) -> None:
         """Another mirror was quicker."""
 
 
@@ -130,7 +130,7 @@ def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
     return value.strip(), end >= 0 and head.find(name, end) >= 0
 
 
-class Lane:
+class Connection:
     """
     Args:
         mirror: its number in the plan.

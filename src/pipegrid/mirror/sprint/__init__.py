@@ -1,0 +1,1 @@
+"""Fetching without a reactor while all goes well; ``sprint`` is where to begin."""
