@@ -25,17 +25,17 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater, react
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, ProxyFactory, ProxyServer
 
 from misc.command import command, environment
+from misc.soak.reacting import status_of
 from misc.soak.relayed import RelayedServers
 from pipegrid.core.params import Params
 from pipegrid.grid import Grid
@@ -372,18 +372,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--seed", type=int, default=None, help="[a new one]")
     options = parser.parse_args(arguments)
     seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
-    statuses: list[int] = []
-
-    def work(reactor: Any) -> Deferred[None]:
-        async def play_all() -> None:
-            size = options.megabytes * 1_000_000
-            statuses.append(await run(reactor, size, options.servers, seed, out))
-
-        return Deferred.fromCoroutine(play_all())
-
-    with suppress(SystemExit):  # what react ends with
-        react(work)
-    return max(statuses, default=1)
+    size = options.megabytes * 1_000_000
+    return status_of(lambda reactor: run(reactor, size, options.servers, seed, out))
 
 
 if __name__ == "__main__":

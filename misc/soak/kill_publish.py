@@ -31,11 +31,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater, react
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
+from misc.soak.reacting import status_of
 from misc.speedtest.peers.nodes import free_port
 from pipegrid import Grid
 from pipegrid.core.params import Params
@@ -235,17 +235,11 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("-v", "--verbose", action="store_true", help="print each round")
     options = parser.parse_args(arguments)
-    broken: list[int] = []
-    status = 0
 
-    async def all_of_it(reactor: Any) -> None:
-        broken.append(await run(reactor, options.rounds, options.seed, out, options.verbose))
+    async def all_of_it(reactor: Any) -> int:
+        return int(await run(reactor, options.rounds, options.seed, out, options.verbose) > 0)
 
-    try:
-        react(lambda reactor: Deferred.fromCoroutine(all_of_it(reactor)))
-    except SystemExit as end:
-        status = int(end.code or 0)
-    return 1 if sum(broken) else status
+    return status_of(all_of_it)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,11 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from twisted.internet.defer import Deferred
-from twisted.internet.task import react
-
 from misc.soak.kill_put import Violation
+from misc.soak.reacting import status_of
 from misc.soak.tree_world import Ended, TreeWorld, described, make_tree
 from pipegrid.core.params import Params
 from pipegrid.disk.partfile import SUFFIX
@@ -251,19 +248,9 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--verbose", action="store_true", help="tell of each round")
     options = parser.parse_args(arguments)
     seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
-    statuses: list[int] = []
-
-    def work(reactor: Any) -> Deferred[None]:
-        async def play() -> None:
-            kinds = options.kind or KINDS
-            numbers = (options.kills, options.files, seed)
-            statuses.append(await run(reactor, kinds, *numbers, out, options.verbose))
-
-        return Deferred.fromCoroutine(play())
-
-    with suppress(SystemExit):  # what react ends with
-        react(work)
-    return max(statuses, default=1)
+    kinds = options.kind or KINDS
+    numbers = (options.kills, options.files, seed)
+    return status_of(lambda reactor: run(reactor, kinds, *numbers, out, options.verbose))
 
 
 if __name__ == "__main__":

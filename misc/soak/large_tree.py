@@ -19,13 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater, react
+from twisted.internet.task import deferLater
 
+from misc.soak.reacting import status_of
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
@@ -167,19 +167,13 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--megabytes", type=int, default=300, help="of each")
     parser.add_argument("--directory", help="where files may have holes [the usual one]")
     options = parser.parse_args(arguments)
-    statuses: list[int] = []
 
-    def work(reactor: Any) -> Deferred[None]:
-        async def play() -> None:
-            with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-                size = options.megabytes * 1_000_000
-                statuses.append(await run(reactor, Path(directory), options.files, size, out))
+    async def play(reactor: Any) -> int:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            size = options.megabytes * 1_000_000
+            return await run(reactor, Path(directory), options.files, size, out)
 
-        return Deferred.fromCoroutine(play())
-
-    with suppress(SystemExit):  # what react ends with
-        react(work)
-    return max(statuses, default=1)
+    return status_of(play)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater, react
 from twisted.internet.threads import deferToThread
 
+from misc.soak.reacting import status_of
 from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.errors import PipegridError
@@ -207,19 +208,15 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     options = parser.parse_args(arguments)
     if options.worker is not None:
         react(lambda reactor: Deferred.fromCoroutine(work(reactor, options.worker)))
-    broken: list[int] = []
-    status = 0
 
-    async def all_kinds(reactor: Any) -> None:
+    async def all_kinds(reactor: Any) -> int:
+        broken = 0
         for over in options.over or OVER:
             kind = (options.rounds, options.seed, over, options.writers)
-            broken.append(await run(reactor, *kind, out, options.verbose))
+            broken += await run(reactor, *kind, out, options.verbose)
+        return int(broken > 0)
 
-    try:
-        react(lambda reactor: Deferred.fromCoroutine(all_kinds(reactor)))
-    except SystemExit as end:
-        status = int(end.code or 0)
-    return 1 if sum(broken) else status
+    return status_of(all_kinds)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ from typing import Any, TextIO
 
 from tests.interop.processes import Gateway, start_gateway
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.task import react
 from twisted.internet.threads import deferToThread
 
+from misc.soak.reacting import status_of
 from misc.speedtest.peers.nodes import HTTPS, Address, servers_file
 from pipegrid import Grid
 from pipegrid.core.caps import LitCap
@@ -248,23 +248,16 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--gateways", action="store_true", help="two of Tahoe-LAFS's among them")
     parser.add_argument("--worker", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    broken: list[int] = []
-    status = 0
 
-    async def all_of_it(reactor: Any) -> None:
+    async def all_of_it(reactor: Any) -> int:
         if options.worker is not None:
             await work(reactor, options.worker, options.writers)
-            return
+            return 0
         gateways = GATEWAYS if options.gateways else 0
-        broken.append(
-            await run(reactor, options.rounds, options.seed, options.writers, gateways, out)
-        )
+        broken = await run(reactor, options.rounds, options.seed, options.writers, gateways, out)
+        return int(broken > 0)
 
-    try:
-        react(lambda reactor: Deferred.fromCoroutine(all_of_it(reactor)))
-    except SystemExit as end:
-        status = int(end.code or 0)
-    return 1 if sum(broken) else status
+    return status_of(all_of_it)
 
 
 if __name__ == "__main__":

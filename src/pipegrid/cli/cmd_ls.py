@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 @click.option(
     "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; with --json all comes."
 )
-@click.option("-R", "--recursive", is_flag=True, help="List all that is below, too, with its path.")
+@click.option(
+    "-R",
+    "--recursive",
+    is_flag=True,
+    help="List all that is below, too, with its path; each directory once.",
+)
 @click.option(
     "--read-only",
     is_flag=True,
