@@ -31,8 +31,7 @@ from twisted.internet.threads import deferToThread
 from misc.command import environment
 from misc.speedtest.processes import peak_bytes
 from pipegrid.core import base32
-from pipegrid.grid.config import CONFIG_NAME
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME
 from pipegrid.wire.announcements import FURL
 from pipegrid.wire.foolscap import PROTOCOL
 from pipegrid.wire.tub import make_tub

@@ -43,7 +43,7 @@ from pipegrid import Grid
 from pipegrid.core.mutable.geometry import MDMF_SEGMENT_BYTES, SALT_BYTES
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 
 SERVERS = 10
 PARAMS = Params(3, SERVERS)

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IProtocolFactory
 
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import furl, nurl
 

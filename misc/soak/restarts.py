@@ -55,7 +55,7 @@ from pipegrid import Grid
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, GridError, PipegridError
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.speedtest.contents import Comparing
 
 SERVERS = 5

@@ -44,7 +44,7 @@ from misc.speedtest.processes import LOOPBACK
 from pipegrid.core.params import Params
 from pipegrid.flow.autowindow import INITIAL_BYTES
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.grid.storing import NOTES_NAME
 from pipegrid.storage import containers
 from pipegrid.storage.uploads import note

@@ -45,7 +45,7 @@ from pipegrid import Grid
 from pipegrid.core.caps import LitCap
 from pipegrid.errors import PipegridError
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.speedtest.processes import Servers, first_line, running
 from pipegrid.tree.directory import Directory
 

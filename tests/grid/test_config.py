@@ -18,8 +18,9 @@ from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import config
-from pipegrid.grid.config import default_directory, is_configured, load
+from pipegrid.grid.config import load
 from pipegrid.grid.creation import create_local
+from pipegrid.grid.homes import default_directory, is_configured
 from pipegrid.grid.local import open_local
 
 

@@ -17,9 +17,9 @@ from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError, UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.creation import create_client
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.grid.servers import (
     FLIGHT_BYTES,
-    SERVERS_NAME,
     WINDOW_MEMORY_BYTES,
     Windows,
     load_static_servers,

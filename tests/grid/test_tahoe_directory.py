@@ -17,8 +17,9 @@ from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.cache import cache_name
-from pipegrid.grid.config import is_configured, load
+from pipegrid.grid.config import load
 from pipegrid.grid.creation import create_like_tahoe
+from pipegrid.grid.homes import is_configured
 from pipegrid.server.serve import ServeSettings, StorageNode
 from tests.grid.introducer_support import FURL, announced, key, nurl
 

@@ -35,7 +35,7 @@ from pipegrid.core.caps import Cap, ChkCap
 from pipegrid.core.hashes import storage_index
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 
 QUIET_S = 0.3
 QUIET_TURNS = 5

@@ -12,7 +12,7 @@ from misc.speedtest.processes import first_line, running
 from OpenSSL import SSL
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.clienttls import http_context
+from pipegrid.reactor.clientcontext import http_context
 from pipegrid.server import identity
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.negotiation import StrictNegotiation

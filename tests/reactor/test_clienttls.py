@@ -18,12 +18,11 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
+from pipegrid.reactor.clientcontext import client_context, http_context
 from pipegrid.reactor.clienttls import (
     ClientTLS,
     ClientTLSEndpoint,
     TlsFailed,
-    client_context,
-    http_context,
 )
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import Outlet, socket_of

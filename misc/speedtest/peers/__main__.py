@@ -66,7 +66,7 @@ from pipegrid import Grid
 from pipegrid.core import erasure
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.speedtest.contents import Comparing
 

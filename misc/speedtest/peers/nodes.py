@@ -30,7 +30,7 @@ import attrs
 from misc.speedtest.processes import LOOPBACK, ROOT
 from pipegrid.core import base32
 from pipegrid.core.params import Params
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.server import identity
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.nurl import Nurl

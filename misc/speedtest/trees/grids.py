@@ -17,7 +17,7 @@ from misc.speedtest.processes import LOOPBACK, Servers, cpu_s
 from misc.speedtest.trees.sides import Pipegrid, Runner, Tahoe, gateway_cpu
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 
 SERVERS = 10
 HAPPY = 7

@@ -5,6 +5,7 @@ The command line's grammar: global options, and commands that are loaded when th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.cli.job import OpenGrid
+    from pipegrid.reactor.ahead import Ahead
 
 COMMANDS = (
     "init",
@@ -145,8 +147,14 @@ def start_job(
     invocation: Invocation,
     reactor: Any,
     open_grid: OpenGrid | None = None,
+    ahead: Ahead | None = None,
 ) -> Deferred[int]:
-    """Do a job under a running reactor; fires with the exit status, as ``start`` does."""
+    """
+    Do a job under a running reactor; fires with the exit status, as ``start`` does.
+
+    Args:
+        ahead: makes connections to the grid's servers already.
+    """
     from twisted.internet.defer import Deferred
 
     if isinstance(job, ReactorJob):
@@ -154,5 +162,5 @@ def start_job(
     if open_grid is None:
         from pipegrid.tree.facade import Grid
 
-        open_grid = Grid.open
+        open_grid = Grid.open if ahead is None else partial(Grid.open, ahead=ahead)
     return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

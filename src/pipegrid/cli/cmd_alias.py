@@ -141,7 +141,7 @@ def _configured() -> Path:
     """
     from pipegrid.cli.files import client_directory
     from pipegrid.errors import UsageError
-    from pipegrid.grid.config import is_configured
+    from pipegrid.grid.homes import is_configured
 
     directory = client_directory()
     if not is_configured(directory):

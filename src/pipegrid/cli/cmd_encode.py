@@ -94,7 +94,8 @@ def command(
 
 def _configuration(directory: str | None) -> GridConfig | None:
     """Return what the client's directory says; None if none was named and the user has none."""
-    from pipegrid.grid.config import default_directory, is_configured, load
+    from pipegrid.grid.config import load
+    from pipegrid.grid.homes import default_directory, is_configured
 
     if directory is None and not is_configured(default_directory()):
         return None

@@ -116,14 +116,15 @@ def _make(console: Console, named: str | None, wanted: _Grid, chosen: _Numbers) 
     """Make the directory, or change it; say what it has become."""
     from pipegrid.grid import config as grid_config
     from pipegrid.grid import creation
+    from pipegrid.grid.homes import default_directory, is_configured
 
     if wanted.local + (wanted.node is not None) + bool(wanted.introducer_furls) > 1:
         raise UsageError("choose one of --local, --introducer and --tahoe")
     count, servers_file = _count_or_file(wanted.servers)
     if servers_file is not None and (wanted.local or wanted.node is not None):
         raise UsageError("--local and --tahoe tell the servers, and so does --servers FILE; choose")
-    directory = Path(named or grid_config.default_directory())
-    if chosen.are_given and not wanted.is_given and grid_config.is_configured(directory):
+    directory = Path(named or default_directory())
+    if chosen.are_given and not wanted.is_given and is_configured(directory):
         config = creation.change(
             directory,
             required_shares=chosen.required_shares,
@@ -254,8 +255,9 @@ def _files(
 
     None: introducers know.
     """
+    from pipegrid.grid.homes import SERVERS_NAME
     from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
-    from pipegrid.grid.servers import SERVERS_NAME, parse_static_servers, read_bounded
+    from pipegrid.grid.servers import parse_static_servers, read_bounded
     from pipegrid.wire import furl
 
     files = {}

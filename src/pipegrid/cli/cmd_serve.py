@@ -52,7 +52,7 @@ class ServeJob(GridJob):
 
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
         from pipegrid.grid import serving
-        from pipegrid.grid.config import default_directory
+        from pipegrid.grid.homes import default_directory
         from pipegrid.server.running import refuse_if_running
 
         directory = Path(invocation.directory or default_directory())

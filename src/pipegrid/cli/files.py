@@ -155,7 +155,7 @@ def aliases_here() -> dict[str, str]:
 
 def client_directory() -> Path:
     """Return the client's directory that the command line means; it may not be there."""
-    from pipegrid.grid.config import default_directory
+    from pipegrid.grid.homes import default_directory
 
     context = click.get_current_context(silent=True)
     invocation = None if context is None else context.find_object(Invocation)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import Invocation, OfflineJob, ShortcutJob, failure
+from pipegrid.cli.job import GridJob, Invocation, OfflineJob, ShortcutJob, failure
 from pipegrid.cli.later import tls_put_off
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.reactor.collector import calm_collector
@@ -24,6 +24,8 @@ from pipegrid.reactor.monotonic import make_monotonic
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
+
+    from pipegrid.reactor.ahead import Ahead
 
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
@@ -48,9 +50,22 @@ def run_process(arguments: Sequence[str]) -> int:
     else:
         found = _cut_short(job, console) if isinstance(job, ShortcutJob) else None
         if found is None:
-            found = _run_reactor(lambda reactor: start_job(job, invocation, reactor), invocation)
+            one_heap()  # before there are threads
+            ahead = _dial(invocation) if isinstance(job, GridJob) else None
+            found = _run_reactor(
+                lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
+            )
         status = found
     return _flush(console, status)
+
+
+def _dial(invocation: Invocation) -> Ahead | None:
+    """Begin to connect to the servers, for what is to be imported takes longer than they are away."""
+    if invocation.limit_rate is not None:
+        return None  # every byte counts, those of handshakes too
+    from pipegrid.grid.dialling import dial
+
+    return dial(invocation.directory)
 
 
 def _cut_short(job: ShortcutJob, console: Console) -> int | None:
@@ -138,7 +153,6 @@ class _Outcome:
         self._interrupted = False
 
     def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
-        one_heap()  # before there are threads
         self._command = start(self._reactor)
         calm_collector()  # what the command needs is imported now
         self._command.addCallback(self._finished).addErrback(self._broken)

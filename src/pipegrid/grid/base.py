@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
     from pipegrid.grid.introducer import IntroducerStatus
     from pipegrid.grid.mutables import Mutables
+    from pipegrid.reactor.ahead import Ahead
     from pipegrid.transfer.put.putter import Putter
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
@@ -115,6 +116,7 @@ class BaseGrid:
         window_bytes: int | None = None,
         max_segment_bytes: int | None = None,
         limits: Limits | None = None,
+        ahead: Ahead | None = None,
     ) -> Deferred[G]:
         """
         Open the grid that a directory configures; nothing is waited for.
@@ -131,12 +133,22 @@ class BaseGrid:
             max_segment_bytes: files with larger segments are not fetched; by default 16 MiB, or the
                 configured segment size if that is more.
             limits: how much of the machine and of its line to take.
+            ahead: makes connections to servers already; what is left of them is closed with the grid.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
         return Deferred.fromCoroutine(
-            cls._open(reactor, directory, tracer, wait_for, window_bytes, max_segment_bytes, limits)
+            cls._open(
+                reactor,
+                directory,
+                tracer,
+                wait_for,
+                window_bytes,
+                max_segment_bytes,
+                limits,
+                ahead,
+            )
         )
 
     @classmethod
@@ -149,10 +161,11 @@ class BaseGrid:
         fixed_window_bytes: int | None,
         max_segment_bytes: int | None,
         limits: Limits | None,
+        ahead: Ahead | None,
     ) -> G:
         check_whole(wait_for, "wait_for", least=0)
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
-        opened = open_grid(reactor, directory, tracer, fixed_window_bytes, limits)
+        opened = open_grid(reactor, directory, tracer, fixed_window_bytes, limits, ahead)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(

@@ -34,6 +34,7 @@ from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.commit import Policy
 from pipegrid.errors import UsageError
 from pipegrid.grid.durations import parse_kept
+from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.grid.spelling import check_settings, ini_problem
@@ -42,8 +43,6 @@ from pipegrid.transfer.put.elsewhere import ask_first as parse_ask_first
 
 T = TypeVar("T")
 
-CONFIG_NAME = "pipegrid.cfg"
-TAHOE_CONFIG_NAME = "tahoe.cfg"
 DEFAULT_SERVERS = 10
 MAX_LOCAL_SERVERS = 1000
 DURABILITIES: dict[str, Policy] = {"none": "none", "batch": "batch", "strict": "strict"}
@@ -107,20 +106,6 @@ class GridConfig:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong with the directory, without being in the way of all the rest."""
         return self.static.warnings + self.introducers.warnings
-
-
-def default_directory() -> Path:
-    """Return the user's own directory: $PIPEGRID_DIR, or ``pipegrid`` among the user's data."""
-    explicit = os.environ.get("PIPEGRID_DIR")
-    if explicit:
-        return Path(explicit)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "pipegrid"
-
-
-def is_configured(directory: Path) -> bool:
-    """Return whether the directory holds a client's configuration."""
-    return (directory / CONFIG_NAME).is_file() or (directory / TAHOE_CONFIG_NAME).is_file()
 
 
 def load(directory: Path | str) -> GridConfig:

@@ -16,19 +16,21 @@ from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.config import (
-    CONFIG_NAME,
     DEFAULT_SERVERS,
     DURABILITIES,
     SECRET_BYTES,
-    TAHOE_CONFIG_NAME,
     GridConfig,
     check_happy,
     check_servers,
-    is_configured,
     load,
 )
+from pipegrid.grid.homes import (
+    CONFIG_NAME,
+    SERVERS_NAME,
+    TAHOE_CONFIG_NAME,
+    is_configured,
+)
 from pipegrid.grid.introducers import INTRODUCERS_NAME
-from pipegrid.grid.servers import SERVERS_NAME
 from pipegrid.grid.spelling import settings_in
 
 DEFAULT_HAPPY = 7

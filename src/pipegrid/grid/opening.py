@@ -19,9 +19,10 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig
+from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME, default_directory, is_configured
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.members import Members, Warnings
-from pipegrid.grid.servers import SERVERS_NAME, Windows, open_server
+from pipegrid.grid.servers import Windows, open_server
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
@@ -30,6 +31,7 @@ from pipegrid.wire.announcements import KnownServer
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
+    from pipegrid.reactor.ahead import Ahead
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +63,7 @@ def open_grid(
     tracer: Tracing | None,
     fixed_window_bytes: int | None,
     limits: Limits | None = None,
+    ahead: Ahead | None = None,
 ) -> Opened:
     """
     Prepare what a directory configures; nothing is waited for. See ``Grid.open``.
@@ -75,8 +78,8 @@ def open_grid(
     if tracer is not None:
         check_has(tracer, ("span",), "a tracer", "a Tracer")
     created = None
-    path = configuration.default_directory() if directory is None else Path(directory)
-    if directory is None and not configuration.is_configured(path):
+    path = default_directory() if directory is None else Path(directory)
+    if directory is None and not is_configured(path):
         from pipegrid.grid.creation import create_local
 
         create_local(path)
@@ -89,7 +92,7 @@ def open_grid(
     if config.local is None and not static and not introducers:
         raise UsageError(
             f"{path} names no servers that can be used; list some in {SERVERS_NAME}, or introducers"
-            f" in {INTRODUCERS_NAME}, or add a [local] section to {configuration.CONFIG_NAME}"
+            f" in {INTRODUCERS_NAME}, or add a [local] section to {CONFIG_NAME}"
             + "".join(f" ({warning})" for warning in config.warnings[:1])
         )
     if not IReactorFromThreads.providedBy(reactor):
@@ -121,6 +124,7 @@ def open_grid(
             windows,
             force_foolscap=config.force_foolscap,
             throttle=throttle,
+            ahead=ahead,
         )
         return finished(peer)
 
@@ -164,6 +168,8 @@ def open_grid(
         discovery.start()
 
     async def close() -> None:
+        if ahead is not None:
+            ahead.close()
         if tub is not None:
             await tub.stopService()
         if local is not None:

@@ -27,6 +27,7 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.errors import UsageError
 from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.grid.spelling import check_top_level, near_misses
 from pipegrid.grid.yamlfile import parse_yaml
 from pipegrid.transfer.peers import Peer
@@ -37,10 +38,9 @@ from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
+    from pipegrid.reactor.ahead import Ahead
     from pipegrid.transport.gbs.client import GbsServer
     from pipegrid.transport.throttled import Throttle
-
-SERVERS_NAME = "private/servers.yaml"
 
 WINDOW_MEMORY_BYTES = 44 << 20
 """
@@ -160,6 +160,7 @@ def open_server(
     *,
     force_foolscap: bool = False,
     throttle: Throttle | None = None,
+    ahead: Ahead | None = None,
 ) -> Peer:
     """
     Return a peer for a server; nothing is connected yet.
@@ -168,12 +169,13 @@ def open_server(
         windows: bounds of its pipeline.
         force_foolscap: speak Foolscap, whatever else it speaks.
         throttle: bounds the rate of all bytes to and from all servers.
+        ahead: makes connections already; the server's may be among them.
 
     Raises:
         ValueError: no protocol that it speaks is spoken here; the text says why.
     """
     if known.nurl is not None and not force_foolscap:
-        gbs = _open_gbs(reactor, known.identity, known.nurl, known.bundle_bytes, throttle)
+        gbs = _open_gbs(reactor, known, known.nurl, throttle, ahead)
         address = f"{known.nurl.host}:{known.nurl.port}"
         return Peer(gbs, windows.pipeline(reactor, lambda: gbs.round_trip_s), "https", address)
     if known.furl is None:
@@ -188,15 +190,16 @@ def open_server(
 
 def _open_gbs(
     reactor: IReactorTime,
-    identity: ServerIdentity,
+    known: KnownServer,
     address: Nurl,
-    bundle_bytes: int,
     throttle: Throttle | None,
+    ahead: Ahead | None,
 ) -> GbsServer:
     from pipegrid.transport.gbs.client import GbsServer, endpoints_for
 
-    endpoints = endpoints_for(reactor, address, identity.nickname, throttle)
-    return GbsServer(identity, address, endpoints, reactor, bundle_bytes=bundle_bytes)
+    identity = known.identity
+    endpoints = endpoints_for(reactor, address, identity.nickname, throttle, ahead)
+    return GbsServer(identity, address, endpoints, reactor, bundle_bytes=known.bundle_bytes)
 
 
 def _open_foolscap(

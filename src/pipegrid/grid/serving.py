@@ -30,9 +30,10 @@ from typing import Any, TypeVar
 import attrs
 
 from pipegrid.errors import UsageError
-from pipegrid.grid.config import TAHOE_CONFIG_NAME, is_configured, nickname_of, old_introducer
+from pipegrid.grid.config import nickname_of, old_introducer
 from pipegrid.grid.config import read_config as read_config_file
 from pipegrid.grid.durations import parse_kept
+from pipegrid.grid.homes import TAHOE_CONFIG_NAME, is_configured
 from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import read_bounded
 from pipegrid.server.identity import load_furl

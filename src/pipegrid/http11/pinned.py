@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 from base64 import urlsafe_b64encode
+from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from pipegrid.errors import UsageError
 from pipegrid.http11.certificates import Unusual, check_signed_by_itself, read
 from pipegrid.http11.errors import WrongServerKey
-from pipegrid.reactor.clienttls import ClientTLSEndpoint, http_context
+from pipegrid.reactor.clientcontext import http_context
+from pipegrid.reactor.clienttls import Check, ClientTLSEndpoint
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -31,7 +33,10 @@ PIN_BYTES = 32
 
 
 def pin_endpoint(
-    endpoint: IStreamClientEndpoint, pin: bytes, server: str = "the server"
+    endpoint: IStreamClientEndpoint,
+    pin: bytes,
+    server: str = "the server",
+    adopt: Callable[[Check, IStreamClientEndpoint], IStreamClientEndpoint] | None = None,
 ) -> IStreamClientEndpoint:
     """
     Put TLS around an endpoint, for whoever owns one key.
@@ -39,12 +44,19 @@ def pin_endpoint(
     Args:
         pin: SHA-256 of the DER form of the public key (SubjectPublicKeyInfo), 32 bytes.
         server: name for the error message.
+        adopt: puts TLS around it instead, given what checks certificates.
 
     The connection is lost with ``WrongServerKey`` if the key is another one.
     """
     if len(pin) != PIN_BYTES:
         raise UsageError(f"The pin of {server} has {len(pin)} bytes instead of {PIN_BYTES}.")
-    return ClientTLSEndpoint(http_context(), lambda der: problem_of(der, pin, server), endpoint)
+
+    def check(der: bytes) -> WrongServerKey | None:
+        return problem_of(der, pin, server)
+
+    if adopt is not None:
+        return adopt(check, endpoint)
+    return ClientTLSEndpoint(http_context(), check, endpoint)
 
 
 def public_key_pin(certificate: x509.Certificate) -> bytes:

@@ -28,8 +28,7 @@ error of TLS ``TlsFailed``, and after a wrong certificate the error of the check
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -44,7 +43,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
-from pipegrid.reactor.ciphers import CIPHERS
+from pipegrid.reactor.ahead import Begun, handshake
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
 
@@ -66,46 +65,27 @@ class TlsFailed(ConnectionError):
     """TLS could not go on; the text says why."""
 
 
-def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """
-    Return what makes the client's side of TLS 1.2 and 1.3, without a look at certificates.
-
-    Args:
-        protocols: to offer (ALPN).
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # ``Check`` does it
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(CIPHERS)
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    if protocols:
-        context.set_alpn_protocols(list(protocols))
-    return context
-
-
-@cache
-def http_context() -> ssl.SSLContext:
-    """Return the context of all connections that speak HTTP/1.1; each new one would take a third of a ms."""
-    # A server that knows HTTP/2 might choose it if we let it.
-    return client_context(("http/1.1",))
-
-
 class ClientTLS(Protocol):
     """
     One connection's TLS: the protocol of a transport, and the transport of a protocol. See above.
+
+    Args:
+        begun: the connection, if it was made ahead; its certificate was not looked at.
 
     Attributes:
         wrappedProtocol: which this is the transport of.
         disconnecting: no more is to be written.
     """
 
-    def __init__(self, context: ssl.SSLContext, check: Check, wrapped: Any) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, check: Check, wrapped: Any, begun: Begun | None = None
+    ) -> None:
         self.wrappedProtocol = wrapped
         self.disconnecting = False
-        self._received = ssl.MemoryBIO()
-        self._encrypted = ssl.MemoryBIO()
-        self._tls: ssl.SSLObject | None = context.wrap_bio(self._received, self._encrypted)
+        tls, received, encrypted = handshake(context) if begun is None else begun.handshake
+        self._tls: ssl.SSLObject | None = tls
+        self._received = received
+        self._encrypted = encrypted
         self._check = check
         self._handshaking = True
         self._lost = False
@@ -139,6 +119,8 @@ class ClientTLS(Protocol):
         self.wrappedProtocol.makeConnection(self)
         if not self._lost:
             self._shake_hands()
+            if not self._handshaking and not self._lost:  # it was made ahead
+                self._deliver(memoryview(b""))
             self._flush()
 
     def dataReceived(self, data: bytes) -> None:
@@ -394,15 +376,31 @@ def _failed(error: Exception) -> Exception:
     return failed
 
 
-class _Factory(Factory):
-    """Adds TLS to the connections of another factory."""
+class ClientTLSFactory(Factory):
+    """
+    Adds TLS to the connections of another factory.
+
+    Args:
+        begun: the only connection, if it was made ahead.
+
+    Attributes:
+        built: the last protocol; None: the other factory wanted no connection.
+    """
 
     noisy = False
 
-    def __init__(self, context: ssl.SSLContext, check: Check, wrapped: IProtocolFactory) -> None:
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        check: Check,
+        wrapped: IProtocolFactory,
+        begun: Begun | None = None,
+    ) -> None:
+        self.built: ClientTLS | None = None
         self._context = context
         self._check = check
         self._wrapped = wrapped
+        self._begun = begun
 
     def doStart(self) -> None:
         self._wrapped.doStart()
@@ -412,7 +410,10 @@ class _Factory(Factory):
 
     def buildProtocol(self, addr: Any) -> ClientTLS | None:
         wrapped = self._wrapped.buildProtocol(addr)
-        return None if wrapped is None else ClientTLS(self._context, self._check, wrapped)
+        self.built = None
+        if wrapped is not None:
+            self.built = ClientTLS(self._context, self._check, wrapped, self._begun)
+        return self.built
 
 
 @implementer(IStreamClientEndpoint)
@@ -421,7 +422,7 @@ class ClientTLSEndpoint:
     Such TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's.
 
     Args:
-        context: see ``client_context``.
+        context: see ``clientcontext``.
         check: of each connection's certificate; what it returns reaches ``connectionLost``.
         endpoint: for the connection beneath.
     """
@@ -435,6 +436,6 @@ class ClientTLSEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Connect; fires with the protocol over TLS, whose handshake goes on."""
-        factory: Any = _Factory(self._context, self._check, protocolFactory)
+        factory: Any = ClientTLSFactory(self._context, self._check, protocolFactory)
         connecting: Deferred[Any] = self._endpoint.connect(factory)
         return connecting.addCallback(lambda tls: tls.wrappedProtocol)

@@ -37,7 +37,7 @@ import attrs
 import pipegrid
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.servers import SERVERS_NAME
+from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.announcements import FURL, NURLS
 from pipegrid.wire.furl import Furl

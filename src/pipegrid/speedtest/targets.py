@@ -26,6 +26,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import GridError, ServerUnreachable, UsageError
 from pipegrid.grid import config
 from pipegrid.grid.grid import Grid
+from pipegrid.grid.homes import default_directory, is_configured
 from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.baseline import Responder, ping_responders
 from pipegrid.speedtest.clients import GatewaySession, GridSession, Session
@@ -249,7 +250,7 @@ class ConfiguredGrid(Target):
         self, reactor: Any, directory: Path | None, responders: Sequence[Responder] = ()
     ) -> None:
         super().__init__(reactor)
-        self.directory = directory or config.default_directory()
+        self.directory = directory or default_directory()
         self.responders = responders
         self._places: dict[str, Address] = {}
         self._free: int | None = None
@@ -263,7 +264,7 @@ class ConfiguredGrid(Target):
     async def start(self) -> None:
         """See which servers are there."""
         assert self.directory is not None
-        if not config.is_configured(self.directory):
+        if not is_configured(self.directory):
             raise UsageError(
                 f"{self.directory} configures no grid; give -d DIR, or measure a private grid"
             )

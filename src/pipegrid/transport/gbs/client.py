@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -44,6 +45,7 @@ from pipegrid.http11.pinned import pin_endpoint
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered, UploadConnection
+from pipegrid.reactor.clientcontext import http_context
 from pipegrid.reactor.connecting import endpoint_for
 from pipegrid.reactor.together import together
 from pipegrid.transport.apart import store_apart
@@ -69,6 +71,7 @@ from pipegrid.wire.messages import (
 from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
+    from pipegrid.reactor.ahead import Ahead
     from pipegrid.transport.surveys import Question, Surveyed
     from pipegrid.transport.throttled import Throttle
 
@@ -604,10 +607,17 @@ class GbsServer:
 
 
 def endpoints_for(
-    reactor: Any, nurl: Nurl, server: str, throttle: Throttle | None = None
+    reactor: Any,
+    nurl: Nurl,
+    server: str,
+    throttle: Throttle | None = None,
+    ahead: Ahead | None = None,
 ) -> Callable[[], IStreamClientEndpoint]:
     """
     Return what makes endpoints to the owner of a NURL's key: TCP, and TLS pinned to that key.
+
+    Args:
+        ahead: has connections that may be made already; they are not used where there is a throttle.
 
     Raises:
         UsageError: the way leads through Tor.
@@ -615,10 +625,16 @@ def endpoints_for(
     if nurl.tor:
         raise UsageError(f"{server} is reached through Tor only, which is not supported yet")
 
+    adopt = None
+    if ahead is not None and throttle is None:
+        from pipegrid.reactor.adopting import AdoptingEndpoint
+
+        adopt = partial(AdoptingEndpoint, reactor, ahead, (nurl.host, nurl.port), http_context())
+
     def make() -> IStreamClientEndpoint:
         endpoint = endpoint_for(reactor, nurl.host, nurl.port)
         if throttle is not None:
             endpoint = throttle.endpoint(endpoint)
-        return pin_endpoint(endpoint, nurl.spki_hash, server)
+        return pin_endpoint(endpoint, nurl.spki_hash, server, adopt)
 
     return make

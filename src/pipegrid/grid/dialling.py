@@ -1,0 +1,54 @@
+"""
+Connections to the servers of a client's directory, before anything else of the grid is imported.
+
+Which those are is guessed from the text of ``servers.yaml``: reading it as what it is waits for modules that
+take as long as the connections. A wrong guess costs a connection that nobody uses; what is right is decided
+by ``servers``, as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pipegrid.grid.homes import SERVERS_NAME, default_directory
+from pipegrid.reactor.ahead import MOST, Address, Ahead
+from pipegrid.reactor.clientcontext import http_context
+
+_MOST_BYTES = 64 << 10
+"""A longer file names more servers than are dialled."""
+
+
+def addresses_in(text: bytes) -> list[Address]:
+    """
+    Return the addresses of the servers that speak HTTPS, as a ``servers.yaml`` seems to name them.
+
+    None are returned if there are more than ``MOST``: which ones a file will be on is not known yet. Names
+    and what stands in a comment are left out.
+    """
+    nurl = rb"pb://[^\s\"'@/]+@(\[[0-9a-fA-F:]+\]|[0-9.]+):([0-9]{1,5})/[^\s\"'#]*#v=1"
+    found: dict[Address, None] = {}
+    for line in text.splitlines():
+        if not line.lstrip().startswith(b"#"):
+            for host, port in re.findall(nurl, line):
+                if 0 < int(port) < 1 << 16:
+                    found[host.strip(b"[]").decode("ascii"), int(port)] = None
+    return [] if len(found) > MOST else list(found)
+
+
+def dial(directory: str | os.PathLike[str] | None) -> Ahead | None:
+    """
+    Begin to connect to the servers that a client's directory names; None: there are none to begin with.
+
+    Args:
+        directory: None for the user's own.
+    """
+    path = (default_directory() if directory is None else Path(directory)) / SERVERS_NAME
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+    except OSError:
+        return None  # whoever opens the grid tells what is wrong
+    addresses = addresses_in(text) if len(text) <= _MOST_BYTES else []
+    return Ahead(addresses, http_context()) if addresses else None

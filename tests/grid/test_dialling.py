@@ -1,0 +1,111 @@
+"""Which servers are connected to before the grid is open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from misc.command import environment
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.grid.dialling import addresses_in, dial
+from pipegrid.grid.homes import SERVERS_NAME
+from pipegrid.grid.servers import parse_static_servers
+from pipegrid.reactor.ahead import MOST
+
+PIN = "A" * 43
+ENTRY = """
+  v0-{number}:
+    ann:
+      nickname: storage {number}
+      anonymous-storage-FURL: pb://{tub}@tcp:10.0.0.{number}:3456/swissnum
+      anonymous-storage-NURLs:
+        - {quote}pb://{pin}@{host}:{port}/{swissnum}#v=1{quote}
+"""
+
+
+def entry(number: int, host: str, port: int = 3457, quote: str = "") -> str:
+    """Return one server's part of a ``servers.yaml``."""
+    return ENTRY.format(
+        number=number, pin=PIN, tub="a" * 32, host=host, port=port, swissnum="s" * 32, quote=quote
+    )
+
+
+class AddressesTests(SynchronousTestCase):
+    """``addresses_in``."""
+
+    def test_as_the_file_is_read_later(self) -> None:
+        """It names the servers that reading it as what it is names, those with a name apart."""
+        text = "storage:" + "".join(
+            (
+                entry(1, "10.0.0.1"),
+                entry(2, "[2001:db8::7]", quote='"'),
+                entry(3, "storage.example.org"),
+                entry(4, "10.0.0.4", 65535, quote="'"),
+            )
+        )
+        data = text.encode("ascii")
+        servers = parse_static_servers(data, "servers.yaml").servers
+        there = [(each.nurl.host, each.nurl.port) for each in servers if each.nurl is not None]
+        self.assertEqual(len(there), 4)
+        self.assertEqual(
+            addresses_in(data), [each for each in there if each[0] != "storage.example.org"]
+        )
+        # Quoted all in one line, as JSON is.
+        flow = f'{{"a": ["pb://{PIN}@1.2.3.4:1/s#v=1", "pb://{PIN}@1.2.3.5:2/s#v=1"]}}'
+        self.assertEqual(addresses_in(flow.encode()), [("1.2.3.4", 1), ("1.2.3.5", 2)])
+
+    def test_what_is_none(self) -> None:
+        """Comments, Foolscap, Tor, other versions, impossible ports, and nothing."""
+        for text in (
+            "",
+            "storage: {}",
+            f"  # - pb://{PIN}@10.0.0.1:1/s#v=1",
+            f"- pb://{PIN}@tcp:10.0.0.1:1/s",
+            f"- pb+tor://{PIN}@10.0.0.1:1/s#v=1",
+            f"- pb://{PIN}@10.0.0.1:1/s#v=2",
+            f"- pb://{PIN}@10.0.0.1:0/s#v=1",
+            f"- pb://{PIN}@10.0.0.1:65536/s#v=1",
+            "\x00\xff" * 100,
+        ):
+            self.assertEqual(addresses_in(text.encode("latin-1")), [], text)
+
+    def test_many(self) -> None:
+        """With more servers than are dialled nobody knows yet which ones are wanted."""
+        for count, expected in ((MOST, MOST), (MOST + 1, 0)):
+            text = "".join(entry(number, f"10.0.0.{number}") for number in range(count))
+            self.assertEqual(len(addresses_in(text.encode("ascii"))), expected)
+
+
+class DialTests(SynchronousTestCase):
+    """``dial``."""
+
+    def test_nothing_to_dial(self) -> None:
+        """No directory, no file, none that can be read, one that is too large: whoever opens it tells."""
+        directory = Path(self.mktemp())
+        self.assertIs(dial(directory), None)
+        (directory / "private").mkdir(parents=True)
+        self.assertIs(dial(directory), None)
+        (directory / SERVERS_NAME).write_text(entry(1, "127.0.0.1", 9) + " " * 70_000, "ascii")
+        self.assertIs(dial(directory), None)
+        (directory / SERVERS_NAME).unlink()
+        (directory / SERVERS_NAME).mkdir()
+        self.assertIs(dial(directory), None)
+
+    def test_before_all_else(self) -> None:
+        """It imports neither Twisted nor what describes servers, which take as long as the connections."""
+        code = (
+            "import sys, pipegrid.grid.dialling\n"
+            "print(*sorted(each for each in sys.modules"
+            " if each.split('.')[0] in ('attr', 'attrs', 'twisted', 'yaml', 'zope')))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        self.assertEqual(done.stdout.strip(), "")
