@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import attrs
-
 from pipegrid.core import layout
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fileshares import FileShares
@@ -169,17 +167,19 @@ class Decoder(FileShares):
         if share is None or share.bad or not share.available or self.done:
             return []
         where = share.layout or self.guessed_layout
-        plan = attrs.evolve(self._plan(share, ahead_bytes, most_bytes), part=part)
+        plan = self._plan(share, ahead_bytes, most_bytes, part)
         runs = self._block_runs(plan, where)
-        metadata, data = Spans(), Spans()
+        ask = share.store.ask
+        around = [each for span in self._metadata_wanted(share, where, plan) for each in ask(*span)]
+        within = [each for run in runs for each in ask(*run)]
+        if not around and not within:  # mostly: whatever happens, all shares are looked at
+            return []
         blocks = (runs[0][0], runs[-1][1]) if runs else (0, 0)
         apart = blocks[1] - blocks[0] > max(_APART_BYTES, plan.geometry.block_bytes)
-        for start, end in self._metadata_wanted(share, where, plan):
-            for a, b in share.store.ask(start, end):
-                metadata.add(a, b)
-        for run in runs:
-            for a, b in share.store.ask(*run):
-                (data if apart else metadata).add(a, b)
+        metadata, data = (
+            Spans(around if apart else (*around, *within)),
+            Spans(within if apart else ()),
+        )
         # No block is of use before the metadata is here.
         spans = [Span(a, b - a) for a, b in metadata.merged(self._merge_gap_bytes)]
         spans.sort(key=lambda span: (span.end > blocks[0] and span.offset < blocks[1], span.offset))
@@ -206,15 +206,21 @@ class Decoder(FileShares):
         """Return the ranges of blocks that a plan is to read now, in order."""
         return [plan.blocks(where)]
 
-    def _plan(self, share: ShareParts, ahead_bytes: int, most_bytes: int | None) -> ReadPlan:
+    def _plan(
+        self,
+        share: ShareParts,
+        ahead_bytes: int,
+        most_bytes: int | None,
+        part: tuple[int, int] | None = None,
+    ) -> ReadPlan:
         if self.geometry is not None and self._queue is not None:
             first, end = self._queue.next_delivery, self._queue.end
-            return ReadPlan(self.geometry, first, end, ahead_bytes, most_bytes)
+            return ReadPlan(self.geometry, first, end, ahead_bytes, most_bytes, part)
         # A guess, or a header's word: that must not make us read more than a block of ours.
         trusted_bytes = max(ahead_bytes, self.guessed_geometry.block_bytes)
         most_bytes = trusted_bytes if most_bytes is None else min(trusted_bytes, most_bytes)
         first, end = self._segment_range(share.hint)
-        return ReadPlan(share.hint, first, end, ahead_bytes, most_bytes)
+        return ReadPlan(share.hint, first, end, ahead_bytes, most_bytes, part)
 
     def _metadata_wanted(
         self, share: ShareParts, where: ShareLayout, plan: ReadPlan

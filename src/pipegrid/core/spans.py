@@ -84,15 +84,17 @@ class Spans:
         last = bisect_left(self._starts, end)
         if first >= last:
             return
-        kept = []
+        starts, ends = [], []
         if self._starts[first] < start:
-            kept.append((self._starts[first], start))
+            starts.append(self._starts[first])
+            ends.append(start)
         if self._ends[last - 1] > end:
-            kept.append((end, self._ends[last - 1]))
+            starts.append(end)
+            ends.append(self._ends[last - 1])
         self.total -= sum(self._ends[first:last]) - sum(self._starts[first:last])
-        self.total += sum(b - a for a, b in kept)
-        self._starts[first:last] = [a for a, _ in kept]
-        self._ends[first:last] = [b for _, b in kept]
+        self.total += sum(ends) - sum(starts)
+        self._starts[first:last] = starts
+        self._ends[first:last] = ends
 
     def contains(self, start: int, end: int) -> bool:
         """Say whether all of [start, end) is in the set; an empty range always is."""
@@ -109,6 +111,14 @@ class Spans:
 
     def gaps(self, start: int, end: int) -> list[Range]:
         """Return the parts of [start, end) that are not in the set."""
+        if start >= end:
+            return []
+        # A download asks for the same ranges again and again: mostly all of it is here, or nothing.
+        first = bisect_right(self._ends, start)
+        if first == len(self._starts) or self._starts[first] >= end:
+            return [(start, end)]
+        if self._starts[first] <= start and self._ends[first] >= end:
+            return []
         missing = []
         position = start
         for a, b in self.overlap(start, end):

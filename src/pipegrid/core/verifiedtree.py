@@ -17,6 +17,9 @@ from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, Buffer
 WHOLE_TREE_BYTES = 1 << 16
 """A stored tree up to this size is read whole; of a larger one, only what is needed."""
 
+_SMALL_LEAVES = 1 << ((WHOLE_TREE_BYTES // HASH_BYTES + 1) // 2).bit_length() - 1
+"""So many leaves such a tree may have: m of them, a power of two, are 2m - 1 nodes."""
+
 GROUP_LEAVES = 1024
 """Of larger trees, nodes are read for this many leaves at a time: about 64 KiB."""
 
@@ -134,7 +137,7 @@ class VerifiedTree:
 
 def is_small(num_leaves: int) -> bool:
     """Say whether a stored tree is so small that it is read whole."""
-    return hashtree.num_nodes(num_leaves) * HASH_BYTES <= WHOLE_TREE_BYTES
+    return num_leaves <= _SMALL_LEAVES
 
 
 def group_end(num_leaves: int, leaf: int) -> int:
