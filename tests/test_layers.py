@@ -19,6 +19,7 @@ _CLIENTS = _SHARED | {"transport", "transfer"}
 
 MAY_IMPORT = {
     "errors": set[str](),
+    "states": set[str](),
     "version": set[str](),
     "arguments": {"errors"},
     "core": {"errors"},
@@ -27,11 +28,11 @@ MAY_IMPORT = {
     "disk": {"errors", "core"},
     # Of the reactor's: which ciphers both ends speak.
     "wire": {"errors", "core", "reactor"},
-    "http11": {"errors", "flow", "reactor"},
+    "http11": {"errors", "states", "flow", "reactor"},
     "links": {"errors", "reactor"},
     "simulation": {"errors", "links"},
     "storage": _SHARED,
-    "server": _SHARED | {"storage"},
+    "server": _SHARED | {"states", "storage"},
     # Of the client's, transport.local alone: it is a store in this process.
     "transport": _SHARED | {"http11", "storage"},
     "transfer": _SHARED | {"transport"},

@@ -2,22 +2,9 @@
 One connection: requests written behind one another, answers taken in the same order.
 
 ``Lane`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser`` understands what
-comes back; here they meet the transport, and here is decided what happens when something ends early:
-
-====================================  ====================================================================
-a request is taken back               unsent: it is gone. Sent: its answer is read and dropped, up to
-                                      ``discard_limit_bytes``; beyond, the connection ends. Its body half
-                                      sent: nothing more is written, and the connection ends as soon as
-                                      the answers before it are in.
-a reader pauses                       the transport is paused; what one read had already brought
-                                      (256 KiB) is all that is ever held. Does it go on pausing, the
-                                      owner asks elsewhere what is new, and after long what stands
-                                      behind it as well; that at once, if nobody has claimed the answer
-an answer before the whole body       it counts, nothing more is written, and the connection ends
-the last answer (Connection: close)   all that stood behind it is as if never sent
-loss, garbage, silence                every unanswered request is handed back to the owner with
-                                      the error that is true of it
-====================================  ====================================================================
+comes back, ``Answers`` hands it out, ``Valve`` stops when a reader does; here they meet the transport. What a
+connection can be, and what it becomes with what happens, is the first table of ``states``, with
+what becomes of its requests when something ends early: ``_move`` looks it up, and nothing else changes it.
 
 **Patience.** ``timeout_s`` bounds the server's silence while it owes an answer: any byte received, and any
 drain of the transport, starts it anew. A caller that wants a deadline cancels.
@@ -27,36 +14,38 @@ drain of the transport, starts it anew. A caller that wants a deadline cancels.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import (
-    IDelayedCall,
-    IHandshakeListener,
-    IPushProducer,
-    IReactorTime,
-    ITCPTransport,
-)
+from twisted.internet.interfaces import IHandshakeListener, IReactorTime, ITCPTransport
 from twisted.internet.protocol import Protocol, connectionDone
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.errors import RequestNotSent, ResponseError, TooManyRequests
+from pipegrid.http11.answers import Answers
+from pipegrid.http11.errors import takes_no_more, too_many_waiting
 from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.farewell import Farewell
 from pipegrid.http11.lane import Lane
 from pipegrid.http11.limits import Limits
-from pipegrid.http11.loss import Loss, NoOwner, Owner, Unanswered, not_answered, not_sent
-from pipegrid.http11.parser import END, Event, ResponseHead, ResponseParser
-from pipegrid.http11.patience import FOREVER, Patience
+from pipegrid.http11.loss import Loss, NoOwner, Owner, closed, given_back
+from pipegrid.http11.parser import ResponseParser
 from pipegrid.http11.raw import RawCall, RawRequest, RawResponse
+from pipegrid.http11.states import (
+    LIFE,
+    TAKES_NO_MORE,
+    TAKES_REQUESTS,
+    Happening,
+    Phase,
+    Reader,
+)
+from pipegrid.http11.valve import Valve
+from pipegrid.http11.waiting import Waiting
 from pipegrid.http11.writer import RequestWriter
 from pipegrid.reactor.sockets import move_much
-
-_log = Logger()
-
 
 RECEIVE_BYTES = 512 * 1024
 """Read from the socket at a time. Clients have few connections, and long answers."""
@@ -80,11 +69,8 @@ class PipelinedConnection(Protocol):
         lane: the requests on it.
         ready: connected, and the TLS handshake (if any) is over.
         open: takes requests. False once it is closing, closed or lost.
-        held_up: a reader has paused it for so long that requests had better go elsewhere.
         answered: how many answers it has given.
         answered_behind: answers after which others were still owed: pipelining that worked.
-        round_trip_s: the shortest that was seen, from a light request alone on its way to the answer's
-            head; None before.
     """
 
     def __init__(
@@ -98,47 +84,44 @@ class PipelinedConnection(Protocol):
         self._limits = limits = limits or Limits()
         self._server = server
         self._owner: Owner[PipelinedConnection] = owner or NoOwner()
-        self._parser = ResponseParser(limits.max_header_bytes, limits.max_headers)
-        self.lane = Lane(limits)
-        self._writer = RequestWriter(
+        self._parser = parser = ResponseParser(limits.max_header_bytes, limits.max_headers)
+        self.lane = lane = Lane(limits)
+        self._answers = Answers(clock, lane, limits.discard_limit_bytes, self)
+        self._valve = Valve()
+        self._patience = patience = Waiting(
             clock,
-            self.lane,
-            self._parser,
-            server,
-            limits.continue_timeout_s,
-            self._progress,
-            self.cancel,
+            limits,
+            lane,
+            self._valve,
+            lambda: self._writer.is_scheduled,
+            self._end,
+            lambda: self._owner.held_up(self),
         )
+        self._progress = progress = patience.progress
+        wait_s = limits.continue_timeout_s
+        self._writer = RequestWriter(clock, lane, parser, server, wait_s, progress, self.cancel)
+        self._phase = Phase.CONNECTING
         self.ready = False
         self.open = True
-        self.held_up = False
-        self._moves_written = False  # as well as what was not
         self.answered_behind = 0
         self.answered = 0
         self._corked = False  # while a read is worked off; what that causes is done at its end
-        self._reading_paused = False
         self._said_close = False  # by the server, with its last answer
-        self._closing = False  # close when all that was written is answered
-        self._doomed: Exchange | None = None  # its body was broken off: end when its turn comes
-        self._loss: Loss | None = None
-        self._gone = False  # the transport too
-        self._waiting_for_loss: list[Deferred[None]] = []
-        self.round_trip_s: float | None = None
-        self._patience = Patience(clock, self._how_long_s, self._time_is_up)
-        self._closing_call: IDelayedCall | None = None
+        self._loss: Loss | None = None  # from LEAVING on
+        self._farewell = Farewell(clock, limits.close_timeout_s)
 
     def __repr__(self) -> str:
-        state = (
-            f"lost: {self._loss.reason}"
-            if self._loss
-            else "closing"
-            if not self.open
-            else "ready"
-            if self.ready
-            else "connecting"
+        phase = self._phase.name.lower() + (f" ({self._loss.reason})" if self._loss else "")
+        reader = f"its reader {self._valve.reader.value}"
+        return (
+            f"<PipelinedConnection to {self._server} {phase}, {reader} {self.lane} {self._writer}>"
         )
-        paused = " reading-paused" * self._reading_paused
-        return f"<PipelinedConnection to {self._server} {state}{paused} {self.lane} {self._writer}>"
+
+    def _move(self, happening: Happening) -> None:
+        """What happens, and what this is from now on."""
+        self._phase = phase = LIFE.after(self._phase, happening)
+        self.open = phase in TAKES_REQUESTS
+        self.ready = self.ready or phase is Phase.READY
 
     # For callers.
 
@@ -146,7 +129,7 @@ class PipelinedConnection(Protocol):
         """
         Send one request behind all those before it; fires with its answer.
 
-        Cancelling takes the request back: see the table above.
+        Cancelling takes the request back: see ``states``.
 
         Raises (through the Deferred):
             RequestNotSent: the connection is closing or lost, or was lost before this was sent.
@@ -162,21 +145,9 @@ class PipelinedConnection(Protocol):
         lane = self.lane
         if not self.open:
             reason = self._loss.reason if self._loss else "it is being closed"
-            exchange.failed(
-                RequestNotSent(
-                    f"The connection to {self._server} takes no more requests ({reason});"
-                    " connect again.",
-                    self._server,
-                )
-            )
+            exchange.failed(takes_no_more(self._server, reason))
         elif len(lane.queued) >= self._limits.max_waiting:
-            exchange.failed(
-                TooManyRequests(
-                    f"{len(lane.queued)} requests wait for {self._server} already;"
-                    " wait for some of them before making more.",
-                    self._server,
-                )
-            )
+            exchange.failed(too_many_waiting(len(lane.queued), self._server))
         else:
             exchange.connection = self
             lane.add(exchange)
@@ -201,7 +172,7 @@ class PipelinedConnection(Protocol):
         elif not exchange.sent:
             self._doom(exchange)
         elif exchange.response is not None:
-            self._discard(exchange)
+            self._answers.discard(exchange)
         if self._loss is None:
             self._close_if_done()
             self._update_reading()
@@ -209,6 +180,16 @@ class PipelinedConnection(Protocol):
                 self._patience.adjust()
             else:
                 self._progress()
+
+    @property
+    def held_up(self) -> bool:
+        """Whether a reader has paused it for so long that requests had better go elsewhere."""
+        return self._valve.held_up
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest that was seen, from a light request alone to its answer's head; None before."""
+        return self._answers.round_trip_s
 
     @property
     def is_wanted(self) -> bool:
@@ -224,22 +205,17 @@ class PipelinedConnection(Protocol):
         """
         gone = self.when_lost()
         if self._loss is None:
-            self._refuse_more("it is being closed")
+            self._refuse_more(Happening.REFUSES, "it is being closed")
             self._close_if_done()
         return gone
 
     def abort(self, reason: str = "it was given up") -> None:
         """End it now; the reason is a clause that explains the loss to those who wait for answers."""
-        self._end(reason, announced=True)
+        self._end(closed(reason))
 
     def when_lost(self) -> Deferred[None]:
         """Fires once the transport is gone, however it ended."""
-        waiting: Deferred[None] = Deferred()
-        if self._gone:
-            waiting.callback(None)
-        else:
-            self._waiting_for_loss.append(waiting)
-        return waiting
+        return self._farewell.when_gone()
 
     def move_followers(self) -> list[Exchange]:
         """
@@ -249,7 +225,9 @@ class PipelinedConnection(Protocol):
         reader has been slow for long, unless there is none yet.
         """
         lane = self.lane
-        followers = lane.take_followers() if self._moves_written else lane.take_queued()
+        followers = (
+            lane.take_followers() if self._valve.reader is Reader.OVERTAKEN else lane.take_queued()
+        )
         for exchange in followers:
             exchange.connection = None
         return followers
@@ -268,6 +246,7 @@ class PipelinedConnection(Protocol):
             # Small requests must not wait for the acknowledgement of earlier ones.
             transport.setTcpNoDelay(True)
         move_much(transport, RECEIVE_BYTES)
+        self._valve.attach(transport)
         self._writer.attach(transport)
         if getattr(transport, "wrappedProtocol", None) is self:  # a TLSMemoryBIOProtocol
             self._progress()
@@ -275,9 +254,10 @@ class PipelinedConnection(Protocol):
             self.handshakeCompleted()
 
     def handshakeCompleted(self) -> None:
-        if not self.open or self.ready:
+        if self._phase is not Phase.CONNECTING:
             return
-        self.ready = self._writer.enabled = True
+        self._move(Happening.USABLE)
+        self._patience.usable = self._writer.enabled = True
         self._progress()
         self._owner.has_room(self)
         if self.lane.queued:
@@ -289,7 +269,7 @@ class PipelinedConnection(Protocol):
         parser = self._parser
         self._corked = True
         try:
-            self._dispatch(parser.feed(data))
+            self._answers.hand_out(parser.feed(data), self._server)
             if self.lane.written:
                 self.lane.received()
             if self.open and parser.error is None and not parser.closed:
@@ -297,9 +277,9 @@ class PipelinedConnection(Protocol):
         finally:
             self._corked = False
         if parser.error is not None:
-            self._end(f"what it sent is not an answer: {parser.error}", garbage=True)
+            self._end(Loss(reason=f"what it sent is not an answer: {parser.error}", garbage=True))
         elif parser.closed:
-            self._end("it closes after its last answer", announced=True)
+            self._end(closed("it closes after its last answer"))
         else:
             self._close_if_done()
             self._update_reading()
@@ -308,245 +288,113 @@ class PipelinedConnection(Protocol):
             self._progress()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._gone = True
+        self._move(Happening.LOST)
         if self._loss is None:
             clean = reason.check(ConnectionDone) is not None
             if clean:
-                self._dispatch(self._parser.end())
+                self._answers.hand_out(self._parser.end(), self._server)
             value = reason.value
             self._end(
-                "the server closed it" if clean else str(value).rstrip("."),
-                error=value if isinstance(value, PipegridError) else None,
-                announced=self._parser.closed,
+                Loss(
+                    reason="the server closed it" if clean else str(value).rstrip("."),
+                    error=value if isinstance(value, PipegridError) else None,
+                    announced=self._parser.closed,
+                )
             )
-        call, self._closing_call = self._closing_call, None
-        if call is not None and call.active():
-            call.cancel()
-        waiting, self._waiting_for_loss = self._waiting_for_loss, []
-        for each in waiting:
-            each.callback(None)
+        self._farewell.gone()
 
     # Answers.
 
-    def _dispatch(self, events: list[Event]) -> None:
-        """Hand what was received to whom it is for. Their code may call anything here."""
-        written = self.lane.written
-        for event in events:
-            if self._loss is not None:
-                break  # by what an earlier event caused
-            exchange = written[0]
-            try:
-                if type(event) is bytes:
-                    exchange.received_bytes += len(event)
-                    if not exchange.abandoned:
-                        exchange.body_received(event)
-                    else:
-                        self._discard(exchange)
-                elif event is END:
-                    self._answer_is_complete(exchange)
-                elif type(event) is ResponseHead:
-                    if exchange.written_s is not None:
-                        self._note_round_trip(self._clock.seconds() - exchange.written_s)
-                    exchange.response = event
-                    exchange.received_bytes = event.head_bytes
-                    if not exchange.abandoned:
-                        exchange.head_received(event)
-                    else:
-                        self._discard(exchange)
-                elif exchange.expects_continue:
-                    self._writer.send_body()
-            except Exception as error:  # of a reader; its neighbours shall not suffer
-                _log.failure("A reader of an HTTP answer failed")
-                message = f"The reader of an answer of {self._server} failed ({error!r})."
-                self.cancel(exchange, ResponseError(message, self._server))
-
-    def _note_round_trip(self, rtt_s: float) -> None:
-        if self.round_trip_s is None or rtt_s < self.round_trip_s:
-            self.round_trip_s = rtt_s
-
-    def _answer_is_complete(self, exchange: Exchange) -> None:
+    def answer_is_complete(self, exchange: Exchange) -> None:
+        """For ``Answers``."""
         head = exchange.response
         assert head is not None
         if not exchange.sent:
             # What is still to be written would be read as another request, or waited for.
             self._writer.break_off()
-            self._refuse_more("the server answered before it had the whole request")
+            self._refuse_more(
+                Happening.REFUSES, "the server answered before it had the whole request"
+            )
         self._said_close = head.says_close
         self.lane.answered(self._clock.seconds())
         exchange.connection = None
         self.answered += 1
         if self.lane.written:
             self.answered_behind += 1
-            if self.lane.written[0] is self._doomed:
-                self._end("the body of the next request was broken off", announced=True)
+            if self._phase is Phase.BROKEN and len(self.lane.written) == 1:
+                self._end(closed("the body of the next request was broken off"))
         self._owner.answered(self, exchange)
         if not exchange.abandoned:
             exchange.completed()
 
-    def _discard(self, exchange: Exchange) -> None:
-        """An answer that nobody wants is read to its end only if that is near."""
-        head = exchange.response
-        assert head is not None
-        answer_bytes = exchange.received_bytes
-        if head.length is not None:
-            answer_bytes = head.head_bytes + head.length
-        limit_bytes = self._limits.discard_limit_bytes
-        if answer_bytes - exchange.wanted_bytes > limit_bytes:
-            self._end(f"more than {limit_bytes} bytes of an unwanted answer were to come")
+    def may_send_body(self) -> None:
+        """For ``Answers``: the server has seen the head of a request, and wants the body."""
+        self._writer.send_body()
+
+    def too_much(self, limit_bytes: int) -> None:
+        """For ``Answers``."""
+        self._end(Loss(reason=f"more than {limit_bytes} bytes of an unwanted answer were to come"))
 
     def _update_reading(self) -> None:
-        """Read, unless the reader of the answer that is being received has had enough."""
-        if self._loss is not None or self._corked:
-            return
-        written = self.lane.written
-        pause = bool(written) and written[0].paused and not written[0].abandoned
-        if pause != self._reading_paused:
-            self._reading_paused = pause
-            self.held_up = self._moves_written = False
-            transport = cast(IPushProducer, self.transport)
-            if pause:
-                transport.pauseProducing()
-            else:
-                transport.resumeProducing()
+        if self._loss is None and not self._corked:
+            self._valve.update(self.lane.written)
 
     # Ends.
 
     def _doom(self, exchange: Exchange) -> None:
         """The body of the last request written will never be complete; spare those before it."""
         self._writer.break_off()
-        self._refuse_more("the body of a request before it was broken off")
-        self._doomed = exchange
-        if self.lane.written[0] is exchange:
-            self._end("the body of a request was broken off", announced=True)
+        self._refuse_more(Happening.BREAKS_OFF, "the body of a request before it was broken off")
+        if self._loss is None and self.lane.written[0] is exchange:
+            self._end(closed("the body of a request was broken off"))
 
-    def _refuse_more(self, why: str) -> None:
+    def _refuse_more(self, happening: Happening, why: str) -> None:
         """Give back what was not begun, and close when the rest is answered."""
-        self._closing = True
-        if self.open:
-            self.open = False
-            queued = self.lane.take_queued()
-            for exchange in queued:
-                exchange.connection = None
-            if queued:
-                self._owner.gave_back(
-                    [Unanswered(e, not_sent(e, self._server, why)) for e in queued]
-                )
+        queued = self.lane.take_queued() if self.open else []
+        self._move(happening)
+        if queued:
+            self._owner.gave_back(given_back((), queued, Loss(reason=why), self._server))
 
     def _close_if_done(self) -> None:
-        if self._closing and all(exchange.abandoned for exchange in self.lane.written):
-            self._end("it was closed here", announced=True)
+        if self._phase in TAKES_NO_MORE and all(e.abandoned for e in self.lane.written):
+            self._end(closed("it was closed here"))
 
-    def _end(
-        self,
-        reason: str,
-        *,
-        error: PipegridError | None = None,
-        announced: bool = False,
-        garbage: bool = False,
-        timed_out: bool = False,
-    ) -> None:
+    def _end(self, how: Loss) -> None:
         """Give back every request and let the transport go: the one way out of the open state."""
         if self._loss is not None:
             return
-        self.open = False
-        clean = self._writer.is_clean and self._doomed is None
+        clean = self._writer.is_clean and self._phase is not Phase.BROKEN
+        self._move(Happening.ENDS)
         written, queued = self.lane.take_all()
-        self._loss = loss = Loss(
-            reason=reason,
-            error=error,
-            announced=announced,
+        self._loss = loss = attrs.evolve(
+            how,
             said_close=self._said_close,
             was_ready=self.ready,
             answered=self.answered,
             in_flight=len(written),
-            garbage=garbage,
-            timed_out=timed_out,
         )
+        self._answers.over = True
         self._writer.stop()
         self._patience.stop()
-        if not self._gone:
-            self._let_go(graceful=clean and not written and not garbage)
-        server, said_close = self._server, self._said_close
-        unanswered = [
-            Unanswered(
-                e, not_answered(e, server, loss, was_due=e is written[0], said_close=said_close)
-            )
-            for e in written
-            if not e.abandoned
-        ]
-        unanswered += [Unanswered(e, error or not_sent(e, server, reason)) for e in queued]
-        for exchange in (*written, *queued):
-            exchange.connection = None
-        self._owner.lost(self, loss, unanswered)
-
-    def _let_go(self, graceful: bool) -> None:
-        transport = self.transport
-        if transport is None:
-            return
-        self._writer.detach()
-        if self._reading_paused:
-            self._reading_paused = False
-            cast(IPushProducer, transport).resumeProducing()  # to see the other side's end
-        if graceful:
-            patience_s = self._limits.close_timeout_s
-            self._closing_call = self._clock.callLater(patience_s, self._abort_transport)
-            transport.loseConnection()
-        else:
-            self._abort_transport()
-
-    def _abort_transport(self) -> None:
-        transport = self.transport
-        assert transport is not None
-        if not self._gone:
-            getattr(transport, "abortConnection", transport.loseConnection)()
-
-    # Time.
-
-    def _progress(self) -> None:
-        self._patience.progress()
-
-    def _how_long_s(self) -> float:
-        """How long nothing may happen, for the state in which this is now."""
-        limits, written = self._limits, self.lane.written
-        if not self.ready:
-            return limits.connect_timeout_s
-        if written:
-            first = written[0]
-            if first.abandoned:
-                return limits.abandoned_timeout_s
-            if not first.paused:
-                return limits.timeout_s if first.timeout_s is None else first.timeout_s
-            if not self.held_up:
-                return limits.held_up_after_s
-            if not self._moves_written:
-                return limits.slow_reader_after_s
-            return FOREVER if first.claimed else limits.unclaimed_timeout_s
-        if self.lane.queued:
-            return FOREVER if self._writer.is_scheduled else limits.timeout_s
-        return limits.idle_timeout_s
-
-    def _time_is_up(self, waited_s: float) -> None:
-        written = self.lane.written
-        if not self.ready:
-            self._end(f"it was not usable after {waited_s:g} s", timed_out=True)
-        elif not len(self.lane):
-            self._end(f"it was not used for {waited_s:g} s", announced=True)
-        elif written and written[0].abandoned:
-            self._end(f"an unwanted answer did not come for {waited_s:g} s", announced=True)
-        elif self._reading_paused and not self._moves_written:
-            self._moves_written = self.held_up or not written[0].claimed
-            self.held_up = True
-            self._patience.adjust()
-            self._owner.held_up(self)
-        elif self._reading_paused:
-            self._end(f"nobody read the answer for {waited_s:g} s", announced=True)
-        else:
-            self._end(f"it was silent for {waited_s:g} s", timed_out=True)
+        if self._phase is Phase.LEAVING and self.transport is not None:
+            self._writer.detach()
+            self._valve.open()  # to see the other side's end
+            self._farewell.say(self.transport, politely=clean and not written and not how.garbage)
+        self._owner.lost(self, loss, given_back(written, queued, loss, self._server))
 
     def _check_invariants(self) -> None:
         """For tests."""
         self.lane._check_invariants()
-        assert self._loss is None or not len(self.lane), "a lost connection has no requests"
-        assert self._loss is not None or self.open or self._closing, "no way back"
+        assert self.open == (self._phase in TAKES_REQUESTS), self
+        ended = self._phase in (Phase.LEAVING, Phase.GONE)
+        assert ended == (self._loss is not None), "who ends says why"
+        assert not ended or not len(self.lane), "a lost connection has no requests"
+        assert self.ready or not self.lane.written, "nothing is written before it is usable"
+        if self._phase in TAKES_NO_MORE:
+            assert not self.lane.queued, "what takes no more gave back what it had not begun"
+        if self._phase is Phase.BROKEN:
+            assert not self.lane.written[-1].sent, "what was broken off is the last"
+        if not ended:
+            self._valve._check_invariants(self.lane.written)
         for exchange in (*self.lane.queued, *self.lane.written):
             assert exchange.connection is self, exchange

@@ -56,3 +56,18 @@ class ResponseError(ServerProtocolError):
 
     def __init__(self, message: str, server: str = "") -> None:
         super().__init__(message, server, may_have_happened=True)
+
+
+def takes_no_more(server: str, reason: str) -> RequestNotSent:
+    """What is said when a request comes too late for a connection."""
+    return RequestNotSent(
+        f"The connection to {server} takes no more requests ({reason}); connect again.", server
+    )
+
+
+def too_many_waiting(count: int, server: str) -> TooManyRequests:
+    """What is said when one request more than the limit is made."""
+    return TooManyRequests(
+        f"{count} requests wait for {server} already; wait for some of them before making more.",
+        server,
+    )

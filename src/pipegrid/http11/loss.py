@@ -8,6 +8,7 @@ What stood behind an answer with ``Connection: close`` was seen but must not be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -61,6 +62,11 @@ class Loss:
     timed_out: bool = False
 
 
+def closed(reason: str) -> Loss:
+    """Return what is told of a connection that was closed by us, or after an answer that was the last."""
+    return Loss(reason=reason, announced=True)
+
+
 class Owner(Protocol[C_contra]):
     """Who is told what becomes of a connection and its requests."""
 
@@ -100,6 +106,24 @@ class NoOwner:
     def lost(self, connection: Any, loss: Loss, unanswered: list[Unanswered]) -> None:
         """The same; see also ``PipelinedConnection.when_lost``."""
         self.gave_back(unanswered)
+
+
+def given_back(
+    written: Sequence[Exchange], queued: Sequence[Exchange], loss: Loss, server: str
+) -> list[Unanswered]:
+    """Take requests from a connection that cannot answer them; return them, and what is true of each."""
+    for each in (*written, *queued):
+        each.connection = None
+    unanswered = [
+        Unanswered(
+            each,
+            not_answered(each, server, loss, was_due=not place, said_close=loss.said_close),
+        )
+        for place, each in enumerate(written)
+        if not each.abandoned
+    ]
+    unsent = [Unanswered(e, loss.error or not_sent(e, server, loss.reason)) for e in queued]
+    return unanswered + unsent
 
 
 def not_sent(exchange: Exchange, server: str, reason: str) -> RequestNotSent:

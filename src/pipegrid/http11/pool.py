@@ -29,8 +29,8 @@ from pipegrid.http11.errors import (
     AgentClosed,
     RequestMaybeProcessed,
     RequestNotSent,
-    TooManyRequests,
     WrongServerKey,
+    too_many_waiting,
 )
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.host import HostRecord
@@ -97,13 +97,7 @@ class HostPool:
         if self._closed:
             exchange.failed(self._refused())
         elif len(self._waiting) >= self._limits.max_waiting:
-            exchange.failed(
-                TooManyRequests(
-                    f"{len(self._waiting)} requests wait for {self._server} already;"
-                    " wait for some of them before making more.",
-                    self._server,
-                )
-            )
+            exchange.failed(too_many_waiting(len(self._waiting), self._server))
         else:
             self._waiting.append(exchange)
             self._assign()

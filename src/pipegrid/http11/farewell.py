@@ -1,0 +1,54 @@
+"""
+Letting a transport go: politely while that is quick, else at once; and telling when it is gone.
+
+Politely, what was written still arrives and TLS says its last word. A server that keeps the connection all
+the same is not waited for longer than ``patience_s``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+
+class Farewell:
+    """Of one connection's transport."""
+
+    def __init__(self, clock: IReactorTime, patience_s: float) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._call: IDelayedCall | None = None
+        self._waiting: list[Deferred[None]] = []
+        self._gone = False
+
+    def when_gone(self) -> Deferred[None]:
+        """Fires once the transport is gone, however it ended."""
+        waiting: Deferred[None] = Deferred()
+        if self._gone:
+            waiting.callback(None)
+        else:
+            self._waiting.append(waiting)
+        return waiting
+
+    def say(self, transport: Any, politely: bool) -> None:
+        """Let it go; ``gone`` follows."""
+        if politely:
+            self._call = self._clock.callLater(self._patience_s, self._abort, transport)
+            transport.loseConnection()
+        else:
+            self._abort(transport)
+
+    def gone(self) -> None:
+        """It is."""
+        self._gone = True
+        call, self._call = self._call, None
+        if call is not None and call.active():
+            call.cancel()
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.callback(None)
+
+    def _abort(self, transport: Any) -> None:
+        getattr(transport, "abortConnection", transport.loseConnection)()
