@@ -19,7 +19,7 @@ from pipegrid.core.mutable.keys import VerifyingKey
 from pipegrid.core.segmentjob import Block
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.http11.parser import ResponseParser
-from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.server.gbs.intake import Intake
 
 
 def kept(target: str) -> list[Path]:
@@ -73,7 +73,7 @@ class CorpusTests(SynchronousTestCase):
             ("mutable", reading, "prove_leaf", lambda chain, *_: chain[-32:]),
             ("directories", edits, "pack_entries", drop_the_odd),
             ("responses", ResponseParser, "_feed_by_lines", lambda self, data: self.error),
-            ("requests", GbsConnection, "_read_on", lambda *_: None),
+            ("requests", Intake, "read_on", lambda *_: None),
         ]
         for target, where, name, instead in broken:
             inputs = [path.read_bytes() for path in kept(target)] + list(

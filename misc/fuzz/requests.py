@@ -268,7 +268,7 @@ class _Session:
         """Neither what came nor what is to go is held without end."""
         connection = self.connection
         events = sum(len(event) for event in connection._events if isinstance(event, bytes))
-        queued = sum(map(len, connection._unparsed)) + events
+        queued = sum(map(len, connection._intake.waiting)) + events
         assert queued <= _QUEUE_BYTES, f"{queued} bytes of requests are held"
         assert len(connection._events) <= _QUEUE_EVENTS, "too much of what came is held"
         assert len(connection._order.unanswered) <= 1000, "too many requests are unanswered"

@@ -38,8 +38,8 @@ signal.signal(signal.SIGUSR1, set_back)
 """
 
 HALF_HEAD = """
-from pipegrid.server.gbs import connection, site
-connection.HEAD_TIMEOUT_S, site.TICK_S = 0.5, 0.1
+from pipegrid.server.gbs import site, timeouts
+timeouts.HEAD_TIMEOUT_S, site.TICK_S = 0.5, 0.1
 """
 
 SERVE = """

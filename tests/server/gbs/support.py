@@ -241,6 +241,8 @@ class ServerTestCase(StoreTestCase):
         """Let groups gather, become durable, and be answered."""
         for _ in range(10):
             self.clock.advance(0.001)
+            for connection in self.server.connections:
+                connection._check_invariants()
 
     def ask(self, *requests: bytes) -> list[Reply]:
         """Send requests on a connection of their own, all at once; returns the answers."""

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
 from pipegrid.disk import files as disk
-from pipegrid.server.gbs.connection import HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, STUCK_TIMEOUT_S
 from pipegrid.server.gbs.order import MAX_STRANGERS_REQUESTS, MAX_UNANSWERED
 from pipegrid.server.gbs.parser import MAX_HEAD_BYTES, RequestParser
+from pipegrid.server.gbs.timeouts import HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, STUCK_TIMEOUT_S
 from pipegrid.wire import gbs, gbs_http
 from tests.server.gbs.support import (
     AUTHORIZATION,

@@ -35,6 +35,7 @@ from pipegrid.server.gbs.answers import Answer, Stream
 from pipegrid.server.gbs.bodies import InSteps
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Request
+from pipegrid.server.gbs.states import LIFE, Happening, Life
 from pipegrid.server.turns import Turns
 from pipegrid.storage.paths import Key
 from pipegrid.storage.uploads.standing import NOBODY
@@ -93,11 +94,11 @@ class RequestOrder:
         can_write: whether the transport has room.
         attended: whether somebody is about to call ``send`` anyway, and ``on_ready`` need not be called for
             an answer.
-        draining: whether no further request is begun, and the connection ends when nothing is owed.
+        life: what the connection is; see ``states``.
         begun: how many requests have been begun.
         known: whether one of them has shown the server's secret.
-        ended: whether nothing is begun any more, although what is owed may still become ready.
-        lost: whether there is nobody left to answer.
+        ended: CLOSING or GONE: nothing is begun any more, although what is owed may still become ready.
+        lost: GONE: there is nobody left to answer.
         client: who is at the other end.
     """
 
@@ -119,7 +120,7 @@ class RequestOrder:
         self.committing: dict[bytes, list[int]] = {}
         self.can_write = True
         self.attended = False
-        self.draining = False
+        self.life = Life.OPEN
         self.begun = 0
         self.known = False
         self.ended = False
@@ -128,9 +129,15 @@ class RequestOrder:
 
     def __repr__(self) -> str:
         return (
-            f"<RequestOrder {len(self.unanswered)} unanswered, "
+            f"<RequestOrder that {self.life.value}, {len(self.unanswered)} unanswered, "
             f"{'' if self.can_write else 'not '}writable>"
         )
+
+    def move(self, happening: Happening) -> None:
+        """What happens to the connection, and what it is from now on."""
+        self.life = life = LIFE.after(self.life, happening)
+        self.lost = life is Life.GONE
+        self.ended = self.lost or life is Life.CLOSING
 
     @property
     def receives_message(self) -> bool:
@@ -224,7 +231,7 @@ class RequestOrder:
         else:
             self._fill(place, outcome)
         if place.last:
-            self.draining = True
+            self.move(Happening.DRAINS)
         return True
 
     def refuse(self, answer: Answer) -> None:
@@ -233,7 +240,7 @@ class RequestOrder:
         place = Place(connection=b"Connection: close\r\n", last=True)
         self.unanswered.append(place)
         self._fill(place, answer)
-        self.draining = True
+        self.move(Happening.DRAINS)
 
     def abandon(self) -> None:
         """Give up the request whose body is not complete; what has come of share data is kept."""
@@ -244,7 +251,7 @@ class RequestOrder:
 
     def lose(self) -> None:
         """Forget what is not answered: the client has gone."""
-        self.ended = self.lost = True
+        self.move(Happening.LOST)
         self.abandon()
         for place in self.unanswered:
             if place.stream is not None:
@@ -281,7 +288,7 @@ class RequestOrder:
             places.popleft()
         if out:
             transport.write(b"".join(out))
-        return last or (self.draining and not places and self.receiver is None)
+        return last or (self.life is Life.DRAINING and not places and self.receiver is None)
 
     def _write(self, out: list[bytes], place: Place, transport: Any) -> None:
         """Write what stands before a stream, and its head, once."""
@@ -342,3 +349,16 @@ class RequestOrder:
         self._waits_for_room = False
         if not self.lost:
             self._on_ready()
+
+    def _check_invariants(self) -> None:
+        """For tests."""
+        assert self.lost == (self.life is Life.GONE), self
+        assert self.ended == (self.life in (Life.CLOSING, Life.GONE)), self
+        assert not self.lost or not self.unanswered, "nobody is owed anything who has gone"
+        assert not self.ended or self.receiver is None, "what has ended receives nothing"
+        assert len(self.unanswered) <= 2 * MAX_UNANSWERED, self
+        if not self.lost:
+            ready = sum(len(place.data) for place in self.unanswered if place.data)
+            assert self.waiting_bytes == ready, (self.waiting_bytes, ready)
+            streams = sum(place.stream is not None for place in self.unanswered)
+            assert self.streams == streams <= 1, self
