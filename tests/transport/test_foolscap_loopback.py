@@ -7,9 +7,11 @@ from pathlib import Path
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.protocols.tls import BufferingTLSTransport
 from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import NoSuchShare, ServerRefused, ServerUnreachable, UsageError
+from pipegrid.reactor.bulktls import is_ours
 from pipegrid.reactor.tls import BatchingTLS
 from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings
@@ -91,7 +93,9 @@ class LoopbackTests(TestCase):
         self.addCleanup(connector.close)
         storage = await connector.connect()
         transport = storage.tracker.broker.transport
-        self.assertIs(type(transport.protocol), BatchingTLS)
+        self.assertIs(type(transport.protocol), BufferingTLSTransport)
+        if is_ours():
+            self.assertIs(transport.protocol._write.__func__, BatchingTLS._write)
         self.assertGreater(transport.bufferSize, 65536)
         broker = storage.tracker.broker
         self.assertIs(type(broker.outgoingVocabulary), ShortWords)

@@ -18,12 +18,13 @@ join those and send them in the next turn: a turn for every 112 KiB, and two cop
 
 It overrides methods that Twisted does not document (their like has been there since 2011), and calls OpenSSL
 as ``OpenSSL.SSL.Connection`` does. Should Twisted no longer call the former, all works as without; a
-test would say so.
+test would say so. Who wants TLS asks ``bulktls``, which looks first whether all that is called here is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MethodType
 from typing import Any
 
 from OpenSSL import SSL
@@ -80,7 +81,7 @@ class BatchingTLS(BufferingTLSTransport):
         """Take what the socket has read, however much; OpenSSL has it piece by piece."""
         view = memoryview(data)
         while view and not self._handshakeDone:
-            super().dataReceived(view[:BATCH_BYTES])
+            BufferingTLSTransport.dataReceived(self, view[:BATCH_BYTES])
             view = view[BATCH_BYTES:]
         if view:
             if self._appSendBuffer:
@@ -218,16 +219,31 @@ class BatchingTLS(BufferingTLSTransport):
                 self._hand_down()
 
 
-def batch_from_now_on(transport: Any) -> None:
-    """
-    Have TLS that was started on a TCP connection (``startTLS``, as Foolscap does) be such TLS from now on.
+_METHODS = (
+    "dataReceived",
+    "find_socket",
+    "write_pieces",
+    "_decrypt",
+    "_flushReceiveBIO",
+    "_flushSendBIO",
+    "_gather",
+    "_hand_down",
+    "_write",
+    "_write_bytes",
+)
 
-    Nothing happens where Twisted has other layers than it has today.
+
+def take_over(tls: BufferingTLSTransport) -> None:
     """
-    tls = getattr(transport, "protocol", None)
-    if type(tls) is BufferingTLSTransport:
-        tls.__class__ = BatchingTLS  # the same, but for what is done with the records
-        tls.find_socket(transport)
+    Have one connection's TLS, which Twisted has made and begun, do all this from now on.
+
+    Its class stays what it is: it is given methods of its own.
+    """
+    for name in _METHODS:
+        setattr(tls, name, MethodType(getattr(BatchingTLS, name), tls))
+    taken: Any = tls
+    taken._gathered_bytes, taken._gathering = 0, False
+    taken.find_socket(tls.transport)
 
 
 class BatchingTLSFactory(TLSMemoryBIOFactory):

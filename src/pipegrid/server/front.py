@@ -70,12 +70,12 @@ class FrontFactory(Factory):
         foolscap: FoolscapFactory | None = None,
         crowd: Crowd[Front] | None = None,
     ) -> None:
-        from pipegrid.reactor.tls import BatchingTLSFactory
+        from pipegrid.reactor.bulktls import tls_factory
 
         self.clock: IReactorTime = clock
         self.connections: set[Front] = set()
         self._server = server
-        self._tls = BatchingTLSFactory(contexts, False, server, clock)
+        self._tls = tls_factory(contexts, False, server, clock)
         self._foolscap = foolscap
         self._empty: list[Deferred[None]] = []
         self._crowd: Crowd[Front] = Crowd() if crowd is None else crowd

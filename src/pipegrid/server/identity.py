@@ -89,8 +89,8 @@ class Identity:
         from OpenSSL import SSL, crypto
         from twisted.internet import ssl
 
+        from pipegrid.reactor.bulktls import write_whole
         from pipegrid.reactor.ciphers import only_forward_secret
-        from pipegrid.reactor.tls import write_whole
 
         options: Any = ssl.CertificateOptions(
             privateKey=crypto.load_privatekey(crypto.FILETYPE_PEM, self.key_pem),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from twisted.internet.defer import Deferred, fail, succeed
 
 from pipegrid.errors import UsageError
+from pipegrid.reactor.bulktls import batch_from_now_on
 from pipegrid.reactor.sockets import move_much
-from pipegrid.reactor.tls import batch_from_now_on
 from pipegrid.wire.allowance import Bounds
 from pipegrid.wire.foolscap import answer_cost
 from pipegrid.wire.furl import Furl

@@ -1,0 +1,121 @@
+"""Which TLS carries bulk data: ours as long as all names are there that it uses, else Twisted's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from OpenSSL import SSL
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+from twisted.internet.utils import getProcessOutputAndValue
+from twisted.logger import globalLogPublisher
+from twisted.protocols import tls as twisted_tls
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from pipegrid.reactor import bulktls
+from pipegrid.reactor.tls import BatchingTLSFactory
+from tests.reactor.test_tls import WHO
+
+HOME = Path(__file__).parent.parent.parent
+
+
+class Transport:
+    """With whatever protocol."""
+
+
+class ChoiceTests(SynchronousTestCase):
+    """What is looked at, and what comes of it."""
+
+    def setUp(self) -> None:
+        bulktls.is_ours.cache_clear()
+        self.addCleanup(bulktls.is_ours.cache_clear)
+        self.lines: list[Any] = []
+        note: Any = self._note
+        globalLogPublisher.addObserver(note)
+        self.addCleanup(globalLogPublisher.removeObserver, note)
+
+    def _note(self, event: Any) -> None:
+        if event.get("log_namespace") == "pipegrid.reactor.bulktls":
+            self.lines.append(event["name"])
+
+    def factory(self) -> Any:
+        """Return one for servers."""
+        return bulktls.tls_factory(WHO.contexts(), False, Factory(), Clock())
+
+    def test_ours(self) -> None:
+        """With the releases that are installed it is ours, and nothing is said."""
+        self.assertIsNone(bulktls.what_is_missing())
+        self.assertIsInstance(self.factory(), BatchingTLSFactory)
+        self.assertEqual(self.lines, [])
+
+    def test_no_library(self) -> None:
+        """No way to OpenSSL at all."""
+        self.patch(SSL, "_lib", None)
+        self.assertEqual(bulktls.what_is_missing(), "OpenSSL.SSL._ffi and _lib")
+
+    def test_a_function_of_another_type(self) -> None:
+        """A name that stands for something else is as bad as none."""
+
+        class Library:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, "BIO_read" if name == "SSL_read" else name)
+
+        real: Any = SSL._lib  # type: ignore[attr-defined]
+        self.patch(SSL, "_lib", Library())
+        self.assertEqual(bulktls.what_is_missing(), "OpenSSL.SSL._lib.SSL_read")
+
+    def test_twisted_has_renamed_something(self) -> None:
+        """Twisted's private names are looked at, too."""
+
+        class Other(twisted_tls.BufferingTLSTransport):
+            _shutdownTLS: Any = None
+
+        self.patch(twisted_tls, "BufferingTLSTransport", Other)
+        missing = "twisted.protocols.tls.BufferingTLSTransport._shutdownTLS"
+        self.assertEqual(bulktls.what_is_missing(), missing)
+
+    def test_twisteds_own_and_one_line(self) -> None:
+        """However many connections there are, the log has one line of it; what was started stays as it is."""
+        self.patch(bulktls, "FIELDS", {"_into_ssl": "another type *"})
+        for _ in range(3):
+            factory = self.factory()
+            self.assertIsInstance(factory, twisted_tls.TLSMemoryBIOFactory)
+            self.assertNotIsInstance(factory, BatchingTLSFactory)
+            self.assertIs(factory.protocol, twisted_tls.BufferingTLSTransport)
+        transport: Any = Transport()
+        transport.protocol = twisted_tls.BufferingTLSTransport(factory, Protocol(), False)
+        bulktls.batch_from_now_on(transport)
+        self.assertNotIn("_write", vars(transport.protocol))
+        context: Any = object()
+        bulktls.write_whole(context)
+        self.assertEqual(self.lines, ["OpenSSL.SSL.Connection._into_ssl"])
+
+    def test_no_class_is_changed(self) -> None:
+        """TLS that runs already is given methods; what it is stays what Twisted made it."""
+        names = "__" + "class" + "__ ="
+        changed = [
+            path for path in (HOME / "src").rglob("*.py") if names in path.read_text("utf-8")
+        ]
+        self.assertEqual(changed, [])
+
+
+class OtherPyOpenSSLTests(TestCase):
+    """A pyOpenSSL with other private names."""
+
+    timeout = 240
+
+    def test_the_whole_transport_suite(self) -> Deferred[None]:
+        """Every test of every transport passes with Twisted's own TLS."""
+        return Deferred.fromCoroutine(self._run("tests.transport"))
+
+    async def _run(self, *suites: str) -> None:
+        arguments = ["-m", "tests.renamed_pyopenssl", "--temp-directory", self.mktemp(), *suites]
+        environment = {**os.environ, "PYTHONPATH": f"{HOME / 'src'}:{HOME}"}
+        out, errors, status = await getProcessOutputAndValue(
+            sys.executable, arguments, environment, str(HOME)
+        )
+        self.assertEqual(status, 0, (out + errors)[-4000:].decode())
