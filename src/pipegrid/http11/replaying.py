@@ -19,6 +19,9 @@ are there to take its place. So does one that is silent for too long, or talks n
 
 **Order.** A connection that takes no more requests (it is closing, or broke off a body that was cancelled)
 keeps its unanswered ones until it is lost. Whatever comes meanwhile waits for that, and goes with them.
+
+**One book.** What is on a connection stands in that one's lane and nowhere else; here stands only what is on
+none, and how many there are in all.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.dialer import Dialer, why_not
-from pipegrid.http11.errors import RequestNotSent, TooManyRequests, WrongServerKey
+from pipegrid.http11.errors import RequestNotSent, WrongServerKey, too_many_waiting
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss, Unanswered
@@ -55,14 +58,16 @@ class _Upload:
 
     Attributes:
         attempt: on a connection, or None.
+        ended: there is an answer, or nobody waits for one any more.
         maybe_done: an earlier attempt may have reached the server.
     """
 
-    __slots__ = ("attempt", "maybe_done", "request", "result")
+    __slots__ = ("attempt", "ended", "maybe_done", "request", "result")
 
     def __init__(self, request: RawRequest, cancelled: Callable[[_Upload], None]) -> None:
         self.request = request
         self.attempt: _Attempt | None = None
+        self.ended = False
         self.maybe_done = False
         self.result: Deferred[Answered] = Deferred(lambda _: cancelled(self))
 
@@ -114,7 +119,10 @@ class UploadConnection:
         self._limits = limits
         self._patience_s = patience_s
         self._max_losses = max_losses
-        self._uploads: dict[_Upload, None] = {}  # unanswered, in order
+        self._waiting: dict[
+            _Upload, None
+        ] = {}  # on no connection, in order, and behind all that are
+        self._unanswered = 0
         self._connection: PipelinedConnection | None = None
         self._connecting: Deferred[PipelinedConnection] | None = None
         self._retry: IDelayedCall | None = None
@@ -124,7 +132,7 @@ class UploadConnection:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<UploadConnection {len(self._uploads)} unanswered on {self._connection}>"
+        return f"<UploadConnection {self._unanswered} unanswered on {self._connection}>"
 
     @property
     def round_trip_s(self) -> float | None:
@@ -134,7 +142,7 @@ class UploadConnection:
     @property
     def is_idle(self) -> bool:
         """Whether everything was answered."""
-        return not self._uploads
+        return not self._unanswered
 
     def request(self, request: RawRequest) -> Deferred[Answered]:
         """
@@ -150,40 +158,44 @@ class UploadConnection:
         upload = _Upload(request, self._cancelled)
         if self._closed:
             upload.result.errback(self._not_sent("it was disconnected here"))
-        elif len(self._uploads) >= self._limits.max_waiting:
-            upload.result.errback(
-                TooManyRequests(
-                    f"{len(self._uploads)} requests wait for {self._server} already; wait for some of"
-                    " them before making more.",
-                    self._server,
-                )
-            )
+        elif self._unanswered >= self._limits.max_waiting:
+            upload.result.errback(too_many_waiting(self._unanswered, self._server))
         else:
-            self._uploads[upload] = None
+            self._unanswered += 1
             connection = self._connection
-            if connection is not None:
-                if connection.open:
-                    self._send(upload, connection)
-            elif self._connecting is None and self._retry is None:
-                self._open()
+            if connection is not None and connection.open:
+                self._send(upload, connection)
+            else:
+                self._waiting[upload] = None
+                if connection is None and self._connecting is None and self._retry is None:
+                    self._open()
         return upload.result
 
-    def close(self) -> Deferred[None]:
-        """Fail what is unanswered and let the connection go; fires when it is gone."""
+    def close(self, reason: Callable[[], PipegridError] | None = None) -> Deferred[None]:
+        """
+        Fail what is unanswered and let the connection go; fires when it is gone.
+
+        Args:
+            reason: makes the error for each; without, it says that it was disconnected here.
+        """
         self._closed = True
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
         if self._connecting is not None:
             self._connecting.cancel()
+        uploads = self._take_waiting()
         gone: Deferred[None] = succeed(None)
-        if self._connection is not None:
-            gone = self._connection.when_lost()
-            if self._uploads:
-                self._connection.abort("it was disconnected here")
-            else:
-                self._connection.close()
-        self._fail_all(self._not_sent("it was disconnected here"))
+        connection = self._connection
+        if connection is not None:
+            gone = connection.when_lost()
+            for exchange in (*connection.lane.written, *connection.lane.queued):
+                if isinstance(exchange, _Attempt) and not exchange.abandoned:
+                    uploads.append(exchange.upload)
+                    exchange.withdraw()
+            self._waiting.clear()  # it may have given some back
+            connection.close()
+        self._fail(uploads, reason or (lambda: self._not_sent("it was disconnected here")))
         return gone
 
     # Connecting.
@@ -200,19 +212,19 @@ class UploadConnection:
             result.abort("it was disconnected here")
         else:
             self._connection = result
-            for upload in list(self._uploads):
+            for upload in self._take_waiting():
                 self._send(upload, result)
 
     def _no_connection(self, error: BaseException) -> None:
-        if self._closed or not self._uploads:
+        if self._closed or not self._unanswered:
             return
         if not isinstance(error, WrongServerKey) and self._retry_later():
             return
         if isinstance(error, PipegridError):
-            self._fail_all(error)
+            self._give_up({}, error)
         else:
             why = str(error).rstrip(".") or type(error).__name__
-            self._fail_all(self._not_sent(why))
+            self._give_up({}, self._not_sent(why))
 
     def _retry_later(self) -> bool:
         """Try once more after a while, unless nothing was lost or patience is over."""
@@ -226,7 +238,7 @@ class UploadConnection:
 
     def _try_again(self) -> None:
         self._retry = None
-        if self._uploads:
+        if self._unanswered:
             self._open()
 
     def _send(self, upload: _Upload, connection: PipelinedConnection) -> None:
@@ -237,28 +249,54 @@ class UploadConnection:
 
     def _ended(self, upload: _Upload, outcome: RawResponse | PipegridError) -> None:
         upload.attempt = None  # or each would keep the other, and a megabyte of share data
-        if upload not in self._uploads:
+        if upload.ended:
             return
-        del self._uploads[upload]
+        self._end(upload)
         if isinstance(outcome, RawResponse):
             upload.result.callback((outcome, upload.maybe_done))
         else:
             upload.result.errback(outcome)
 
+    def _end(self, upload: _Upload) -> None:
+        upload.ended = True
+        self._unanswered -= 1
+
     def _cancelled(self, upload: _Upload) -> None:
-        self._uploads.pop(upload, None)
-        if upload.attempt is not None:
-            upload.attempt.withdraw()
-        if not self._uploads and self._retry is not None:
+        if upload.ended:
+            return
+        self._end(upload)
+        self._waiting.pop(upload, None)
+        attempt, upload.attempt = upload.attempt, None
+        if attempt is not None:
+            attempt.withdraw()
+        if not self._unanswered and self._retry is not None:
             self._retry.cancel()
             self._retry = None
 
-    def _fail_all(self, error: PipegridError) -> None:
-        uploads, self._uploads = list(self._uploads), {}
-        self._reset()
+    def _take_waiting(self) -> list[_Upload]:
+        waiting, self._waiting = list(self._waiting), {}
+        return waiting
+
+    def _put_back(self, unanswered: list[Unanswered]) -> dict[_Upload, PipegridError]:
+        """Take from a connection what it gives back, in front of what waits; returns why for each."""
+        errors: dict[_Upload, PipegridError] = {}
+        for each in unanswered:
+            assert isinstance(each.exchange, _Attempt)
+            upload = each.exchange.upload
+            upload.attempt = None
+            errors[upload] = each.error
+            if not isinstance(each.error, RequestNotSent):
+                upload.maybe_done = True
+        self._waiting = {**dict.fromkeys(errors), **self._waiting}
+        return errors
+
+    def _fail(self, uploads: list[_Upload], error: Callable[[], PipegridError]) -> None:
         for upload in uploads:
-            if not upload.result.called:
-                upload.result.errback(self._error_for(upload, error))
+            self._end(upload)
+            upload.attempt = None
+        for upload in uploads:
+            if not upload.result.called:  # by what the one before has caused
+                upload.result.errback(error())
 
     def _error_for(self, upload: _Upload, error: PipegridError) -> PipegridError:
         if not upload.maybe_done or getattr(error, "may_have_happened", False):
@@ -291,22 +329,17 @@ class UploadConnection:
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """They go with all others when the connection is lost; a new one now would overtake it."""
+        self._put_back(unsent)
 
     def lost(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
     ) -> None:
         """Send what is unanswered once more, or give up."""
-        errors: dict[_Upload, PipegridError] = {}
-        for each in unanswered:
-            assert isinstance(each.exchange, _Attempt)
-            upload = each.exchange.upload
-            errors[upload] = each.error
-            if not isinstance(each.error, RequestNotSent):
-                upload.maybe_done = True
+        errors = self._put_back(unanswered)
         if connection is not self._connection:
             return  # lost before it was ours: ``_connected`` finds it closed
         self._connection = None
-        if self._closed or not self._uploads:
+        if self._closed or not self._unanswered:
             self._reset()
         elif not loss.was_ready:
             self._no_connection(loss.error or ConnectionError(loss.reason))
@@ -320,15 +353,12 @@ class UploadConnection:
             if self._losses > self._max_losses or not (at_once or self._retry_later()):
                 self._give_up(errors, self._not_sent(loss.reason))
                 return
-            gone = [upload for upload in self._uploads if upload.request.is_gone]
+            gone = [upload for upload in self._waiting if upload.request.is_gone]
             for upload in gone:
-                del self._uploads[upload]
-                upload.attempt = None
+                del self._waiting[upload]
             if at_once:
                 self._open()
-            for upload in gone:
-                if not upload.result.called:  # by what the one before has caused
-                    upload.result.errback(self._lost_error(loss.reason))
+            self._fail(gone, lambda: self._lost_error(loss.reason))
 
     def _lost_error(self, why: str) -> WriteLost:
         return WriteLost(
@@ -339,8 +369,22 @@ class UploadConnection:
         )
 
     def _give_up(self, errors: dict[_Upload, PipegridError], otherwise: PipegridError) -> None:
-        uploads, self._uploads = list(self._uploads), {}
+        uploads = self._take_waiting()
         self._reset()
+        for upload in uploads:
+            self._end(upload)
         for upload in uploads:
             if not upload.result.called:
                 upload.result.errback(self._error_for(upload, errors.get(upload, otherwise)))
+
+    def _check_invariants(self) -> None:
+        """For tests: every unanswered request stands in one place."""
+        lane = () if self._connection is None else self._connection.lane
+        on_it = [
+            each.upload
+            for each in ((*lane.written, *lane.queued) if lane else ())
+            if isinstance(each, _Attempt) and not each.abandoned
+        ]
+        assert len(on_it) + len(self._waiting) == self._unanswered, self
+        assert not set(on_it) & self._waiting.keys(), self
+        assert not any(upload.ended for upload in (*on_it, *self._waiting)), self

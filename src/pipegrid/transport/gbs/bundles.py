@@ -310,6 +310,13 @@ class GbsBundles:
         if self._held:
             self._send_held(list(self._held.values()))
 
+    def give_up(self, reason: Callable[[], Exception]) -> None:
+        """Fail all that is held."""
+        held, self._held, self._complete_bytes = list(self._held.values()), {}, 0
+        self._end_turn_if_empty()
+        for one in held:
+            one.fail(reason())
+
     def _turn_is_over(self) -> None:
         self._turn = None
         self.flush()

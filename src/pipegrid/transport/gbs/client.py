@@ -38,7 +38,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import NoSuchShare, ServerError, UsageError
+from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, UsageError
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.pinned import pin_endpoint
@@ -178,7 +178,7 @@ class GbsServer:
         connections = settings.max_read_connections + settings.max_streams
         self._reads = HostPool(clock, endpoints, name, settings.limits(connections))
         self._streams = GbsStreams(self._reads, self._requests, self._answers, settings.max_streams)
-        self._unanswered: set[Deferred[Any]] = set()
+        self._asked: set[Deferred[Any]] = set()  # questions; changes stand with their connection
         self._disconnected = self._leaving = False
         self._takes_surveys = True  # unless it says no
         self._asked_version = False
@@ -186,7 +186,7 @@ class GbsServer:
     def __repr__(self) -> str:
         return (
             f"<GbsServer {self._identity.nickname!r} at {self.nurl.host}:{self.nurl.port},"
-            f" {len(self._unanswered)} unanswered>"
+            f" {len(self._asked)} questions, {self._uploads}>"
         )
 
     @property
@@ -223,7 +223,9 @@ class GbsServer:
         mentions them in neither set, as it does those of others: writes show whose they are.
         """
         call = storage_index, share_numbers, share_bytes, secrets
-        return self._track(lambda: self._bundles.allocate(*call) or self._allocate(*call))
+        if self._disconnected:
+            return fail(self._gone())
+        return self._bundles.allocate(*call) or self._allocate(*call)
 
     def _allocate(
         self,
@@ -260,7 +262,7 @@ class GbsServer:
                 storage_index, share_number, offset, data, upload_secret, again, let_go
             )
 
-        return self._track(lambda: self._order.change(storage_index, share_number, start))
+        return self._change(storage_index, share_number, start)
 
     def _write(
         self,
@@ -308,7 +310,7 @@ class GbsServer:
             )
             return self._store_apart(upload)
 
-        return self._track(lambda: self._order.change(storage_index, None, start))
+        return self._change(storage_index, None, start)
 
     def _store_apart(self, upload: BundledUpload, maybe_done: bool = False) -> Deferred[Stored]:
         def write(
@@ -316,13 +318,15 @@ class GbsServer:
         ) -> Deferred[WriteResult]:
             return self._write(index, number, offset, data, secret, maybe_done)
 
-        return store_apart(
-            self._allocate,
-            write,
-            upload.storage_index,
-            upload.shares,
-            upload.share_bytes,
-            upload.secrets,
+        return self._track(
+            lambda: store_apart(
+                self._allocate,
+                write,
+                upload.storage_index,
+                upload.shares,
+                upload.share_bytes,
+                upload.secrets,
+            )
         )
 
     def abort(
@@ -336,7 +340,7 @@ class GbsServer:
                 lambda answered: self._answers.aborted(answered[0], share_number, answered[1])
             )
 
-        return self._track(lambda: self._order.change(storage_index, share_number, start))
+        return self._change(storage_index, share_number, start)
 
     def _was_completed(self, storage_index: bytes, share_number: int) -> Deferred[WriteResult]:
         """Find out what "no such upload" means for a write that may have been carried out before."""
@@ -350,7 +354,15 @@ class GbsServer:
                     return WriteResult(True)
             raise self._answers.no_upload(share_number)
 
-        return Deferred.fromCoroutine(find_out())
+        return self._track(lambda: Deferred.fromCoroutine(find_out()))
+
+    def _change(
+        self, storage_index: bytes, number: int | None, start: Callable[[], Deferred[T]]
+    ) -> Deferred[T]:
+        """Send a change when its turn has come; ``disconnect`` finds it where it stands then."""
+        if self._disconnected:
+            return fail(self._gone())
+        return self._order.change(storage_index, number, start)
 
     def _upload(self, request: RawRequest, unpack: Callable[[RawResponse], T]) -> Deferred[T]:
         return self._send(request).addCallback(lambda answered: unpack(answered[0]))
@@ -503,9 +515,7 @@ class GbsServer:
 
         if not changes:
             return self._ask(storage_index, None, request, unpack)
-        return self._track(
-            lambda: self._order.change(storage_index, None, lambda: self._upload(request, unpack))
-        )
+        return self._change(storage_index, None, lambda: self._upload(request, unpack))
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all mutable shares."""
@@ -585,25 +595,30 @@ class GbsServer:
     def disconnect(self) -> Deferred[None]:
         """Give up connections and unanswered requests; fires when all are gone."""
         self._disconnected = self._leaving = True
-        for waiting in list(self._unanswered):
+        for waiting in list(self._asked):
             waiting.cancel()
         self._leaving = False
-        gone = [self._uploads.close(), self._reads.close()]
+        self._order.give_up(self._gone)
+        self._bundles.give_up(self._gone)
+        gone = [self._uploads.close(self._gone), self._reads.close()]
         return DeferredList(gone).addCallback(lambda _: None)
 
     def _track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Know a request for ``disconnect`` until it has fired, been cancelled or failed."""
+        """Know a question for ``disconnect`` until it has fired, been cancelled or failed."""
         if self._disconnected:
-            return fail(disconnected(self._identity.nickname))
+            return fail(self._gone())
         waiting = start()
-        self._unanswered.add(waiting)
+        self._asked.add(waiting)
         return waiting.addBoth(self._answered, waiting)
 
     def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
-        self._unanswered.discard(waiting)
+        self._asked.discard(waiting)
         if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
-            return Failure(disconnected(self._identity.nickname))
+            return Failure(self._gone())
         return result
+
+    def _gone(self) -> ServerUnreachable:
+        return disconnected(self._identity.nickname)
 
 
 def endpoints_for(
