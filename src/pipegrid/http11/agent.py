@@ -120,23 +120,7 @@ class PipelinedAgent:
                 has another host to ask.
         """
         try:
-            if method not in _KNOWN_METHODS:
-                _check_method(method)
-            if _URI.fullmatch(uri) is None:
-                raise UsageError(f"The URI {uri!r} has characters that must be percent-encoded.")
-            slash = uri.find(b"/", 8)
-            origin = self._origins.get(uri[:slash]) if slash > 0 else None
-            if origin is None:
-                origin = self._origin_of(uri)
-            target = uri[origin.prefix_length :]
-            if b"#" in target:
-                target = target[: target.index(b"#")]
-            if target[:1] != b"/":
-                target = b"/" + target
-            if headers is None and bodyProducer is None and method == b"GET":
-                head = b"GET " + target + origin.host_line + b"\r\n"
-            else:
-                head = _head(method, target, origin, headers, bodyProducer)
+            origin, head = self._head_of(method, uri, headers, bodyProducer)
             if expected_response_bytes is not None:
                 check_whole(expected_response_bytes, "expected_response_bytes", least=0)
             if timeout_s is not None:
@@ -161,17 +145,37 @@ class PipelinedAgent:
             again_after_silence,
         )
         if headers is not None:
-            if headers.hasHeader(b"connection"):
-                options = b",".join(headers.getRawHeaders(b"connection") or []).lower()
-                exchange.closes = b"close" in options
+            exchange.closes = _closes(headers)
             exchange.expects_continue = bodyProducer is not None and headers.hasHeader(b"expect")
         if bodyProducer is not None:
-            exchange.producer = bodyProducer
-            exchange.chunked = framing_of(bodyProducer)[1]
-            if not exchange.chunked:
-                exchange.request_bytes += int(bodyProducer.length)
+            _add_body(exchange, bodyProducer)
         origin.pool.submit(exchange)
         return exchange.result
+
+    def _head_of(
+        self,
+        method: bytes,
+        uri: bytes,
+        headers: Headers | None,
+        body: IBodyProducer | None,
+    ) -> tuple[_Origin, bytes]:
+        """Return whom a request goes to, and its head. Raises UsageError, AgentClosed."""
+        if method not in _KNOWN_METHODS:
+            _check_method(method)
+        if _URI.fullmatch(uri) is None:
+            raise UsageError(f"The URI {uri!r} has characters that must be percent-encoded.")
+        slash = uri.find(b"/", 8)
+        origin = self._origins.get(uri[:slash]) if slash > 0 else None
+        if origin is None:
+            origin = self._origin_of(uri)
+        target = uri[origin.prefix_length :]
+        if b"#" in target:
+            target = target[: target.index(b"#")]
+        if target[:1] != b"/":
+            target = b"/" + target
+        if headers is None and body is None and method == b"GET":
+            return origin, b"GET " + target + origin.host_line + b"\r\n"
+        return origin, _head(method, target, origin, headers, body)
 
     def pool_for(self, uri: bytes) -> HostPool:
         """The connections to the host of a URI, for raw requests."""
@@ -233,6 +237,20 @@ class PipelinedAgent:
         if len(self._pools) >= MAX_HOSTS:
             self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
             self._origins.clear()
+
+
+def _closes(headers: Headers) -> bool:
+    """Whether a request asks for the connection's end."""
+    if not headers.hasHeader(b"connection"):
+        return False
+    return b"close" in b",".join(headers.getRawHeaders(b"connection") or []).lower()
+
+
+def _add_body(exchange: AgentExchange, body: IBodyProducer) -> None:
+    exchange.producer = body
+    exchange.chunked = framing_of(body)[1]
+    if not exchange.chunked:
+        exchange.request_bytes += int(body.length)
 
 
 def _check_kinds(method: object, uri: object, headers: object, producer: object) -> None:
