@@ -106,7 +106,7 @@ class ChoiceTests(SynchronousTestCase):
 class OtherPyOpenSSLTests(TestCase):
     """A pyOpenSSL with other private names."""
 
-    timeout = 240
+    timeout = 900  # a minute, where nothing else runs
 
     def test_the_whole_transport_suite(self) -> Deferred[None]:
         """Every test of every transport passes with Twisted's own TLS."""

@@ -23,7 +23,7 @@ from zope.interface import implementer
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.server import identity, serve
+from pipegrid.server import identity, location, serve
 from pipegrid.server.serve import ServeSettings
 from pipegrid.wire import nurl
 from tests import vectors
@@ -141,20 +141,20 @@ class SettingsTests(SynchronousTestCase):
 
     def test_ports(self) -> None:
         """A bare number is a TCP port."""
-        self.assertEqual(serve.endpoint_text("80"), "tcp:80")
-        self.assertEqual(serve.endpoint_text("80", "::1"), "tcp:80:interface=::1")
-        self.assertEqual(serve.endpoint_text("unix:x"), "unix:x")
+        self.assertEqual(location.endpoint_text("80"), "tcp:80")
+        self.assertEqual(location.endpoint_text("80", "::1"), "tcp:80:interface=::1")
+        self.assertEqual(location.endpoint_text("unix:x"), "unix:x")
 
     def test_locations(self) -> None:
         """A location is a host and a port, IPv6 with or without brackets."""
-        self.assertEqual(serve.where("example.org:80", None), ("tcp:example.org:80",))
-        self.assertEqual(serve.where("[::1]:80", None), ("tcp:[::1]:80",))
+        self.assertEqual(location.where("example.org:80", None), ("tcp:example.org:80",))
+        self.assertEqual(location.where("[::1]:80", None), ("tcp:[::1]:80",))
         for wrong in ("example.org", ":80", "example.org:", "x:0", "x:65536", "x:y", "udp:x:1"):
-            self.assertRaises(UsageError, serve.where, wrong, None)
+            self.assertRaises(UsageError, location.where, wrong, None)
 
     def test_several_locations(self) -> None:
         """A server may be in several places; those that HTTPS leads to have a NURL each."""
-        hints = serve.where("tcp:a.example:80, tor:b.onion:81,i2p:c.i2p:82,d.example:83", None)
+        hints = location.where("tcp:a.example:80, tor:b.onion:81,i2p:c.i2p:82,d.example:83", None)
         expected = ("tcp:a.example:80", "tor:b.onion:81", "i2p:c.i2p:82", "tcp:d.example:83")
         self.assertEqual(hints, expected)
         who = identity.from_pem(identity.make_pem(), SWISSNUM, "node.pem")
@@ -163,7 +163,7 @@ class SettingsTests(SynchronousTestCase):
         self.assertEqual((first.host, first.port, first.tor), ("a.example", 80, False))
         self.assertEqual((second.host, second.port, second.tor), ("b.onion", 81, True))
         self.assertEqual((third.host, third.port, third.tor), ("d.example", 83, False))
-        self.assertRaises(UsageError, serve.where, "i2p:c.i2p:82", None)
+        self.assertRaises(UsageError, location.where, "i2p:c.i2p:82", None)
 
     def test_one_server_a_directory(self) -> None:
         """Two servers never have one directory; the first one's end frees it."""

@@ -51,7 +51,8 @@ from pipegrid.storage.uploads.upload import Upload
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
-from pipegrid.transport.gbs.client import GbsServer, GbsSettings
+from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 from tests.storage.support import NOW, InlineWorkers, kill

@@ -45,7 +45,7 @@ from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.transport.gbs.client import GbsSettings
+from pipegrid.transport.gbs.settings import GbsSettings
 from tests.core.mutable.support import key
 from tests.simulation.grid_world import InlineCpu, scratch_directory
 from tests.simulation.mutable_work import KINDS, Broken, Work

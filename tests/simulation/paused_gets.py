@@ -26,7 +26,7 @@ from pipegrid.disk.partfile import part_path
 from pipegrid.simulation.faults import Slow
 from pipegrid.simulation.tcp import TcpOptions
 from pipegrid.transfer.settings import DownloadSettings
-from pipegrid.transport.gbs.client import GbsSettings
+from pipegrid.transport.gbs.settings import GbsSettings
 from tests.simulation.fault_schedules import SMALL
 from tests.simulation.grid_world import Client, GridWorld, InlineCpu
 

@@ -19,7 +19,7 @@ from pipegrid.server.gbs.surveys import Survey
 from pipegrid.simulation.faults import FaultPlan
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
-from pipegrid.transport.gbs.client import GbsSettings
+from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire import gbs_surveys
 from pipegrid.wire.gbs_http import Resource
 from pipegrid.wire.gbs_surveys import SurveyAnswer

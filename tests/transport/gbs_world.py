@@ -26,7 +26,8 @@ from pipegrid.simulation.driver import run
 from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.storage.store import ShareStore
 from pipegrid.transfer.peers import Peer
-from pipegrid.transport.gbs.client import GbsServer, GbsSettings
+from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 from tests.storage.support import NOW, InlineWorkers

@@ -17,7 +17,8 @@ from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings
 from pipegrid.transport.foolscap.client import FoolscapServer
 from pipegrid.transport.foolscap.tub import LONGEST_WORD_BYTES, ShortWords, TubConnector
-from pipegrid.transport.gbs.client import GbsServer, endpoints_for
+from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.endpoints import endpoints_for
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire import furl, nurl
 from tests.interop.processes import free_port

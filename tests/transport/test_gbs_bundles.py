@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -173,6 +173,14 @@ class Calls:
     def send(self, request: RawRequest) -> Deferred[Answered]:
         """Take a request for the uploads' connection."""
         return self._note(Call(describe(request), request))
+
+    def close(self, reason: Callable[[], Exception]) -> Deferred[None]:
+        """Fail what is unanswered, as the uploads' connection does."""
+        for call in self.made:
+            if not call.result.called:
+                call.cancelled = True
+                call.result.errback(reason())
+        return succeed(None)
 
     def ordinary(self) -> OrdinaryRequests:
         """Return what takes calls for ordinary requests."""
@@ -1181,7 +1189,8 @@ class ServerTests(SynchronousTestCase):
             raise AssertionError("nothing here needs a connection")
 
         server = GbsServer(IDENTITY, NURL, endpoint, self.clock, bundle_bytes=bundle_bytes)
-        self.patch(server._uploads, "request", calls.send)
+        self.patch(server._uploads._connection, "request", calls.send)
+        self.patch(server._uploads._connection, "close", calls.close)
         return server, calls
 
     def upload(
@@ -1335,7 +1344,7 @@ class ServerTests(SynchronousTestCase):
         refused, under_way = self.upload(self.server, 1), self.upload(self.server, 2, (0, 1))
         self.clock.advance(0)
         self.calls.made[0].answer(404)
-        self.server._bundles.heard(response(200, b"", OFFER))
+        self.server._uploads._bundles.heard(response(200, b"", OFFER))
         under_way += self.upload(self.server, 3)
         self.clock.advance(0)
         held = self.upload(self.server, 4)

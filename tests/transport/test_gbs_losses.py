@@ -19,7 +19,8 @@ from pipegrid.errors import (
     WriteLost,
 )
 from pipegrid.simulation.driver import leaks
-from pipegrid.transport.gbs.client import GbsServer, GbsSettings
+from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import Allocation, WriteResult
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, GbsWorld

@@ -21,8 +21,8 @@ from pipegrid.server.gbs.requests import Request
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.driver import leaks
-from pipegrid.transport.gbs.client import GbsSettings
 from pipegrid.transport.gbs.requests import GbsRequests
+from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import WriteResult
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld

@@ -6,8 +6,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSuchShare, ServerUnreachable
+from pipegrid.transport.contents import MemoryStorage
 from pipegrid.transport.interface import StorageServer
-from pipegrid.transport.memory import MemoryServer, MemoryStorage
+from pipegrid.transport.memory import MemoryServer
 from tests.transport.contract import IDENTITY, SECRETS, SI, StorageServerContract
 
 

@@ -9,7 +9,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerError, ServerUnreachable
 from pipegrid.simulation.driver import leaks
-from pipegrid.transport.gbs.client import GbsServer, GbsSettings
+from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import SlotResult
 from tests.transport.foolscap_world import FoolscapWorld
 from tests.transport.gbs_world import CLIENT, GbsWorld

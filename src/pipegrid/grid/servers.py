@@ -195,7 +195,8 @@ def _open_gbs(
     throttle: Throttle | None,
     ahead: Ahead | None,
 ) -> GbsServer:
-    from pipegrid.transport.gbs.client import GbsServer, endpoints_for
+    from pipegrid.transport.gbs.client import GbsServer
+    from pipegrid.transport.gbs.endpoints import endpoints_for
 
     identity = known.identity
     endpoints = endpoints_for(reactor, address, identity.nickname, throttle, ahead)

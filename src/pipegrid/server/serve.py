@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import resource
 import socket
 import time
@@ -40,6 +39,7 @@ from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.front import Front, FrontFactory
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.gbs.site import GbsSite
+from pipegrid.server.location import endpoint_text, where
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.wire.furl import Furl
@@ -49,9 +49,6 @@ DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
 HOUSEKEEPING_S = 5 * 60.0
 COLLECTION_S = 12 * 3600.0
 _SPARE_FILES = 64
-_LOCATION = re.compile(
-    r"(?:(?P<how>tcp|tor|i2p):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
-)
 
 log = Logger()
 
@@ -384,47 +381,6 @@ def lock_storage(storage: Path) -> int:
             f"another server is serving {storage}; stop it, or choose another directory"
         ) from error
     return fd
-
-
-def endpoint_text(text: str, interface: str = "") -> str:
-    """Return an endpoint's description; a bare number is a TCP port."""
-    if not text.isdigit():
-        return text
-    return f"tcp:{text}:interface={interface}" if interface else f"tcp:{text}"
-
-
-def where(location: str | None, host: Any) -> tuple[str, ...]:
-    """
-    Return where clients are told to look, as Foolscap's hints; one at least is ``tcp:`` or ``tor:``.
-
-    Args:
-        location: as in ``ServeSettings``.
-        host: what the first port says of itself.
-
-    Raises:
-        UsageError: the location makes no sense.
-    """
-    if location is None:
-        name = str(getattr(host, "host", ""))
-        if name in ("", "0.0.0.0", "::"):
-            name = socket.gethostname()
-        return (_hint(name, int(getattr(host, "port", 0))),)
-    hints = []
-    for text in location.split(","):
-        match = _LOCATION.match(text.strip())
-        if match is None or not 1 <= int(match["port"]) <= 65535:
-            raise UsageError(
-                f"the location {text.strip()!r} is not of the form HOST:PORT; correct it"
-            )
-        host_name = match["host"].removeprefix("[").removesuffix("]")
-        hints.append(_hint(host_name, int(match["port"]), match["how"] or "tcp"))
-    if not any(hint.startswith(("tcp:", "tor:")) for hint in hints):
-        raise UsageError(f"the location {location!r} leads to no TCP port; add one, as HOST:PORT")
-    return tuple(hints)
-
-
-def _hint(host: str, port: int, how: str = "tcp") -> str:
-    return f"{how}:[{host}]:{port}" if ":" in host else f"{how}:{host}:{port}"
 
 
 def raise_file_limit() -> int:

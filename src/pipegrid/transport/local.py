@@ -14,15 +14,13 @@ every Deferred does. What the thread writes from then on is not counted as recei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, execute
-from twisted.internet.interfaces import IConsumer, IPushProducer
-from zope.interface import implementer
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.interfaces import IConsumer
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk import files as disk
@@ -34,6 +32,7 @@ from pipegrid.storage.uploads.upload import Upload
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import Operation, Ordering
+from pipegrid.transport.streaming import Stream, streaming
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -344,69 +343,3 @@ class LocalServer(StoresApart):
             consumer.write(chunk)
             delivered += len(chunk)
         return delivered
-
-
-@implementer(IPushProducer)
-class Stream:
-    """What the consumer of a stream holds to pause, resume and stop it."""
-
-    def __init__(self) -> None:
-        self._paused = False
-        self._stopped = False
-        self._reason: Exception | None = None
-        self._resumed: Deferred[None] = Deferred()
-        self._awaited: Deferred[Any] | None = None
-
-    def pauseProducing(self) -> None:
-        """Hand over nothing more for now."""
-        self._paused = True
-
-    def resumeProducing(self) -> None:
-        """Go on."""
-        self._paused = False
-        if self._awaited is self._resumed and not self._resumed.called:
-            self._resumed.callback(None)
-
-    def stopProducing(self) -> None:
-        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
-        self._stopped = True
-        if self._awaited is not None:
-            self._awaited.cancel()
-
-    def give_up(self, reason: Exception) -> None:
-        """Let the stream fail with that error."""
-        self._reason = reason
-        self.stopProducing()
-
-    async def flowing(self) -> None:
-        """Wait while paused; CancelledError, or what it was given up for, once stopped."""
-        while self._paused and not self._stopped:
-            self._resumed = Deferred()
-            await self.unless_stopped(self._resumed)
-        if self._stopped:
-            raise self._reason or CancelledError()
-
-    async def unless_stopped(self, awaited: Deferred[T]) -> T:
-        """Await something that ``stopProducing`` cancels."""
-        self._awaited = awaited
-        try:
-            return await awaited
-        except CancelledError:
-            raise self._reason or CancelledError() from None
-        finally:
-            self._awaited = None
-
-
-@contextmanager
-def streaming(streams: set[Stream], consumer: IConsumer) -> Iterator[Stream]:
-    """Give a consumer a stream as its producer, and let it be among the others, until it ends."""
-    stream = Stream()
-    streams.add(stream)
-    try:
-        consumer.registerProducer(stream, True)
-        try:
-            yield stream
-        finally:
-            consumer.unregisterProducer()
-    finally:
-        streams.discard(stream)

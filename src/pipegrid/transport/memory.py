@@ -18,24 +18,22 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred, execute
-from twisted.internet.interfaces import IConsumer, IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.interfaces import IConsumer, IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.spans import Spans
 from pipegrid.errors import (
     ConflictingWrite,
-    NoSpace,
     NoSuchShare,
     ServerError,
     ServerRefused,
     WrongSecret,
 )
 from pipegrid.transport.apart import StoresApart
+from pipegrid.transport.contents import MemoryStorage
 from pipegrid.transport.interface import disconnected
+from pipegrid.transport.streaming import MemoryStream
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -49,134 +47,6 @@ from pipegrid.wire.messages import (
 )
 
 T = TypeVar("T")
-
-STREAM_CHUNK_BYTES = 64 * 1024
-_Key = tuple[bytes, int]
-
-
-@attrs.define
-class MemoryUpload:
-    """An unfinished share."""
-
-    secret: bytes = attrs.field(repr=False)
-    data: bytearray = attrs.field(repr=False)
-    received: Spans = attrs.field(factory=Spans)
-
-
-@attrs.define
-class MemoryStorage:
-    """
-    What a server holds; two ``MemoryServer`` on one of these are two connections to one server.
-
-    Attributes:
-        capacity_bytes: room for all shares together, or None for any.
-        shares: complete ones; tests may change them.
-        uploads: unfinished ones.
-        leases: the renew secrets of the leases on each storage index.
-        advisories: complaints about corrupt shares.
-        slots: mutable shares, by storage index and number; tests may change them.
-        write_enablers: of each slot that has shares.
-    """
-
-    capacity_bytes: int | None = None
-    shares: dict[_Key, bytes] = attrs.field(factory=dict, repr=False)
-    uploads: dict[_Key, MemoryUpload] = attrs.field(factory=dict, repr=False)
-    leases: dict[bytes, set[bytes]] = attrs.field(factory=dict, repr=False)
-    advisories: list[tuple[bytes, int, str]] = attrs.field(factory=list)
-    slots: dict[bytes, dict[int, bytes]] = attrs.field(factory=dict, repr=False)
-    write_enablers: dict[bytes, bytes] = attrs.field(factory=dict, repr=False)
-
-    def available_bytes(self) -> int | None:
-        """Return the room that is neither used nor promised."""
-        if self.capacity_bytes is None:
-            return None
-        used = sum(map(len, self.shares.values()))
-        used += sum(len(share) for slot in self.slots.values() for share in slot.values())
-        promised = sum(len(upload.data) for upload in self.uploads.values())
-        return max(0, self.capacity_bytes - used - promised)
-
-    def numbers(self, storage_index: bytes) -> frozenset[int]:
-        """Return the numbers of the complete shares of an index."""
-        return frozenset(number for index, number in self.shares if index == storage_index)
-
-    def begin(self, key: _Key, share_bytes: int, secret: bytes) -> bool:
-        """Begin an upload, or let its owner go on with it; returns whether it may be written."""
-        there = self.uploads.get(key)
-        if there is not None:
-            return (there.secret, len(there.data)) == (secret, share_bytes)
-        room = self.available_bytes()
-        if room is not None and room < share_bytes:
-            return False
-        self.uploads[key] = MemoryUpload(secret, bytearray(share_bytes))
-        return True
-
-    def upload(self, key: _Key, secret: bytes) -> MemoryUpload:
-        """Return the unfinished upload of this key and secret."""
-        if key not in self.uploads:
-            raise NoSuchShare(f"there is no unfinished upload of share {key[1]}; allocate it")
-        if self.uploads[key].secret != secret:
-            raise WrongSecret(f"share {key[1]} is being uploaded under another secret; wait")
-        return self.uploads[key]
-
-    def share(self, key: _Key) -> bytes:
-        """Return a complete share."""
-        if key not in self.shares:
-            raise NoSuchShare(f"there is no share {key[1]} here; use another server's")
-        return self.shares[key]
-
-    def slot_share(self, storage_index: bytes, number: int) -> bytes:
-        """Return a mutable share."""
-        shares = self.slots.get(storage_index, {})
-        if number not in shares:
-            raise NoSuchShare(f"there is no mutable share {number} here; use another server's")
-        return shares[number]
-
-    def read_slot(
-        self, storage_index: bytes, reads: Sequence[tuple[int, int]]
-    ) -> dict[int, tuple[bytes, ...]]:
-        """Read from all shares of a slot."""
-        return {
-            number: tuple(share[offset : offset + length] for offset, length in reads)
-            for number, share in self.slots.get(storage_index, {}).items()
-        }
-
-    def change_slot(self, storage_index: bytes, changes: Mapping[int, ShareChange]) -> bool:
-        """Change shares of a slot if all tests pass; returns whether they did."""
-        shares = self.slots.get(storage_index, {})
-        for number, change in changes.items():
-            share = shares.get(number, b"")
-            for offset, length, specimen in change.tests:
-                if share[offset : offset + length] != specimen:
-                    return False
-        changed = {
-            number: _changed(shares.get(number, b""), change) for number, change in changes.items()
-        }
-        room = self.available_bytes()
-        grown = sum(len(share or b"") - len(shares.get(n, b"")) for n, share in changed.items())
-        if room is not None and grown > room:
-            raise NoSpace("there is no room for that; use another server")
-        for number, new in changed.items():
-            if new is not None:
-                shares[number] = new
-            else:
-                shares.pop(number, None)
-        self.slots[storage_index] = shares
-        if not shares:
-            del self.slots[storage_index]
-        return True
-
-
-def _changed(share: bytes, change: ShareChange) -> bytes | None:
-    """Return what a share becomes; None: it is deleted."""
-    if change.new_length == 0:
-        return None
-    new = bytearray(share)
-    for offset, data in change.writes:
-        new.extend(bytes(max(0, offset - len(new))))
-        new[offset : offset + len(data)] = data
-    if change.new_length is not None:
-        del new[change.new_length :]
-    return bytes(new)
 
 
 class MemoryServer(StoresApart):
@@ -509,52 +379,3 @@ class MemoryServer(StoresApart):
         if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
             return Failure(disconnected(self._identity.nickname))
         return result
-
-
-@implementer(IPushProducer)
-class MemoryStream:
-    """Hands bytes to a consumer in chunks, for as long as it wants them."""
-
-    def __init__(self, data: bytes, consumer: IConsumer, done: Deferred[int]) -> None:
-        self._data = data
-        self._consumer = consumer
-        self._done = done
-        self._at = 0
-        self._paused = False
-        self._pumping = False
-        self._ended = False
-
-    def begin(self) -> None:
-        """Register with the consumer and hand over as much as it takes."""
-        self._consumer.registerProducer(self, True)
-        self.resumeProducing()
-
-    def pauseProducing(self) -> None:
-        """Hand over nothing more for now."""
-        self._paused = True
-
-    def resumeProducing(self) -> None:
-        """Go on."""
-        self._paused = False
-        if self._pumping:
-            return
-        self._pumping = True
-        while not (self._paused or self._ended) and self._at < len(self._data):
-            chunk = self._data[self._at : self._at + STREAM_CHUNK_BYTES]
-            self._at += len(chunk)
-            self._consumer.write(chunk)
-        self._pumping = False
-        if self._at == len(self._data) and not (self._ended or self._paused):
-            self.end()
-            self._done.callback(self._at)
-
-    def stopProducing(self) -> None:
-        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
-        if not self._ended:
-            self._done.cancel()
-
-    def end(self) -> None:
-        """Let go of the consumer."""
-        if not self._ended:
-            self._ended = True
-            self._consumer.unregisterProducer()

@@ -27,17 +27,16 @@ from foolscap import eventual
 from foolscap.banana import int2b128
 from foolscap.call import AnswerSlicer
 from foolscap.tokens import STRING
-from twisted.internet.interfaces import IDelayedCall, IPushProducer
+from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from pipegrid.server.foolscap.governor import Governor
 from pipegrid.server.foolscap.memory import HeldMemory
+from pipegrid.server.foolscap.outlet import Outlet, answer_bytes, asked_bytes
 from pipegrid.server.turns import Spending
 from pipegrid.wire.allowance import MAX_TOKENS, TOKEN_COST, Bounds, TooMuch
 from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.foolscap import MAX_SHARE_DATA_BYTES
-from pipegrid.wire.negotiation import BoundedNegotiation
 
 STRANGER_BYTES = 8 * 1024
 RECEIVE_BYTE_S = 2.5e-9
@@ -111,7 +110,7 @@ class ServerBroker(BoundedBroker):
         register = getattr(self.transport, "registerProducer", None)
         if register is not None:
             self._registered = True
-            register(_Output(self), True)
+            register(Outlet(self), True)
 
     def remote_getReferenceByName(self, name: bytes) -> Any:
         """Give what has a name; whoever knows one is no stranger."""
@@ -259,7 +258,7 @@ class ServerBroker(BoundedBroker):
 
     def send(self, obj: Any) -> Any:
         """Send an answer, or a call."""
-        size = _size(obj.results) if isinstance(obj, AnswerSlicer) else 0
+        size = answer_bytes(obj.results) if isinstance(obj, AnswerSlicer) else 0
         if size > FREE_BYTES and self._hold_answer(size):
             return super().send(obj).addBoth(self._sent, size)
         return super().send(obj)
@@ -315,7 +314,7 @@ class ServerBroker(BoundedBroker):
         """Carry out the next call, if the answers before it are on their way; a long one in its turn."""
         if self.paused or self._in_line or not self.inboundDeliveryQueue:
             return
-        if _asked_bytes(self.inboundDeliveryQueue[0][0]) <= PIECE_BYTES:
+        if asked_bytes(self.inboundDeliveryQueue[0][0]) <= PIECE_BYTES:
             with self._working():
                 super().doNextCall()
             return
@@ -392,59 +391,3 @@ class ServerBroker(BoundedBroker):
         if self._registered:
             self._registered = False
             self.transport.unregisterProducer()
-
-
-class ServerNegotiation(BoundedNegotiation):
-    """
-    What comes before.
-
-    Attributes:
-        make_broker: called with what Foolscap gives a broker, makes one.
-    """
-
-    make_broker: Callable[..., ServerBroker]
-
-    def switchToBanana(self, params: dict[str, Any]) -> None:
-        """Both sides have agreed."""
-        self.brokerClass = self.make_broker
-        super().switchToBanana(params)
-
-
-@implementer(IPushProducer)
-class _Output:
-    """Told by the transport how full it is."""
-
-    def __init__(self, broker: ServerBroker) -> None:
-        self._broker = broker
-
-    def pauseProducing(self) -> None:
-        """It is full."""
-        self._broker.output_full()
-
-    def resumeProducing(self) -> None:
-        """It is empty."""
-        self._broker.output_free()
-
-    def stopProducing(self) -> None:
-        """It is gone, and the broker will hear of it."""
-
-
-def _asked_bytes(delivery: Any) -> int:
-    """Return how many bytes a call asks for at most, if it is one that may ask for many."""
-    arguments = delivery.allargs.args
-    if delivery.methodname == "read" and len(arguments) == 2:
-        return int(arguments[1])
-    if delivery.methodname == "slot_readv" and len(arguments) == 3:
-        return sum(int(size) for _, size in arguments[2]) * (len(arguments[1]) or 1)
-    return 0
-
-
-def _size(results: Any) -> int:
-    """Return how many bytes of share data are in an answer."""
-    if isinstance(results, bytes):
-        return len(results)
-    if isinstance(results, (tuple, list)):
-        return sum(map(_size, results))
-    if isinstance(results, dict):
-        return sum(map(_size, results.values()))
-    return 0

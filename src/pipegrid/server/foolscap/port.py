@@ -96,9 +96,10 @@ class FoolscapPort:
         from foolscap import eventual
         from foolscap.api import Tub
 
-        from pipegrid.server.foolscap.broker import ServerBroker, ServerNegotiation
+        from pipegrid.server.foolscap.broker import ServerBroker
         from pipegrid.server.foolscap.governor import Governor
         from pipegrid.server.foolscap.memory import HeldMemory
+        from pipegrid.server.foolscap.negotiation import ServerNegotiation
         from pipegrid.server.foolscap.service import FoolscapStorage
 
         tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)

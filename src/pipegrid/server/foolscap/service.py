@@ -16,27 +16,24 @@ Source: the format reference, storage protocols, sections 2.3 and 8.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from foolscap.api import Referenceable
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.core.text import printable
 from pipegrid.errors import (
     ConflictingWrite,
-    NoSpace,
     NoSuchShare,
     PipegridError,
-    ServerRefused,
     UsageError,
-    WrongSecret,
 )
+from pipegrid.server.foolscap.told import answer, answer_later
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
@@ -87,7 +84,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     def remote_get_version(self) -> dict[bytes, Any]:
         """Say what the server can do."""
-        return _answer("version", lambda: pack_version(self._store.version()))
+        return answer("version", lambda: pack_version(self._store.version()))
 
     def remote_allocate_buckets(
         self,
@@ -114,7 +111,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
                 canary
             )
 
-        return _answer("allocate", allocate)
+        return answer("allocate", allocate)
 
     def remote_add_lease(
         self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
@@ -125,11 +122,11 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
             with suppress(NoSuchShare):
                 self._store.add_lease(storage_index, LeaseSecrets(renew_secret, cancel_secret))
 
-        return _answer_later("lease", lambda: self._service.slots.read(storage_index, add))
+        return answer_later("lease", lambda: self._service.slots.read(storage_index, add))
 
     def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
         """Give a reader for each complete share."""
-        return _answer(
+        return answer(
             "list",
             lambda: {
                 number: BucketReader(self._service, storage_index, number)
@@ -142,7 +139,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     ) -> Deferred[dict[int, list[bytes]]]:
         """Read from mutable shares, of which there may be none."""
         slots = self._service.slots
-        return _answer_later(
+        return answer_later(
             "readv",
             lambda: slots.read(
                 storage_index, self._store.slots.readv, storage_index, shares, readv
@@ -172,7 +169,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
                 slots.durable,
             ).addCallback(lambda result: (result.success, _as_lists(result.data)))
 
-        return _answer_later("read-test-write", call)
+        return answer_later("read-test-write", call)
 
     def remote_advise_corrupt_share(
         self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
@@ -258,7 +255,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
                 raise
             self._service.received(self._upload, len(data))
 
-        _answer("write", write)
+        answer("write", write)
 
     def remote_close(self) -> Any:
         """Make the share visible; answered when it is durable."""
@@ -275,7 +272,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
             self._end()
             return Deferred.fromCoroutine(_commit(self._service, upload))
 
-        return _answer_later("close", close)
+        return answer_later("close", close)
 
     def remote_abort(self) -> None:
         """Forget the upload."""
@@ -284,7 +281,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
             self._require_open()
             self.forget()
 
-        _answer("abort", abort)
+        answer("abort", abort)
 
     def forget(self) -> None:
         """Remove what was written."""
@@ -324,7 +321,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
             self._service.sent_bytes += len(data)
             return data
 
-        return _answer("read", read)
+        return answer("read", read)
 
     def remote_advise_corrupt_share(self, reason: bytes) -> None:
         """Keep a complaint for the operator."""
@@ -373,45 +370,4 @@ def _advise(
             reason=printable(reason[:200].decode("utf-8", "replace")),
         )
 
-    _answer("complaint", advise)
-
-
-_TELLABLE: dict[type[PipegridError], str] = {
-    NoSuchShare: "there is no such share, or no such unfinished upload",
-    ConflictingWrite: "other bytes were written there before",
-    NoSpace: "there is no more room",
-}
-
-
-def _answer(operation: str, call: Callable[[], T]) -> T:
-    """Return what a call returns; what it raises becomes an error fit for a client."""
-    try:
-        return call()
-    except Exception as error:
-        raise _fit_for_clients(operation, error) from None
-
-
-def _answer_later(operation: str, call: Callable[[], Any]) -> Deferred[Any]:
-    def failed(failure: Failure) -> Failure:
-        error = failure.value
-        assert isinstance(error, Exception)
-        return Failure(_fit_for_clients(operation, error))
-
-    return maybeDeferred(call).addErrback(failed)
-
-
-def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
-    text = _TELLABLE.get(type(error)) if isinstance(error, PipegridError) else None
-    if text is not None:
-        if isinstance(error, NoSpace):
-            log.warn("{operation}: {error}", operation=operation, error=str(error))
-        kind: Any = type(error)
-        told: PipegridError = kind(text)
-        return told
-    if isinstance(error, (UsageError, WrongSecret)):
-        return error  # what they say is about the request
-    if isinstance(error, PipegridError):
-        log.error("{operation}: {error}", operation=operation, error=str(error))
-    else:
-        log.failure("{operation} failed", Failure(error), operation=operation)
-    return ServerRefused(f"{operation} failed; the server's operator can see why")
+    answer("complaint", advise)

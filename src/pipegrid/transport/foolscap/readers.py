@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IConsumer
 from pipegrid.errors import NoSuchShare, ServerError, ServerRefused
 from pipegrid.reactor.together import all_ended
 from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, nonsense
-from pipegrid.transport.local import Stream, streaming
+from pipegrid.transport.streaming import Stream, streaming
 
 READ_PIECE_BYTES = 16 << 20
 """Longer reads are several calls: a message is in memory as a whole, at both ends."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -29,12 +28,11 @@ from pipegrid.errors import ServerError
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered
 from pipegrid.transport.gbs.answers import GbsAnswers
+from pipegrid.transport.gbs.held import Bundle, Held, Part, Whole
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
-
-T = TypeVar("T")
 
 MAX_SHARE_BYTES = 64 * 1024
 """
@@ -47,125 +45,6 @@ SEND_BYTES = 16 * 1024
 One TLS record. The smallest files do not come to this in a turn, which begins a dozen of them: a hundred are
 nine bundles for each server. Larger ones would have servers wait for the whole turn.
 """
-
-
-class _Part(Generic[T]):
-    """
-    One call's part of an upload.
-
-    Attributes:
-        result: what the caller has got.
-        wanted: whether the caller still waits.
-    """
-
-    __slots__ = ("_cancelled", "_instead", "result", "wanted")
-
-    def __init__(self, cancelled: Callable[[], None]) -> None:
-        self.wanted = True
-        self.result: Deferred[T] = Deferred(self._cancel)
-        self._cancelled: Callable[[], None] | None = cancelled
-        self._instead: Deferred[T] | None = None
-
-    def fire(self, value: T) -> None:
-        """Tell the caller, if it still waits."""
-        if self.wanted:
-            self._end()
-            self.result.callback(value)
-
-    def fail(self, error: Exception | Failure) -> None:
-        """Tell the caller, if it still waits."""
-        if self.wanted:
-            self._end()
-            self.result.errback(error)
-
-    def follow(self, request: Deferred[T]) -> None:
-        """Have the result of an ordinary request, which was made after all."""
-        self._instead = request if self.wanted else None
-        request.addCallbacks(self.fire, self.fail)
-
-    def _end(self) -> None:
-        self.wanted = False
-        self._cancelled = self._instead = None  # both lead back to here
-
-    def _cancel(self, _: Deferred[T]) -> None:
-        cancelled, instead = self._cancelled, self._instead
-        self._end()
-        if instead is not None:
-            instead.cancel()
-        elif cancelled is not None:
-            cancelled()
-
-
-class _Held:
-    """
-    One allocation, and the whole shares that have joined it.
-
-    Attributes:
-        bundle: what it was sent in, if it was.
-    """
-
-    __slots__ = ("allocation", "bundle", "upload", "writes")
-
-    def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
-        self.upload = upload
-        self.allocation: _Part[Allocation] = _Part(cancelled)
-        self.writes: dict[int, _Part[WriteResult]] = {}
-        self.bundle: _Bundle | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.upload.shares) == len(self.upload.share_numbers)
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.allocation.wanted or any(write.wanted for write in self.writes.values())
-
-    def fail(self, error: Exception | Failure) -> None:
-        self.allocation.fail(error)
-        for write in self.writes.values():
-            write.fail(error)
-
-
-class _Whole:
-    """
-    One call that allocates shares and writes all of them whole.
-
-    Attributes:
-        upload: what it asks for.
-        stored: its answer.
-        bundle: what it was sent in, if it was.
-    """
-
-    __slots__ = ("bundle", "stored", "upload")
-
-    is_complete = True
-
-    def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
-        self.upload = upload
-        self.stored: _Part[Stored] = _Part(cancelled)
-        self.bundle: _Bundle | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.stored.wanted
-
-    def fail(self, error: Exception | Failure) -> None:
-        self.stored.fail(error)
-
-
-class _Bundle:
-    """What was sent together."""
-
-    __slots__ = ("held", "request")
-
-    def __init__(self, held: Sequence[_Held | _Whole]) -> None:
-        self.held = held
-        self.request: Deferred[Answered] | None = None
-
-    def take_apart(self) -> Sequence[_Held | _Whole]:
-        """Return what was sent; it forgets that, since each would keep the other, and share data."""
-        held, self.held, self.request = self.held, (), None
-        return held
 
 
 @attrs.frozen
@@ -214,7 +93,7 @@ class GbsBundles:
         self._answers = answers
         self._send = send
         self._ordinary = ordinary
-        self._held: dict[bytes, _Held | _Whole] = {}
+        self._held: dict[bytes, Held | Whole] = {}
         self._complete_bytes = 0
         self._turn: IDelayedCall | None = None
 
@@ -249,7 +128,7 @@ class GbsBundles:
         ):
             return None
         upload = BundledUpload(storage_index, secrets, share_bytes, shares.keys(), dict(shares))
-        held = self._held[storage_index] = _Whole(upload, lambda: self._cancelled(held))
+        held = self._held[storage_index] = Whole(upload, lambda: self._cancelled(held))
         if self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
         self._is_complete(upload)
@@ -272,7 +151,7 @@ class GbsBundles:
             return None
         numbers = frozenset(share_numbers)  # the caller's may change before the turn is over
         upload = BundledUpload(storage_index, secrets, share_bytes, numbers, {})
-        held = self._held[storage_index] = _Held(upload, lambda: self._cancelled(held))
+        held = self._held[storage_index] = Held(upload, lambda: self._cancelled(held))
         if self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
         return held.allocation.result
@@ -282,7 +161,7 @@ class GbsBundles:
     ) -> Deferred[WriteResult] | None:
         """Let a write from a share's beginning on join the allocation that is held, if it is all of it."""
         held = self._held.get(storage_index)
-        if held is None or isinstance(held, _Whole):
+        if held is None or isinstance(held, Whole):
             return None
         upload = held.upload
         if (
@@ -293,7 +172,7 @@ class GbsBundles:
         ):
             return None
         upload.shares[share_number] = b"".join(data)
-        write = held.writes[share_number] = _Part[WriteResult](
+        write = held.writes[share_number] = Part[WriteResult](
             lambda: self._cancelled(held, share_number)
         )
         if held.is_complete:
@@ -321,12 +200,12 @@ class GbsBundles:
         self._turn = None
         self.flush()
 
-    def _send_held(self, chosen: Sequence[_Held | _Whole]) -> None:
+    def _send_held(self, chosen: Sequence[Held | Whole]) -> None:
         for one in chosen:
             del self._held[one.upload.storage_index]
         self._complete_bytes = 0
         self._end_turn_if_empty()
-        bundled: list[_Held | _Whole] = []
+        bundled: list[Held | Whole] = []
         size = shares = numbers = 0
         for one in chosen:
             if not (one.upload.shares and self.max_bytes):
@@ -347,9 +226,9 @@ class GbsBundles:
         if bundled:
             self._send_bundle(bundled)
 
-    def _send_bundle(self, held: Sequence[_Held | _Whole]) -> None:
+    def _send_bundle(self, held: Sequence[Held | Whole]) -> None:
         uploads = [one.upload for one in held]
-        bundle = _Bundle(held)
+        bundle = Bundle(held)
         for one in held:
             one.bundle = bundle
         request = bundle.request = self._send(self._requests.bundle(uploads))
@@ -358,7 +237,7 @@ class GbsBundles:
     # Answers.
 
     def _answered(
-        self, answered: Answered, bundle: _Bundle, uploads: Sequence[BundledUpload]
+        self, answered: Answered, bundle: Bundle, uploads: Sequence[BundledUpload]
     ) -> None:
         answer, repeated = answered
         held = bundle.take_apart()
@@ -374,12 +253,12 @@ class GbsBundles:
                 one.fail(error)
             return
         for one, result in zip(held, results, strict=True):
-            if isinstance(one, _Whole):
+            if isinstance(one, Whole):
                 self._settle_whole(one, result, repeated)
             else:
                 self._settle(one, result, repeated)
 
-    def _settle_whole(self, whole: _Whole, result: BundledAnswer, repeated: bool) -> None:
+    def _settle_whole(self, whole: Whole, result: BundledAnswer, repeated: bool) -> None:
         allocation = result.allocation
         if isinstance(allocation, int):
             whole.fail(self._answers.refused_allocation(allocation))
@@ -426,7 +305,7 @@ class GbsBundles:
             return error
         return None
 
-    def _settle(self, held: _Held, result: BundledAnswer, repeated: bool) -> None:
+    def _settle(self, held: Held, result: BundledAnswer, repeated: bool) -> None:
         allocation = result.allocation
         if isinstance(allocation, int):
             held.fail(self._answers.refused_allocation(allocation))
@@ -444,11 +323,11 @@ class GbsBundles:
             else:
                 write.fail(self._answers.refused_write(status, number, held.upload.share_bytes))
 
-    def _failed(self, failure: Failure, bundle: _Bundle) -> None:
+    def _failed(self, failure: Failure, bundle: Bundle) -> None:
         for one in bundle.take_apart():
             one.fail(failure)
 
-    def _send_apart(self, held: _Held | _Whole, repeated: bool = False) -> None:
+    def _send_apart(self, held: Held | Whole, repeated: bool = False) -> None:
         """
         Make ordinary requests for what somebody still waits for.
 
@@ -458,7 +337,7 @@ class GbsBundles:
         if not held.is_wanted:
             return
         upload = held.upload
-        if isinstance(held, _Whole):
+        if isinstance(held, Whole):
             held.stored.follow(self._ordinary.store(upload, repeated))
             return
         index, secrets = upload.storage_index, upload.secrets
@@ -471,11 +350,11 @@ class GbsBundles:
                 data = [upload.shares[number]]
                 write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
 
-    def _cancelled(self, held: _Held | _Whole, share_number: int | None = None) -> None:
+    def _cancelled(self, held: Held | Whole, share_number: int | None = None) -> None:
         """Take back what nobody waits for any more: a share that is held, all of an upload, or a bundle."""
         bundle = held.bundle
         if bundle is None:
-            if share_number is not None and isinstance(held, _Held):
+            if share_number is not None and isinstance(held, Held):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
             if not held.is_wanted:

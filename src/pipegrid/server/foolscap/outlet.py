@@ -1,0 +1,58 @@
+"""What goes out to a Foolscap client: how large it will be, and whether the transport has room for it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from twisted.internet.interfaces import IPushProducer
+from zope.interface import implementer
+
+
+class Writer(Protocol):
+    """Who writes answers."""
+
+    def output_full(self) -> None:
+        """Write nothing more for now."""
+
+    def output_free(self) -> None:
+        """Go on."""
+
+
+@implementer(IPushProducer)
+class Outlet:
+    """Told by the transport how full it is."""
+
+    def __init__(self, broker: Writer) -> None:
+        self._broker = broker
+
+    def pauseProducing(self) -> None:
+        """It is full."""
+        self._broker.output_full()
+
+    def resumeProducing(self) -> None:
+        """It is empty."""
+        self._broker.output_free()
+
+    def stopProducing(self) -> None:
+        """It is gone, and the broker will hear of it."""
+
+
+def asked_bytes(delivery: Any) -> int:
+    """Return how many bytes a call asks for at most, if it is one that may ask for many."""
+    arguments = delivery.allargs.args
+    if delivery.methodname == "read" and len(arguments) == 2:
+        return int(arguments[1])
+    if delivery.methodname == "slot_readv" and len(arguments) == 3:
+        return sum(int(size) for _, size in arguments[2]) * (len(arguments[1]) or 1)
+    return 0
+
+
+def answer_bytes(results: Any) -> int:
+    """Return how many bytes of share data are in an answer."""
+    if isinstance(results, bytes):
+        return len(results)
+    if isinstance(results, (tuple, list)):
+        return sum(map(answer_bytes, results))
+    if isinstance(results, dict):
+        return sum(map(answer_bytes, results.values()))
+    return 0

@@ -1,0 +1,132 @@
+"""
+What the consumer of a stream holds, to pause it, to go on, to stop; for who reads shares piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IConsumer, IPushProducer
+from zope.interface import implementer
+
+T = TypeVar("T")
+
+MEMORY_CHUNK_BYTES = 64 * 1024
+
+
+@implementer(IPushProducer)
+class Stream:
+    """What the consumer of a stream holds to pause, resume and stop it."""
+
+    def __init__(self) -> None:
+        self._paused = False
+        self._stopped = False
+        self._reason: Exception | None = None
+        self._resumed: Deferred[None] = Deferred()
+        self._awaited: Deferred[Any] | None = None
+
+    def pauseProducing(self) -> None:
+        """Hand over nothing more for now."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self._awaited is self._resumed and not self._resumed.called:
+            self._resumed.callback(None)
+
+    def stopProducing(self) -> None:
+        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
+        self._stopped = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def give_up(self, reason: Exception) -> None:
+        """Let the stream fail with that error."""
+        self._reason = reason
+        self.stopProducing()
+
+    async def flowing(self) -> None:
+        """Wait while paused; CancelledError, or what it was given up for, once stopped."""
+        while self._paused and not self._stopped:
+            self._resumed = Deferred()
+            await self.unless_stopped(self._resumed)
+        if self._stopped:
+            raise self._reason or CancelledError()
+
+    async def unless_stopped(self, awaited: Deferred[T]) -> T:
+        """Await something that ``stopProducing`` cancels."""
+        self._awaited = awaited
+        try:
+            return await awaited
+        except CancelledError:
+            raise self._reason or CancelledError() from None
+        finally:
+            self._awaited = None
+
+
+@contextmanager
+def streaming(streams: set[Stream], consumer: IConsumer) -> Iterator[Stream]:
+    """Give a consumer a stream as its producer, and let it be among the others, until it ends."""
+    stream = Stream()
+    streams.add(stream)
+    try:
+        consumer.registerProducer(stream, True)
+        try:
+            yield stream
+        finally:
+            consumer.unregisterProducer()
+    finally:
+        streams.discard(stream)
+
+
+@implementer(IPushProducer)
+class MemoryStream:
+    """Hands bytes to a consumer in chunks, for as long as it wants them."""
+
+    def __init__(self, data: bytes, consumer: IConsumer, done: Deferred[int]) -> None:
+        self._data = data
+        self._consumer = consumer
+        self._done = done
+        self._at = 0
+        self._paused = False
+        self._pumping = False
+        self._ended = False
+
+    def begin(self) -> None:
+        """Register with the consumer and hand over as much as it takes."""
+        self._consumer.registerProducer(self, True)
+        self.resumeProducing()
+
+    def pauseProducing(self) -> None:
+        """Hand over nothing more for now."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self._pumping:
+            return
+        self._pumping = True
+        while not (self._paused or self._ended) and self._at < len(self._data):
+            chunk = self._data[self._at : self._at + MEMORY_CHUNK_BYTES]
+            self._at += len(chunk)
+            self._consumer.write(chunk)
+        self._pumping = False
+        if self._at == len(self._data) and not (self._ended or self._paused):
+            self.end()
+            self._done.callback(self._at)
+
+    def stopProducing(self) -> None:
+        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
+        if not self._ended:
+            self._done.cancel()
+
+    def end(self) -> None:
+        """Let go of the consumer."""
+        if not self._ended:
+            self._ended = True
+            self._consumer.unregisterProducer()
