@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.internet.error import ConnectionLost
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.http11.errors import RequestNotSent
+from pipegrid.http11.errors import RequestNotSent, ResponseError
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.raw import RawExchange, RawRequest
 from pipegrid.http11.states import LIFE, READER, Happening, Phase, Reader, Reading
@@ -88,6 +88,33 @@ class RefusedTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(first).body, b"all of it")
         self.failureResultOf(late[0], RequestNotSent)
         fixture.connection._check_invariants()
+
+    def test_ended_by_who_hears_that_a_body_is_broken_off(self) -> None:
+        """The connection is given up by the very request that is taken back half sent: that is all."""
+        fixture = ConnectionFixture()
+        connection = fixture.connection
+
+        class GivesUp(_Asked):
+            def gave_up(self, error: object) -> None:
+                connection.abort()
+
+        exchange = GivesUp(
+            RawRequest(b"PUT / HTTP/1.1\r\n\r\n", [bytes(3 * PIECE_BYTES)]), "server"
+        )
+        write = fixture.wire.writeSequence
+
+        def write_and_be_full(pieces: Any) -> None:
+            write(pieces)
+            fixture.wire.send_valve.pauseProducing()
+
+        self.patch(fixture.wire, "writeSequence", write_and_be_full)
+        connection.submit(exchange)
+        fixture.turn()
+        self.assertFalse(exchange.sent)
+        self.assertEqual(len(connection.lane.written), 1)
+        connection.cancel(exchange, ResponseError("enough", "server"))
+        connection._check_invariants()
+        self.assertFalse(connection.open)
 
 
 class _Asked(RawExchange):

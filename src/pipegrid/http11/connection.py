@@ -155,9 +155,7 @@ class PipelinedConnection(Protocol):
                 self._writer.schedule()
 
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
-        """
-        Take a request back. With an error, the exchange fails with it; without, it is told nothing.
-        """
+        """Take a request back. With an error, the exchange fails with it; without, it is told nothing."""
         if exchange.abandoned or exchange.connection is not self:
             return
         written = self.lane.written
@@ -344,6 +342,8 @@ class PipelinedConnection(Protocol):
     def _doom(self, exchange: Exchange) -> None:
         """The body of the last request written will never be complete; spare those before it."""
         self._writer.break_off()
+        if self._loss is not None:
+            return  # its own failing has ended it
         self._refuse_more(Happening.BREAKS_OFF, "the body of a request before it was broken off")
         if self._loss is None and self.lane.written[0] is exchange:
             self._end(closed("the body of a request was broken off"))
