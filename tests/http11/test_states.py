@@ -89,6 +89,19 @@ class RefusedTests(SynchronousTestCase):
         self.failureResultOf(late[0], RequestNotSent)
         fixture.connection._check_invariants()
 
+    def test_a_reader_that_paused_before_its_request_was_written(self) -> None:
+        """It holds up others, and is no silence of the server's."""
+        fixture = ConnectionFixture(Limits(held_up_after_s=1))
+        exchange = _Asked(RawRequest(b"GET / HTTP/1.1\r\n\r\n"), "server")
+        fixture.connection.submit(exchange)
+        exchange.paused = True
+        fixture.connection.pause_changed(exchange)
+        fixture.turn()
+        fixture.clock.advance(2)
+        self.assertTrue(fixture.connection.open)
+        self.assertTrue(fixture.connection.held_up)
+        fixture.connection._check_invariants()
+
     def test_ended_by_who_hears_that_a_body_is_broken_off(self) -> None:
         """The connection is given up by the very request that is taken back half sent: that is all."""
         fixture = ConnectionFixture()
