@@ -35,7 +35,7 @@ from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.memory import MemoryServer
 from pipegrid.tree.facade import Grid
-from pipegrid.tree.upload import TreeCounts, TreeReports
+from pipegrid.tree.uploaded import TreeCounts, TreeReports
 from pipegrid.wire.messages import Allocation, ServerIdentity, UploadSecrets, WriteResult
 
 GROWTH_BYTES = 16 << 20

@@ -38,7 +38,7 @@ from pipegrid.tree.directory import Directory
 from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import Selection
-from pipegrid.tree.upload import TreeReports
+from pipegrid.tree.uploaded import TreeReports
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
 from tests.tree.test_metadata import status

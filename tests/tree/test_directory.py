@@ -10,8 +10,9 @@ import attrs
 from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.edits import Link, Rename, Unlink
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
-from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
+from pipegrid.tree.directory import Directory, create_directory, move
 from pipegrid.tree.facade import Trees
+from pipegrid.tree.lookup import look_up, make_directories
 from tests.grid.test_mutables import GridTestCase
 
 A, B = LitCap(b"a"), LitCap(b"b")

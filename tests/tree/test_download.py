@@ -21,7 +21,8 @@ from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.errors import CapError, NotEnoughSharesError
 from pipegrid.transfer.put.many import MAX_FILES
 from pipegrid.tree import target
-from pipegrid.tree.download import GetTreeLimits, TreeGet, TreeGetResult
+from pipegrid.tree.download import TreeGet
+from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
 from pipegrid.tree.facade import Trees
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld

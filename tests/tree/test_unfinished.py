@@ -14,12 +14,13 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree import unfinished, upload
+from pipegrid.tree import underway, unfinished
 from pipegrid.tree.backup import changes
 from pipegrid.tree.facade import Trees
 from pipegrid.tree.localwalk import Met
 from pipegrid.tree.unfinished import NoUnfinishedPut, UnfinishedPut, unfinished_put
-from pipegrid.tree.upload import NOTES_NAME, TreeReports, TreeResult
+from pipegrid.tree.upload import NOTES_NAME
+from pipegrid.tree.uploaded import TreeReports, TreeResult
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
 
@@ -51,7 +52,7 @@ class UnfinishedTests(SynchronousTestCase):
         self.trees = Trees(grid, grid._workers, grid._start)
         self.patch(changes, "RACY_NS", -(1 << 62))
         self.patch(unfinished, "MAX_UNWRITTEN", 1)
-        self.patch(upload, "MAX_OBJECTS", 64)  # so that not all is stored at one moment
+        self.patch(underway, "MAX_OBJECTS", 64)  # so that not all is stored at one moment
 
     def start(self, **options: Any) -> Deferred[TreeResult]:
         """Begin to store the directory."""

@@ -15,10 +15,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap
 from pipegrid.core.directory import unpack_immutable
 from pipegrid.errors import GridError, SourceError
+from pipegrid.tree import underway
 from pipegrid.tree import upload as uploading
 from pipegrid.tree.metadata import restored
 from pipegrid.tree.store import GridStore
-from pipegrid.tree.upload import TreeReports, TreeResult, tree_upload
+from pipegrid.tree.upload import tree_upload
+from pipegrid.tree.uploaded import TreeReports, TreeResult
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
 
@@ -137,15 +139,15 @@ class TreeUploadTests(SynchronousTestCase):
 
         def counting(tree: uploading.TreeUpload, *args: Any) -> None:
             begin(tree, *args)
-            most[0] = max(most[0], len(tree._running))
-            most[1] = max(most[1], tree._weight)
+            most[0] = max(most[0], len(tree._under_way.running))
+            most[1] = max(most[1], tree._under_way.weight_bytes)
 
         self.patch(uploading.TreeUpload, "_begin", counting)
         self.put()
-        self.assertGreaterEqual(most[0], uploading.MAX_OBJECTS // 2)
-        self.assertLessEqual(most[0], uploading.MAX_OBJECTS + 128)
-        self.assertGreaterEqual(most[1], uploading.MAX_BYTES // 2)
-        self.assertLessEqual(most[1], uploading.MAX_BYTES + (2 << 20))
+        self.assertGreaterEqual(most[0], underway.MAX_OBJECTS // 2)
+        self.assertLessEqual(most[0], underway.MAX_OBJECTS + 128)
+        self.assertGreaterEqual(most[1], underway.MAX_BYTES // 2)
+        self.assertLessEqual(most[1], underway.MAX_BYTES + (2 << 20))
 
     def test_what_cannot_be_read(self) -> None:
         """Is named; all else is stored."""

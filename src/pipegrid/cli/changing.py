@@ -78,7 +78,8 @@ async def spot_at(grid: Grid, text: str, into: str | None = None) -> Spot:
         CapError: the directory cannot be changed.
     """
     from pipegrid.cli.trees import root_of
-    from pipegrid.tree.directory import Directory, check_writable, look_up
+    from pipegrid.tree.directory import Directory, check_writable
+    from pipegrid.tree.lookup import look_up
 
     root, names = root_of(grid, text)
     way = await look_up(grid, root, names)

@@ -44,7 +44,7 @@ def command(path: str | None, format: str, read_only: bool) -> GridJob:
             directory = await grid.create_directory(format=format)
         else:
             from pipegrid.cli.trees import root_of
-            from pipegrid.tree.directory import make_directories
+            from pipegrid.tree.lookup import make_directories
 
             root, names = root_of(grid, path)
             directory = await make_directories(grid, root, names, format)

@@ -107,7 +107,8 @@ async def _copy_to(
     grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
 ) -> None:
     """Copy items to what a path leads to; ``single``: one file, which may take the name of the path."""
-    from pipegrid.tree.directory import Directory, look_up, make_directories
+    from pipegrid.tree.directory import Directory
+    from pipegrid.tree.lookup import look_up, make_directories
 
     root, names = root_of(grid, target)
     way = await look_up(grid, root, names)
@@ -177,7 +178,7 @@ async def _grid_item(grid: Grid, text: str) -> Item:
 
 async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     """Return what is at a place, and its name; none if the cap or alias stands alone."""
-    from pipegrid.tree.directory import look_up
+    from pipegrid.tree.lookup import look_up
 
     root, names = root_of(grid, text)
     way = await look_up(grid, root, names)

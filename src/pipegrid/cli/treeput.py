@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.facade import Grid
     from pipegrid.tree.selection import Selection
-    from pipegrid.tree.upload import TreeCounts, TreeReports
+    from pipegrid.tree.uploaded import TreeCounts, TreeReports
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,7 +127,7 @@ def _text_of(path: str) -> str:
 
 def reports_of(console: Console, progress: Any) -> TreeReports:
     """Return what tells of what is left out, a line each, and moves the bar."""
-    from pipegrid.tree.upload import TreeReports
+    from pipegrid.tree.uploaded import TreeReports
 
     def left_out(path: str, why: str) -> None:
         console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")

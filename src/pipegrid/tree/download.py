@@ -30,24 +30,19 @@ from pipegrid.flow.budget import Budget
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import GetResult
-from pipegrid.transfer.settings import Limits
 from pipegrid.tree import target
-from pipegrid.tree.listing import ListingLimits, ReadsFiles
+from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
+from pipegrid.tree.listing import ReadsFiles
 from pipegrid.tree.metadata import Kept, restored
 from pipegrid.tree.names import TakenNames, local_name
-from pipegrid.tree.walk import Found, Path, Unreadable, WalkLimits, walk
+from pipegrid.tree.walk import Found, Path, Unreadable, walk
 
 SMALL_BYTES = 1 << 20
 """Files up to this are held in memory whole."""
 
-SMALL_IN_FLIGHT_BYTES = 16 << 20
-"""Of small files together: it fills a line of 1 Gbit/s at 100 ms."""
 
 FILE_BYTES = 32 << 10
 """What even an empty file counts as: objects of its download. So at most 512 are on their way."""
-
-LARGE_AT_ONCE = 3
-"""Each may hold what ``DownloadSettings.memory_bytes`` says."""
 
 
 class FetchesFiles(ReadsFiles, Protocol):
@@ -57,60 +52,6 @@ class FetchesFiles(ReadsFiles, Protocol):
         self, cap: str | Cap, sink: Any, *, progress: Progress | None = None
     ) -> Deferred[GetResult]:
         """Fetch a file."""
-
-
-@attrs.define
-class TreeGetResult:
-    """
-    What came of fetching a tree.
-
-    Attributes:
-        files: that were fetched.
-        present: files that were there.
-        directories, links: that are there now.
-        size: bytes of files that were fetched or there.
-        fetched_bytes: of the former.
-        failed: how many objects were left out; each was told.
-    """
-
-    files: int = 0
-    present: int = 0
-    directories: int = 0
-    links: int = 0
-    size: int = 0
-    fetched_bytes: int = 0
-    failed: int = 0
-
-
-@attrs.frozen
-class GetTreeLimits:
-    """
-    What fetching a tree may take.
-
-    Attributes:
-        in_flight_bytes: of small files.
-        large_at_once: files that are larger.
-        jobs: files of either kind.
-        walk, listing: see there.
-    """
-
-    in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
-    large_at_once: int = LARGE_AT_ONCE
-    jobs: int = 1 << 20
-    walk: WalkLimits = attrs.field(factory=WalkLimits)
-    listing: ListingLimits = attrs.field(factory=ListingLimits)
-
-
-def bounded(limits: Limits) -> GetTreeLimits:
-    """Return what fetching a tree may take, of what its grid may: a quarter of the memory for each use."""
-    bounds = GetTreeLimits()
-    jobs = bounds.jobs if limits.jobs is None else limits.jobs
-    in_flight_bytes, walk = bounds.in_flight_bytes, bounds.walk
-    if limits.memory_bytes is not None:
-        part = limits.memory_bytes // 4
-        in_flight_bytes = min(in_flight_bytes, part)
-        walk = attrs.evolve(walk, ahead_bytes=min(walk.ahead_bytes, part))
-    return GetTreeLimits(in_flight_bytes, min(bounds.large_at_once, jobs), jobs, walk)
 
 
 @attrs.define(eq=False)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pipegrid.tree.check import Place as Met
     from pipegrid.tree.check import TreeSummary
     from pipegrid.tree.directory import Directory
-    from pipegrid.tree.download import GetTreeLimits, TreeGetResult
+    from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
     from pipegrid.tree.listing import Listing, ListingLimits
     from pipegrid.tree.paths import Place
     from pipegrid.tree.selection import Selection
-    from pipegrid.tree.upload import TreeReports, TreeResult
+    from pipegrid.tree.uploaded import TreeReports, TreeResult
     from pipegrid.tree.walk import Walk, WalkLimits
 
 
@@ -138,7 +138,8 @@ class Trees:
             PipegridError: the root cannot be read.
         """
         from pipegrid.core.caps import parse_cap
-        from pipegrid.tree.download import TreeGet, bounded
+        from pipegrid.tree.download import TreeGet
+        from pipegrid.tree.downloading import bounded
 
         async def work() -> TreeGetResult:
             parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap

@@ -28,7 +28,8 @@ from pipegrid.errors import PipegridError
 from pipegrid.grid.grid import Grid
 from pipegrid.tree.backup.database import Database
 from pipegrid.tree.localwalk import Met
-from pipegrid.tree.upload import NOTES_NAME, Known, Memory, NoMemory
+from pipegrid.tree.memory import Memory, NoMemory, Remembered
+from pipegrid.tree.upload import NOTES_NAME
 
 WRITTEN_AFTER_S = 1.0
 MAX_UNWRITTEN = 100
@@ -107,11 +108,11 @@ class UnfinishedPut(Memory):
         if self._path.exists():
             self._open()
 
-    def file(self, path: str, found: os.stat_result) -> Known | None:
+    def file(self, path: str, found: os.stat_result) -> Remembered | None:
         """Return what is known of a regular file, if it is unchanged; it has to be checked."""
         return None if self._database is None else _due(self._database.file(path, found))
 
-    def directory(self, packed: bytes) -> Known | None:
+    def directory(self, packed: bytes) -> Remembered | None:
         """Return what is known of a directory of exactly these bytes; it has to be checked."""
         return None if self._database is None else _due(self._database.directory(packed))
 
@@ -190,8 +191,8 @@ class UnfinishedPut(Memory):
             database.close()
 
 
-def _due(known: Known | None) -> Known | None:
-    return known if known is None or isinstance(known.cap, LitCap) else Known(known.cap, True)
+def _due(known: Remembered | None) -> Remembered | None:
+    return known if known is None or isinstance(known.cap, LitCap) else Remembered(known.cap, True)
 
 
 def _forget_old(notes: Path, now_s: float) -> None:

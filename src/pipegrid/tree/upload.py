@@ -8,22 +8,17 @@ which is when they are coded; so a tree of any depth takes a round trip and its 
 *stored*: ``plan`` says when that is all. What cannot be read or stored is told, and left out; the rest goes
 on.
 
-**Bounds.** Of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a
-large file counts as half of the bytes at most, so that two of them leave room for nobody, and one for small
-ones. What coding takes is bounded by the grid. A batch of the walk comes when there is room for anything,
-and is taken whole; what the grid's ``Limits`` allow no more begins later.
+What may be under way at a time: ``underway``.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.python.failure import Failure
 
@@ -35,14 +30,13 @@ from pipegrid.grid.grid import Grid
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree.localwalk import Begun, Ended, LeftOut, LocalWalk, Met, own_directories
+from pipegrid.tree.memory import Memory, NoMemory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import Directory, Place, TreePlan
 from pipegrid.tree.selection import Selection
 from pipegrid.tree.store import GridStore, Source, Store
-
-MAX_OBJECTS = 256
-MAX_BYTES = 8 << 20
-"""As for many files that are stored at once: at 3-of-10 this fills a line of 2 Gbit/s at 100 ms."""
+from pipegrid.tree.underway import MAX_BYTES, UnderWay
+from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult
 
 GIVE_UP = 10
 """When so many objects could not be stored, and none could, the grid is at fault and not the files."""
@@ -50,120 +44,8 @@ GIVE_UP = 10
 NOTES_NAME = "unfinished-trees"
 """Where a client notes what was stored of trees, below what it remembers; see ``unfinished``."""
 
-_HELD_PART = 4
-"""Of the memory that may be taken so much is for plaintext; the rest is for what it is coded to."""
-
 _LARGE_DIRECTORY = 1000
 """Entries from which packing is left to a thread: a millisecond has some 50."""
-
-
-@attrs.frozen
-class Known:
-    """
-    What is remembered of a file or directory that has not changed.
-
-    Attributes:
-        cap: of the file; of a directory: of the file that it is packed in.
-        due: it has to be checked before it counts as stored.
-    """
-
-    cap: ChkCap | LitCap
-    due: bool = False
-
-
-class Memory(Protocol):
-    """What earlier runs have stored; ``file`` is asked in a thread, never twice at a time."""
-
-    def file(self, path: str, found: os.stat_result) -> Known | None:
-        """Return what is known of a regular file, if it is unchanged."""
-
-    def directory(self, packed: bytes) -> Known | None:
-        """Return what is known of a directory of exactly these bytes."""
-
-    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
-        """A file was read, and is stored."""
-
-    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """A directory is stored."""
-
-    def checked(self, cap: ChkCap | LitCap) -> None:
-        """What this cap reads was found to be whole."""
-
-
-class NoMemory:
-    """Nothing is remembered."""
-
-    def file(self, path: str, found: os.stat_result) -> Known | None:
-        """Nothing is known."""
-
-    def directory(self, packed: bytes) -> Known | None:
-        """Nothing is known."""
-
-    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
-        """Forget it."""
-
-    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """Forget it."""
-
-    def checked(self, cap: ChkCap | LitCap) -> None:
-        """Forget it."""
-
-
-@attrs.define
-class TreeCounts:
-    """
-    How far a tree has come.
-
-    Attributes:
-        files, directories, links: met so far, without those that were left out.
-        bytes: of those files.
-        sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its
-            cap is not sent.
-        checked: known objects that were looked for on the grid, and were found whole or stored again.
-        left_out: files, directories and whatever else is not in the tree, or only in part.
-    """
-
-    files: int = 0
-    directories: int = 0
-    links: int = 0
-    bytes: int = 0
-    sent_files: int = 0
-    sent_directories: int = 0
-    sent_bytes: int = 0
-    checked: int = 0
-    left_out: int = 0
-
-
-@attrs.frozen
-class TreeResult:
-    """
-    A stored tree.
-
-    Attributes:
-        cap: of its root; all that is below it is stored.
-        metadata: of its root, which no entry has.
-        counts: what is in it, what was sent, how much was left out.
-        elapsed_s: from the start until all was stored.
-    """
-
-    cap: DirectoryCap
-    metadata: dict[str, Any]
-    counts: TreeCounts
-    elapsed_s: float
-
-
-@attrs.frozen
-class TreeReports:
-    """
-    What the caller of a tree's put is told.
-
-    Attributes:
-        left_out: called with a path (from the root; the root is ``.``) and a sentence.
-        progress: called when something is stored.
-    """
-
-    left_out: Callable[[str, str], None] = lambda path, why: None
-    progress: Callable[[TreeCounts], None] = lambda counts: None
 
 
 def tree_upload(
@@ -232,16 +114,7 @@ class TreeUpload:
         self._root_metadata: dict[str, Any] = {}
         self._batch: Deferred[Any] | None = None
         self._walked = False
-        limits = limits or Limits()
-        self._jobs = limits.jobs
-        self._most_objects = min(MAX_OBJECTS, limits.jobs or MAX_OBJECTS)
-        held = limits.memory_bytes
-        self._most_bytes = MAX_BYTES if held is None else min(MAX_BYTES, held // _HELD_PART)
-        self._beginning = False
-        self._later: deque[tuple[Place, Coroutine[Any, Any, None]]] = deque()
-        self._running: dict[Place, Deferred[None]] = {}
-        self._weights: dict[Place, int] = {}
-        self._weight = 0
+        self._under_way: UnderWay[Place] = UnderWay(self._ended, limits or Limits())
         self._stored = self._failures = 0
         self._error: BaseException | None = None
         self._waiter: Deferred[None] | None = None
@@ -256,7 +129,7 @@ class TreeUpload:
         """
         began_s = self._seconds()
         try:
-            while not (self._plan.done and not self._running):
+            while not (self._plan.done and not self._under_way.running):
                 if self._error is not None:
                     raise self._error
                 if not self._go_on():
@@ -279,9 +152,7 @@ class TreeUpload:
         return TreeResult(self._plan.root_cap, self._root_metadata, self.counts, elapsed_s)
 
     async def _stop(self) -> None:
-        while self._later:
-            self._later.pop()[1].close()
-        ending: list[Deferred[Any]] = list(self._running.values())
+        ending = self._under_way.forget_waiting()
         ending.append(self._store.close())
         if self._batch is not None:
             ending.append(self._batch)
@@ -291,7 +162,7 @@ class TreeUpload:
 
     def _go_on(self) -> bool:
         """Begin one thing that can begin now; return whether there was one."""
-        if len(self._weights) >= self._most_objects or self._weight >= self._most_bytes:
+        if not self._under_way.has_room:
             return False
         ready = self._plan.take_ready()
         if ready is not None:
@@ -376,7 +247,7 @@ class TreeUpload:
             self.counts.bytes += met.found.st_size
         else:
             self.counts.links += 1
-        known: Known | None = met.known
+        known: Remembered | None = met.known
         if known is not None:
             self._plan.known(place, known.cap)
             if known.due:
@@ -412,7 +283,7 @@ class TreeUpload:
             self._memory.file_stored(met, cap)
         self._plan.stored(place, cap)
 
-    async def _check_file(self, place: Place, met: Met, known: Known) -> None:
+    async def _check_file(self, place: Place, met: Met, known: Remembered) -> None:
         self.counts.checked += 1
         if await self._is_whole(known):
             self._plan.stored(place, known.cap)
@@ -456,7 +327,7 @@ class TreeUpload:
         self._memory.directory_stored(packed, cap)
         self._plan.stored(directory, directory_cap(cap))
 
-    async def _is_whole(self, known: Known) -> bool:
+    async def _is_whole(self, known: Remembered) -> bool:
         """Look for something on the grid; whatever is wrong with it is mended by storing it again."""
         try:
             whole = await self._store.check(known.cap)
@@ -470,8 +341,7 @@ class TreeUpload:
         self, place: Place, source: Source, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
         def progress(done: int, total: int) -> None:
-            if place in self._weights:
-                self._weigh(place, size * (total - done) // max(1, total))
+            if self._under_way.weigh(place, size * (total - done) // max(1, total)):
                 self._wake()
 
         def known(cap: ChkCap) -> None:
@@ -497,41 +367,14 @@ class TreeUpload:
         self.counts.left_out += 1
         self._reports.left_out(path or ".", why)
 
-    # Who runs.
-
     def _begin(self, size: int, work: Coroutine[Any, Any, None], place: Place) -> None:
-        assert place not in self._weights
-        self._weights[place] = 0
-        self._weigh(place, size)
-        self._later.append((place, work))
-        self._begin_more()
+        self._under_way.begin(size, work, place)
 
-    def _begin_more(self) -> None:
-        if self._beginning:
-            return  # something ended at once
-        self._beginning = True
-        while self._later and (self._jobs is None or len(self._running) < self._jobs):
-            place, work = self._later.popleft()
-            running = Deferred.fromCoroutine(work)
-            if not running.called:
-                self._running[place] = running
-            running.addBoth(self._ended, place)
-        self._beginning = False
-
-    def _ended(self, outcome: Any, place: Place) -> None:
-        self._weigh(place, 0)
-        del self._weights[place]
-        self._running.pop(place, None)
-        self._begin_more()
+    def _ended(self, outcome: Any) -> None:
         if isinstance(outcome, Failure) and not outcome.check(CancelledError):
             self._error = outcome.value
         self._reports.progress(self.counts)
         self._wake()
-
-    def _weigh(self, place: Place, left: int) -> None:
-        weight = min(left, self._most_bytes // 2)
-        self._weight += weight - self._weights[place]
-        self._weights[place] = weight
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -19,16 +19,8 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import Cap, parse_cap
 from pipegrid.errors import PipegridError
 from pipegrid.tree.listing import Listing, ListingLimits, ReadsFiles, read_listing
-from pipegrid.tree.order import (
-    Directory,
-    Found,
-    Met,
-    Path,
-    Unreadable,
-    WalkLimits,
-    WalkOrder,
-    identity_of,
-)
+from pipegrid.tree.met import Found, Met, Path, Unreadable, WalkLimits, identity_of
+from pipegrid.tree.order import Directory, WalkOrder
 
 __all__ = ["Found", "Met", "Path", "Unreadable", "Walk", "WalkLimits", "identity_of", "walk"]
 

@@ -21,8 +21,9 @@ from pipegrid.core.mutable.edits import Edit, Link, Unlink
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
 from pipegrid.tree.backup.catalogue import Run
-from pipegrid.tree.directory import Directory, check_writable, make_directories
+from pipegrid.tree.directory import Directory, check_writable
 from pipegrid.tree.listing import unpack
+from pipegrid.tree.lookup import make_directories
 
 ARCHIVES = "Archives"
 LATEST = "Latest"

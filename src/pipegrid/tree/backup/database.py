@@ -27,7 +27,7 @@ from pipegrid.disk.private import open_private
 from pipegrid.errors import CapError, UsageError
 from pipegrid.tree.backup.changes import Recorded, Signature, is_due, is_unchanged, signature_of
 from pipegrid.tree.localwalk import Met
-from pipegrid.tree.upload import Known
+from pipegrid.tree.memory import Remembered
 
 VERSION = 1
 
@@ -122,7 +122,7 @@ class Database:
 
     # Memory, as uploads ask it.
 
-    def file(self, path: str, found: os.stat_result) -> Known | None:
+    def file(self, path: str, found: os.stat_result) -> Remembered | None:
         """Return what is known of a regular file, if it is unchanged."""
         row = self._ask(
             self._reading,
@@ -134,7 +134,7 @@ class Database:
             return None
         return self._known(row[5], row[6])
 
-    def directory(self, packed: bytes) -> Known | None:
+    def directory(self, packed: bytes) -> Remembered | None:
         """Return what is known of a directory of exactly these bytes."""
         row = self._ask(
             self._writing,
@@ -200,7 +200,7 @@ class Database:
 
     # Within.
 
-    def _known(self, text: str, checked: float | None) -> Known | None:
+    def _known(self, text: str, checked: float | None) -> Remembered | None:
         try:
             cap = parse_cap(text)
         except CapError:
@@ -208,7 +208,7 @@ class Database:
         if not isinstance(cap, (ChkCap, LitCap)):
             return None
         due = isinstance(cap, ChkCap) and is_due(text, checked or 0.0, self._now())
-        return Known(cap, due)
+        return Remembered(cap, due)
 
     def _key(self, path: str) -> bytes:
         return os.path.join(self._root, os.fsencode(path))

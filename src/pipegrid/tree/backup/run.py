@@ -31,7 +31,8 @@ from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.localwalk import LocalWalk, own_directories
 from pipegrid.tree.selection import Selection
 from pipegrid.tree.store import GridStore, NoStore, Store
-from pipegrid.tree.upload import TreeCounts, TreeReports, TreeResult, TreeUpload
+from pipegrid.tree.upload import TreeUpload
+from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult
 
 T = TypeVar("T")
 U = TypeVar("U")

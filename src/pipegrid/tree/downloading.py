@@ -1,0 +1,71 @@
+"""
+What came of fetching a tree, and what that may take.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pipegrid.transfer.settings import Limits
+from pipegrid.tree.listing import ListingLimits
+from pipegrid.tree.walk import WalkLimits
+
+SMALL_IN_FLIGHT_BYTES = 16 << 20
+"""Of small files together: it fills a line of 1 Gbit/s at 100 ms."""
+
+LARGE_AT_ONCE = 3
+"""Each may hold what ``DownloadSettings.memory_bytes`` says."""
+
+
+@attrs.define
+class TreeGetResult:
+    """
+    What came of fetching a tree.
+
+    Attributes:
+        files: that were fetched.
+        present: files that were there.
+        directories, links: that are there now.
+        size: bytes of files that were fetched or there.
+        fetched_bytes: of the former.
+        failed: how many objects were left out; each was told.
+    """
+
+    files: int = 0
+    present: int = 0
+    directories: int = 0
+    links: int = 0
+    size: int = 0
+    fetched_bytes: int = 0
+    failed: int = 0
+
+
+@attrs.frozen
+class GetTreeLimits:
+    """
+    What fetching a tree may take.
+
+    Attributes:
+        in_flight_bytes: of small files.
+        large_at_once: files that are larger.
+        jobs: files of either kind.
+        walk, listing: see there.
+    """
+
+    in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
+    large_at_once: int = LARGE_AT_ONCE
+    jobs: int = 1 << 20
+    walk: WalkLimits = attrs.field(factory=WalkLimits)
+    listing: ListingLimits = attrs.field(factory=ListingLimits)
+
+
+def bounded(limits: Limits) -> GetTreeLimits:
+    """Return what fetching a tree may take, of what its grid may: a quarter of the memory for each use."""
+    bounds = GetTreeLimits()
+    jobs = bounds.jobs if limits.jobs is None else limits.jobs
+    in_flight_bytes, walk = bounds.in_flight_bytes, bounds.walk
+    if limits.memory_bytes is not None:
+        part = limits.memory_bytes // 4
+        in_flight_bytes = min(in_flight_bytes, part)
+        walk = attrs.evolve(walk, ahead_bytes=min(walk.ahead_bytes, part))
+    return GetTreeLimits(in_flight_bytes, min(bounds.large_at_once, jobs), jobs, walk)

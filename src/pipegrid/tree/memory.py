@@ -1,0 +1,65 @@
+"""
+What is remembered of files and directories that earlier runs have stored, so that they are not sent again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, LitCap
+from pipegrid.tree.localwalk import Met
+
+
+@attrs.frozen
+class Remembered:
+    """
+    What is remembered of a file or directory that has not changed.
+
+    Attributes:
+        cap: of the file; of a directory: of the file that it is packed in.
+        due: it has to be checked before it counts as stored.
+    """
+
+    cap: ChkCap | LitCap
+    due: bool = False
+
+
+class Memory(Protocol):
+    """What earlier runs have stored; ``file`` is asked in a thread, never twice at a time."""
+
+    def file(self, path: str, found: os.stat_result) -> Remembered | None:
+        """Return what is known of a regular file, if it is unchanged."""
+
+    def directory(self, packed: bytes) -> Remembered | None:
+        """Return what is known of a directory of exactly these bytes."""
+
+    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
+        """A file was read, and is stored."""
+
+    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
+        """A directory is stored."""
+
+    def checked(self, cap: ChkCap | LitCap) -> None:
+        """What this cap reads was found to be whole."""
+
+
+class NoMemory:
+    """Nothing is remembered."""
+
+    def file(self, path: str, found: os.stat_result) -> Remembered | None:
+        """Nothing is known."""
+
+    def directory(self, packed: bytes) -> Remembered | None:
+        """Nothing is known."""
+
+    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
+        """Forget it."""
+
+    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
+        """Forget it."""
+
+    def checked(self, cap: ChkCap | LitCap) -> None:
+        """Forget it."""

@@ -1,0 +1,97 @@
+"""
+What of the upload of a tree is under way, and what waits to begin.
+
+Bounds: of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a
+large file counts as half of the bytes at most, so that two of them leave room for nobody, and one for small
+ones. What coding takes is bounded by the grid. A batch of the walk comes when there is room for anything,
+and is taken whole; what the grid's ``Limits`` allow no more begins later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.transfer.settings import Limits
+
+P = TypeVar("P")
+"""What a piece of work is for; hashable."""
+
+MAX_OBJECTS = 256
+MAX_BYTES = 8 << 20
+"""As for many files that are stored at once: at 3-of-10 this fills a line of 2 Gbit/s at 100 ms."""
+
+_HELD_PART = 4
+"""Of the memory that may be taken so much is for plaintext; the rest is for what it is coded to."""
+
+
+class UnderWay(Generic[P]):
+    """
+    The pieces of work of one upload, by what each is for.
+
+    Args:
+        ended: called with what came of one, a ``Failure`` or None, when its room is free again.
+        limits: of the grid; those of the module hold as well.
+    """
+
+    def __init__(self, ended: Callable[[Any], None], limits: Limits) -> None:
+        self._tell_ended = ended
+        self._jobs = limits.jobs
+        self._most_objects = min(MAX_OBJECTS, limits.jobs or MAX_OBJECTS)
+        held = limits.memory_bytes
+        self._most_bytes = MAX_BYTES if held is None else min(MAX_BYTES, held // _HELD_PART)
+        self._beginning = False
+        self._later: deque[tuple[P, Coroutine[Any, Any, None]]] = deque()
+        self._weights: dict[P, int] = {}
+        self.running: dict[P, Deferred[None]] = {}
+        self.weight_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether anything more may come."""
+        return len(self._weights) < self._most_objects and self.weight_bytes < self._most_bytes
+
+    def begin(self, size: int, work: Coroutine[Any, Any, None], place: P) -> None:
+        """Take in a piece of work, of so many bytes; it begins now, or when the limits allow."""
+        assert place not in self._weights
+        self._weights[place] = 0
+        self.weigh(place, size)
+        self._later.append((place, work))
+        self._begin_more()
+
+    def weigh(self, place: P, left: int) -> bool:
+        """So many bytes of it are not acknowledged; returns whether it is under way at all."""
+        if place not in self._weights:
+            return False
+        weight = min(left, self._most_bytes // 2)
+        self.weight_bytes += weight - self._weights[place]
+        self._weights[place] = weight
+        return True
+
+    def forget_waiting(self) -> list[Deferred[Any]]:
+        """Let nothing more begin; returns what runs."""
+        while self._later:
+            self._later.pop()[1].close()
+        return list(self.running.values())
+
+    def _begin_more(self) -> None:
+        if self._beginning:
+            return  # something ended at once
+        self._beginning = True
+        while self._later and (self._jobs is None or len(self.running) < self._jobs):
+            place, work = self._later.popleft()
+            running = Deferred.fromCoroutine(work)
+            if not running.called:
+                self.running[place] = running
+            running.addBoth(self._ended, place)
+        self._beginning = False
+
+    def _ended(self, outcome: Any, place: P) -> None:
+        self.weigh(place, 0)
+        del self._weights[place]
+        self.running.pop(place, None)
+        self._begin_more()
+        self._tell_ended(outcome)
