@@ -19,7 +19,7 @@ from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.errors import ChildExists, NoSuchChild
 from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.transfer.mutable.modifying import WriteResult
+from pipegrid.transfer.mutable.written import WriteResult
 from pipegrid.tree.directory import Directory
 
 

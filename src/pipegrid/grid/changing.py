@@ -21,8 +21,9 @@ from pipegrid.transfer.put.source import SourceLike
 
 if TYPE_CHECKING:
     from pipegrid.grid.mutables import Mutables
-    from pipegrid.transfer.mutable.files import CreateResult, Merge
-    from pipegrid.transfer.mutable.modifying import Edit, WriteResult
+    from pipegrid.transfer.mutable.joining import Merge
+    from pipegrid.transfer.mutable.modifying import Edit
+    from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 
 T = TypeVar("T")
 

@@ -24,8 +24,9 @@ from pipegrid.reactor.together import few_at_a_time
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.surveying import Survey
+from pipegrid.transfer.mutable.written import WriteResult
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.results import CheckResult
+from pipegrid.transfer.results import CheckResult, RepairResult
 
 SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64
@@ -233,3 +234,31 @@ def check_repairable(result: MutableCheckResult) -> None:
 def _of(copy: Copy, error: CorruptionError) -> CorruptionError:
     error.server = copy.peer.name
     return error
+
+
+def repaired(
+    cap: MutableCap, before: MutableCheckResult, written: WriteResult, elapsed_s: float
+) -> RepairResult:
+    placed = written.placed
+    after = attrs.evolve(
+        before,
+        version=written.version,
+        good_shares=placed,
+        healthy=len(placed) == written.version.total_shares and not written.reasons,
+        recoverable=True,
+        happiness=servers_of_happiness({number: set(names) for number, names in placed.items()}),
+        other_versions=[],
+        newer_unrecoverable=False,
+        rivals=False,
+        corrupt=[],
+    )
+    return RepairResult(
+        cap,
+        before,
+        after,
+        {number: names[0] for number, names in placed.items()},
+        [],
+        sorted(set(written.reasons.values())),
+        elapsed_s,
+        written.reasons,
+    )

@@ -1,11 +1,5 @@
 """
-The mutable files of a grid: what each operation needs, brought together; and changes of one file, joined.
-
-**Joined changes.** Edits of one file that are asked for while it is being written wait, and are then applied
-one behind the other and written at once: a thousand links into a directory are a few versions. An edit that
-raises fails for its caller alone; for good, once the others have been written without it.
-
-**Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
+The mutable files of a grid: what each operation needs, brought together.
 """
 
 from __future__ import annotations
@@ -16,10 +10,8 @@ from random import Random
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, fail
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
-from twisted.python.failure import Failure
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.hashes import Buffer
@@ -28,7 +20,6 @@ from pipegrid.core.mutable.book import ShareBook
 from pipegrid.core.mutable.encoding import encode
 from pipegrid.core.mutable.geometry import SALT_BYTES, Format, MutableGeometry
 from pipegrid.core.mutable.versions import FIRST_SEQUENCE_NUMBER, Version
-from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import (
     CapError,
     CorruptionError,
@@ -41,43 +32,28 @@ from pipegrid.transfer.mutable.checking import (
     MutableCheck,
     MutableCheckResult,
     check_repairable,
+    repaired,
 )
+from pipegrid.transfer.mutable.happiness import check_happy
+from pipegrid.transfer.mutable.joining import JoinedWrites, Merge
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.mapping import ShareMap, place
-from pipegrid.transfer.mutable.modifying import (
-    Edit,
-    Modification,
-    WriteResult,
-    check_happy,
-    not_writable,
-    remember,
-    rollback,
-    write_result,
-)
+from pipegrid.transfer.mutable.modifying import Edit, Modification
 from pipegrid.transfer.mutable.publishing import Publication
 from pipegrid.transfer.mutable.reading import ContentReader
+from pipegrid.transfer.mutable.refusals import not_writable, rollback, unreadable
+from pipegrid.transfer.mutable.remembering import remember
 from pipegrid.transfer.mutable.signingkeys import SigningKeys
 from pipegrid.transfer.mutable.slot import Slot, open_slot
 from pipegrid.transfer.mutable.surveying import Hints, Survey
 from pipegrid.transfer.mutable.updating import Update, splice
+from pipegrid.transfer.mutable.written import CreateResult, WriteResult, write_result
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.results import RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
 
 READ_ATTEMPTS = 3
 """A version that is written over while it is read is looked for again, if nothing was handed on yet."""
-MAX_JOINED = 100_000
-"""Edits of one file that wait to be joined; more is a caller who does not wait for any."""
-
-Merge = Callable[[Sequence[bytes]], bytes]
-
-
-@attrs.frozen
-class CreateResult:
-    """A new mutable file: its write cap, and how it was written."""
-
-    cap: MutableCap
-    written: WriteResult
 
 
 @attrs.frozen
@@ -98,16 +74,6 @@ class ReadResult:
     shares_used: dict[int, str]
     corrupt: list[CorruptionError]
     newer_unrecoverable: bool
-
-
-@attrs.define(eq=False)
-class _Line:
-    """The writes to one file of this process, one after the other."""
-
-    lock: DeferredLock = attrs.field(factory=DeferredLock)
-    waiting: list[tuple[Edit, Deferred[WriteResult]]] = attrs.field(factory=list)
-    merge: Merge | None = None
-    runs: bool = False
 
 
 class MutableFiles:
@@ -141,8 +107,7 @@ class MutableFiles:
         self._usual = usual
         self._settings = settings
         self._random = random or Random().random
-        self._lines: dict[bytes, _Line] = {}
-        self._running: set[Deferred[Any]] = set()
+        self._joined = JoinedWrites(clock, self._change)
 
     def slot(self, cap: MutableCap) -> Slot:
         """Return the file's slot."""
@@ -212,7 +177,7 @@ class MutableFiles:
         found = await survey.for_reader(least)
         best = found.choice().best
         if best is None:
-            raise _unreadable(found, self._usual[0])
+            raise unreadable(found, self._usual[0])
         newest = (best.sequence_number, best.root_hash)
         if newest < known.newest and best.sequence_number < known.sequence_number:
             if not accept_older:
@@ -282,7 +247,7 @@ class MutableFiles:
 
     async def look_ahead(self, cap: MutableCap) -> None:
         """Find out what the next change needs to know; see ``Modification.look_ahead``."""
-        await self._in_line(
+        await self._in_turn(
             cap, lambda slot: self._modification(slot, lambda old: old).look_ahead()
         )
 
@@ -293,7 +258,7 @@ class MutableFiles:
         Raises:
             UncoordinatedWriteError: somebody else wrote at the same time, and their version is there now.
         """
-        result: WriteResult = await self._in_line(
+        result: WriteResult = await self._in_turn(
             cap, lambda slot: self._modification(slot, lambda _: content, replaces=True).run()
         )
         return result
@@ -317,7 +282,7 @@ class MutableFiles:
             edit: Edit = lambda old: splice(old, offset, data)  # noqa: E731
             return await self._modification(slot, edit, tried=tried).run()
 
-        result: WriteResult = await self._in_line(cap, change)
+        result: WriteResult = await self._in_turn(cap, change)
         return result
 
     def modify(
@@ -336,92 +301,20 @@ class MutableFiles:
         """
         if not (isinstance(cap, MutableCap) and cap.access == "write"):
             return fail(not_writable())
-        line = self._lines.setdefault(cap.storage_index, _Line())
-        if merge is not None:
-            line.merge = merge
-        if len(line.waiting) >= MAX_JOINED:
-            raise UsageError(
-                f"{MAX_JOINED} changes of one file wait already; wait for some of them"
-            )
-
-        def cancelled(gone: Deferred[WriteResult]) -> None:
-            line.waiting = [each for each in line.waiting if each[1] is not gone]
-
-        waiting: Deferred[WriteResult] = Deferred(cancelled)
-        line.waiting.append((edit, waiting))
-        if not line.runs:
-            line.runs = True
-            running = Deferred.fromCoroutine(self._run_line(cap, line))
-            self._running.add(running)
-            running.addErrback(lambda failure: failure.trap(CancelledError))
-            running.addBoth(lambda _: self._running.discard(running))
-        return waiting
+        return self._joined.join(cap, edit, merge)
 
     def close(self) -> None:
         """Give up the changes that are under way."""
-        for running in list(self._running):
-            running.cancel()
+        self._joined.close()
 
-    async def _run_line(self, cap: MutableCap, line: _Line) -> None:
-        try:
-            await deferLater(self._clock, 0)  # what is asked for in this turn is one change
-            while line.waiting:
-                await self._in_line(cap, lambda slot: self._apply_waiting(slot, line))
-        finally:
-            line.runs = False
-            for _, waiting in line.waiting:
-                waiting.errback(CancelledError())
-            self._forget_line(cap.storage_index, line)
+    def _change(self, cap: MutableCap, edit: Edit, **options: Any) -> Modification:
+        return self._modification(self.slot(cap), edit, **options)
 
-    async def _apply_waiting(self, slot: Slot, line: _Line) -> None:
-        joined, line.waiting = line.waiting, []
-        failures: dict[int, Failure] = {}
-        final: dict[int, Failure] = {}
-
-        def edit_all(old: bytes) -> bytes:
-            if change.attempts:
-                # What failed may have been written without it: it must not find what came behind it.
-                final.update(failures)
-            failures.clear()
-            failures.update(final)
-            for index, (edit, waiting) in enumerate(joined):
-                if waiting.called or index in final:  # nobody waits for it any more
-                    continue
-                try:
-                    old = edit(old)
-                except Exception:
-                    failures[index] = Failure()
-            return old
-
-        change = self._modification(
-            slot, edit_all, merge=line.merge, in_doubt=lambda: bool(failures)
-        )
-        try:
-            result: Any = await change.run()
-        except Exception:
-            result = Failure()
-        for index, (_, waiting) in enumerate(joined):
-            if not waiting.called:
-                waiting.callback(failures.get(index, result))
+    async def _in_turn(self, cap: MutableCap, write: Callable[[Slot], Any]) -> Any:
+        return await self._joined.in_turn(cap.storage_index, lambda: write(self.slot(cap)))
 
     def _modification(self, slot: Slot, edit: Edit, **options: Any) -> Modification:
         return Modification(slot, self.known, edit, self._usual, self._random, **options)
-
-    async def _in_line(self, cap: MutableCap, write: Callable[[Slot], Any]) -> Any:
-        """Write to a file when this process's other writes to it have ended."""
-        index = cap.storage_index
-        line = self._lines.setdefault(index, _Line())
-        await line.lock.acquire()
-        try:
-            return await write(self.slot(cap))
-        finally:
-            line.lock.release()
-            self._forget_line(index, line)
-
-    def _forget_line(self, index: bytes, line: _Line) -> None:
-        idle = not (line.waiting or line.runs or line.lock.locked or line.lock.waiting)
-        if idle and self._lines.get(index) is line:
-            del self._lines[index]
 
     # Upkeep.
 
@@ -457,9 +350,9 @@ class MutableFiles:
             if before.recoverable and not force:
                 check_repairable(before)
             written = await self._modification(slot, lambda old: old, always=True).run()
-            return _repaired(cap, before, written, self._since(began_s))
+            return repaired(cap, before, written, self._since(began_s))
 
-        result: RepairResult = await self._in_line(cap, write)
+        result: RepairResult = await self._in_turn(cap, write)
         return result
 
     async def renew(self, cap: MutableCap) -> RenewResult:
@@ -481,48 +374,6 @@ class MutableFiles:
 
     def _since(self, began_s: float) -> float:
         return self._clock.seconds() - began_s
-
-
-def _repaired(
-    cap: MutableCap, before: MutableCheckResult, written: WriteResult, elapsed_s: float
-) -> RepairResult:
-    placed = written.placed
-    after = attrs.evolve(
-        before,
-        version=written.version,
-        good_shares=placed,
-        healthy=len(placed) == written.version.total_shares and not written.reasons,
-        recoverable=True,
-        happiness=servers_of_happiness({number: set(names) for number, names in placed.items()}),
-        other_versions=[],
-        newer_unrecoverable=False,
-        rivals=False,
-        corrupt=[],
-    )
-    return RepairResult(
-        cap,
-        before,
-        after,
-        {number: names[0] for number, names in placed.items()},
-        [],
-        sorted(set(written.reasons.values())),
-        elapsed_s,
-        written.reasons,
-    )
-
-
-def _unreadable(found: ShareMap, k: int) -> NotEnoughSharesError:
-    choice = found.choice()
-    most = max((len(shares) for shares in choice.shares.values()), default=0)
-    needed = max((v.required_shares for v in choice.shares), default=k)
-    silent = f"; {len(found.failed)} servers did not answer" if found.failed else ""
-    wrong = f"; {len(found.corrupt)} shares are damaged" if found.corrupt else ""
-    return NotEnoughSharesError(
-        f"no version of this mutable file can be read: {most} shares of one were found, and {needed} are "
-        f"needed{silent}{wrong}; try again when more servers can be reached, or check the cap",
-        most,
-        needed,
-    )
 
 
 def _copies(found: ShareMap, version: Version) -> dict[str, tuple[int, ...]]:

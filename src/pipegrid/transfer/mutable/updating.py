@@ -24,18 +24,14 @@ from pipegrid.core.mutable.update import RangeUpdate
 from pipegrid.core.mutable.versions import Version, next_sequence_number
 from pipegrid.errors import CorruptionError, ServerError, UsageError
 from pipegrid.reactor.together import all_ended
+from pipegrid.transfer.mutable.happiness import check_happy, quorum
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
-from pipegrid.transfer.mutable.modifying import (
-    WriteResult,
-    check_happy,
-    quorum,
-    remember,
-    write_result,
-)
 from pipegrid.transfer.mutable.publishing import Places, Publication
+from pipegrid.transfer.mutable.remembering import remember
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.surveying import Survey
+from pipegrid.transfer.mutable.written import WriteResult, write_result
 from pipegrid.transfer.peers import Peer
 
 

@@ -1,0 +1,276 @@
+"""
+What the next version of a mutable file is made from: found by looking at servers, or remembered.
+
+Where nothing can be read any more, or others' versions are unfinished, see ``modifying`` for what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.mutable.book import ShareBook
+from pipegrid.core.mutable.keys import SigningKey, open_signing_key
+from pipegrid.core.mutable.share import Part
+from pipegrid.core.mutable.versions import Choice, Version
+from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError, UsageError
+from pipegrid.reactor.together import together
+from pipegrid.transfer.mutable.happiness import check_quorum, quorum
+from pipegrid.transfer.mutable.known import Known
+from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap, is_settled
+from pipegrid.transfer.mutable.publishing import Outcome
+from pipegrid.transfer.mutable.reading import read_whole
+from pipegrid.transfer.mutable.refusals import nothing_to_change, rollback
+from pipegrid.transfer.mutable.remembering import Base
+from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.surveying import Hints, Survey
+from pipegrid.transfer.mutable.told import Told
+
+REFUSAL_BYTES = 4000
+"""Of each share, in the answer to a write: with small files a refused writer has all it needs in it."""
+
+
+class BaseSearch:
+    """
+    The search of one change for its base, which may take several looks.
+
+    Args:
+        known: what is remembered of the file.
+        replaces, always, merge, tried: see ``modifying.Modification``.
+        wait: before it is looked again; raises when patience has ended.
+
+    Attributes:
+        book: of the shares that were seen.
+        own: versions that were tried, and their content, if it is known here.
+        last: what the last try was made from.
+        told: what servers were left with by earlier tries.
+        dirty: what is there has to be written anew, even if the edit changes nothing.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        known: Known,
+        usual: tuple[int, int],
+        wait: Callable[[], Awaitable[None]],
+        *,
+        replaces: bool,
+        always: bool,
+        merge: Callable[[Sequence[bytes]], bytes] | None,
+        tried: Iterable[Version],
+    ) -> None:
+        self._slot = slot
+        self._known = known
+        self._usual = usual
+        self._wait = wait
+        self._replaces = replaces
+        self._always = always
+        self._merge = merge
+        self._asked_again = False
+        self._looks: dict[Version, int] = {}
+        self.book = ShareBook(slot.cap, signing_key=known.signing_key)
+        self.own: dict[Version, bytes | None] = dict.fromkeys(tried)
+        self.last: Base | None = None
+        self.told = Told()
+        self.dirty = always or bool(self.own)
+
+    def tried(self, version: Version, content: bytes, base: Base) -> None:
+        """A version was written that was made from this base, and has met others."""
+        self.dirty = True
+        self.own[version] = content
+        self.last = base
+
+    def remembered(self) -> Base | None:
+        """Return what is remembered, if that is enough to write at once."""
+        known = self._known
+        self._open_remembered_key()
+        if self._always or known.version is None or known.signing_key is None:
+            return None
+        if known.content is None and not self._replaces:
+            return None
+        if known.version.sequence_number < known.sequence_number:
+            return None
+        head = known.version.signed_prefix[:HEAD_BYTES]
+        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
+        heads = {
+            by_id[server]: dict.fromkeys(numbers, head)
+            for server, numbers in known.copies.items()
+            if server in by_id
+        }
+        if not heads:
+            return None
+        self.book.trust(known.version)
+        return Base(known.version, known.content, heads, known.sequence_number, is_warm=True)
+
+    def _open_remembered_key(self) -> None:
+        known = self._known
+        if known.signing_key is None and known.encrypted_key:
+            try:
+                known.signing_key = open_signing_key(known.encrypted_key, self._slot.cap, 0)
+            except CorruptionError:
+                known.encrypted_key = b""
+        if known.signing_key is not None and self.book.signing_key is None:
+            self.book = ShareBook(self._slot.cap, signing_key=known.signing_key)
+
+    def _hints(self) -> Hints:
+        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
+        return {
+            by_id[server]: frozenset(numbers)
+            for server, numbers in self._known.copies.items()
+            if server in by_id
+        }
+
+    async def look(self, everyone: bool) -> Base:
+        """Ask servers until it is clear what to build on."""
+        while True:
+            survey = Survey(
+                self._slot,
+                self.book,
+                self._slot.settings.write_read_bytes,
+                self._hints(),
+                self._usual,
+            )
+            wanted = quorum(self._slot, self._usual[1])
+            if everyone:
+                found = await survey.everyone(wanted)
+            else:
+                found = await survey.for_writer(self._known.newest, wanted)
+            base = await self._base_of(found)
+            if base is not None:
+                return base
+            await self._wait()
+            everyone = True
+
+    async def _base_of(self, found: ShareMap) -> Base | None:
+        """Return what to build on, or None if it has to be looked again."""
+        choice = found.choice()
+        unfinished = [v for v in choice.newer_unrecoverable if v not in self.own]
+        if choice.best is None:
+            base = self._base_in_memory(found, choice)
+            if base is not None:
+                return base
+            if not unfinished:
+                raise nothing_to_change(found, self._usual[0])
+        if unfinished:
+            newest = unfinished[0]
+            self._looks[newest] = self._looks.get(newest, 0) + 1
+            if self._looks[newest] <= self._slot.settings.unfinished_looks:
+                return None
+        if choice.best is None:
+            raise nothing_to_change(found, self._usual[0])
+        if self._is_too_few(found, choice.best):
+            return None
+        self._check_rollback(choice.best)
+        heads = [choice.best, *choice.rivals]
+        version = choice.best
+        if not self._replaces:
+            version = next((v for v in heads if v not in self.own), version)
+        wanted = heads if self._merge is not None else [version]
+        opening: Deferred[Any] = Deferred.fromCoroutine(self._open_key(found, version))
+        reading: list[Deferred[Any]] = [
+            Deferred.fromCoroutine(self._content(found, each)) for each in wanted
+        ]
+        self._known.signing_key, *contents = await together([opening, *reading])
+        content = contents[0]
+        if len(contents) > 1 and self._merge is not None:
+            self.dirty = True
+            content = self._merge(contents)
+        if len(heads) > 1 or unfinished:
+            self.dirty = True
+        own = len(contents) == 1 and self.own.get(version) is not None
+        highest = choice.highest_sequence_number
+        shares = self.told.fill_in(found)
+        if shares.keys() - found.copies.keys():
+            highest = max([highest, *(v.sequence_number for v in self.own)])
+        return Base(version, content, shares, highest, is_own=own)
+
+    def _is_too_few(self, found: ShareMap, version: Version) -> bool:
+        """Return whether to ask once more, since connections may have been dead that are made anew now."""
+        if found.answered < quorum(self._slot, version.total_shares) and not self._asked_again:
+            self._asked_again = True
+            return True
+        check_quorum(self._slot, found, version)
+        return False
+
+    async def _content(self, found: ShareMap, version: Version) -> bytes | None:
+        own = self.own.get(version)
+        if own is not None:
+            return own
+        if self._replaces and not self._always:
+            return None
+        known = self._known
+        if known.version == version and known.content is not None:
+            return known.content
+        check_size(self._slot, version.size)
+        return await read_whole(self._slot, found, version)
+
+    def _base_in_memory(self, found: ShareMap, choice: Choice) -> Base | None:
+        """
+        Return the last try's base if it was the last version that could be read.
+
+        No version is there with a number that needs a later one to have been made from. And none that
+        others hold can have been made from a later one either: it would be among those that are there.
+        """
+        last = self.last
+        if last is None or (last.content is None and not self._replaces):
+            return None
+        if found.failed and len(found.failed) >= last.version.required_shares:
+            return None
+        if choice.highest_sequence_number > last.highest + 1:
+            return None
+        check_quorum(self._slot, found, last.version)
+        return attrs.evolve(
+            last, heads=found.heads(), highest=choice.highest_sequence_number, is_warm=False
+        )
+
+    def _check_rollback(self, best: Version) -> None:
+        if self._always or self._replaces:
+            return  # what is written is above everything that was seen, in any case
+        if best.sequence_number < self._known.sequence_number:
+            raise rollback(best, self._known)
+
+    async def _open_key(self, found: ShareMap, version: Version) -> SigningKey:
+        """Return the signing key, from whatever share has it."""
+        if self.book.signing_key is not None:
+            return self.book.signing_key
+        problem: Exception | None = None
+        for copies in found.holders(version).values():
+            for copy in copies:
+                share = copy.share
+                assert share is not None
+                try:
+                    for start, end in share.missing(Part.PRIVATE_KEY):
+                        data = await self._slot.read(copy.peer, copy.number, start, end - start)
+                        share.answered(start, end - start, data)
+                    key = self.book.open_signing_key(share)
+                except (CorruptionError, ServerError) as error:
+                    problem = error
+                    continue
+                if key is not None:
+                    return key
+        raise problem or NotEnoughSharesError("no share has the private key", 0, 1)
+
+    async def of_answers(self, outcome: Outcome) -> Base | None:
+        """Return what to build on from the answers to a refused write, if they tell enough."""
+        found = ShareMap(self.book)
+        for peer, seen in outcome.seen.items():
+            found.heard(peer, seen, REFUSAL_BYTES)
+        for peer, error in outcome.failed.items():
+            found.failed_to_answer(peer, error)
+        wanted = quorum(self._slot, self._usual[1])
+        if not is_settled(found, wanted, self._known.newest):
+            return None
+        return await self._base_of(found)
+
+
+def check_size(slot: Slot, size: int) -> None:
+    """Raise UsageError if a file of so many bytes cannot be written as a whole."""
+    most = slot.settings.max_content_bytes
+    if size > most:
+        raise UsageError(
+            f"this mutable file would have {size} bytes, and {most} are the most that can be written as "
+            "a whole; store it as immutable files, or change an MDMF file in part"
+        )

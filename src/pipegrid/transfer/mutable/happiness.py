@@ -1,0 +1,54 @@
+"""
+How many servers have to answer, and to take shares, before a write of a mutable file counts.
+"""
+
+from __future__ import annotations
+
+from pipegrid.core.mutable.versions import Version
+from pipegrid.core.placement import servers_of_happiness
+from pipegrid.errors import UnhappyError
+from pipegrid.transfer.mutable.mapping import ShareMap
+from pipegrid.transfer.mutable.publishing import Outcome
+from pipegrid.transfer.mutable.slot import Slot
+
+
+def quorum(slot: Slot, total_shares: int) -> int:
+    """Return how many servers have to take shares of a version, and so to be asked before."""
+    return min(slot.settings.happy, total_shares, len(slot.peers))
+
+
+def check_quorum(slot: Slot, found: ShareMap, version: Version) -> None:
+    """Raise UnhappyError if so few servers have answered that no write can reach enough of them."""
+    wanted = quorum(slot, version.total_shares)
+    if found.answered < wanted:
+        reasons = "; ".join(sorted({str(error) for error in found.failed.values()}))
+        raise UnhappyError(
+            f"only {found.answered} servers have answered, and {wanted} have to take shares of this mutable "
+            f"file; nothing was written{': ' + reasons if reasons else ''}; try again when more servers can "
+            "be reached",
+            found.answered,
+            wanted,
+        )
+
+
+def is_happy(slot: Slot, version: Version, outcome: Outcome) -> bool:
+    """Return whether enough servers took shares, and enough of them."""
+    reached = servers_of_happiness({number: set(peers) for number, peers in outcome.placed.items()})
+    wanted = quorum(slot, version.total_shares)
+    return reached >= wanted and len(outcome.placed) >= version.required_shares
+
+
+def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
+    """Raise UnhappyError if the shares were not taken by enough servers, or there are too few of them."""
+    if not is_happy(slot, version, outcome):
+        wanted = quorum(slot, version.total_shares)
+        placed = {number: set(peers) for number, peers in outcome.placed.items()}
+        reached = servers_of_happiness(placed)
+        reasons = "; ".join(sorted({str(error) for error in outcome.failed.values()}))
+        raise UnhappyError(
+            f"version {version.name} of this mutable file has reached only {reached} servers of happiness, "
+            f"and {wanted} are wanted{': ' + reasons if reasons else ''}; try again when more servers can be "
+            "reached",
+            reached,
+            wanted,
+        )

@@ -1,0 +1,152 @@
+"""
+The writes of one process to one mutable file: one after the other, and edits that wait for it as one.
+
+**Joined changes.** Edits of one file that are asked for while it is being written wait, and are then applied
+one behind the other and written at once: a thousand links into a directory are a few versions. An edit that
+raises fails for its caller alone; for good, once the others have been written without it.
+
+**Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.errors import UsageError
+from pipegrid.transfer.mutable.modifying import Edit, Modification
+from pipegrid.transfer.mutable.written import WriteResult
+
+MAX_JOINED = 100_000
+"""Edits of one file that wait to be joined; more is a caller who does not wait for any."""
+
+Merge = Callable[[Sequence[bytes]], bytes]
+
+
+class MakesChanges(Protocol):
+    """What makes the change of one file that edits are joined to."""
+
+    def __call__(
+        self,
+        cap: MutableCap,
+        edit: Edit,
+        *,
+        merge: Merge | None,
+        in_doubt: Callable[[], bool],
+    ) -> Modification:
+        """Return it; see ``Modification`` for its arguments."""
+
+
+@attrs.define(eq=False)
+class _Line:
+    """The writes to one file of this process, one after the other."""
+
+    lock: DeferredLock = attrs.field(factory=DeferredLock)
+    waiting: list[tuple[Edit, Deferred[WriteResult]]] = attrs.field(factory=list)
+    merge: Merge | None = None
+    runs: bool = False
+
+
+class JoinedWrites:
+    """
+    The writes of this process to all its files.
+
+    Args:
+        change: makes a change of a file.
+    """
+
+    def __init__(self, clock: IReactorTime, change: MakesChanges) -> None:
+        self._clock = clock
+        self._change = change
+        self._lines: dict[bytes, _Line] = {}
+        self._running: set[Deferred[Any]] = set()
+
+    def join(self, cap: MutableCap, edit: Edit, merge: Merge | None) -> Deferred[WriteResult]:
+        """Apply an edit together with others that wait; see ``MutableFiles.modify``."""
+        line = self._lines.setdefault(cap.storage_index, _Line())
+        if merge is not None:
+            line.merge = merge
+        if len(line.waiting) >= MAX_JOINED:
+            raise UsageError(
+                f"{MAX_JOINED} changes of one file wait already; wait for some of them"
+            )
+
+        def cancelled(gone: Deferred[WriteResult]) -> None:
+            line.waiting = [each for each in line.waiting if each[1] is not gone]
+
+        waiting: Deferred[WriteResult] = Deferred(cancelled)
+        line.waiting.append((edit, waiting))
+        if not line.runs:
+            line.runs = True
+            running = Deferred.fromCoroutine(self._run_line(cap, line))
+            self._running.add(running)
+            running.addErrback(lambda failure: failure.trap(CancelledError))
+            running.addBoth(lambda _: self._running.discard(running))
+        return waiting
+
+    def close(self) -> None:
+        """Give up the changes that are under way."""
+        for running in list(self._running):
+            running.cancel()
+
+    async def _run_line(self, cap: MutableCap, line: _Line) -> None:
+        try:
+            await deferLater(self._clock, 0)  # what is asked for in this turn is one change
+            while line.waiting:
+                await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, line))
+        finally:
+            line.runs = False
+            for _, waiting in line.waiting:
+                waiting.errback(CancelledError())
+            self._forget_line(cap.storage_index, line)
+
+    async def _apply_waiting(self, cap: MutableCap, line: _Line) -> None:
+        joined, line.waiting = line.waiting, []
+        failures: dict[int, Failure] = {}
+        final: dict[int, Failure] = {}
+
+        def edit_all(old: bytes) -> bytes:
+            if change.attempts:
+                # What failed may have been written without it: it must not find what came behind it.
+                final.update(failures)
+            failures.clear()
+            failures.update(final)
+            for index, (edit, waiting) in enumerate(joined):
+                if waiting.called or index in final:  # nobody waits for it any more
+                    continue
+                try:
+                    old = edit(old)
+                except Exception:
+                    failures[index] = Failure()
+            return old
+
+        change = self._change(cap, edit_all, merge=line.merge, in_doubt=lambda: bool(failures))
+        try:
+            result: Any = await change.run()
+        except Exception:
+            result = Failure()
+        for index, (_, waiting) in enumerate(joined):
+            if not waiting.called:
+                waiting.callback(failures.get(index, result))
+
+    async def in_turn(self, index: bytes, write: Callable[[], Any]) -> Any:
+        """Write to the file of a storage index when this process's other writes to it have ended."""
+        line = self._lines.setdefault(index, _Line())
+        await line.lock.acquire()
+        try:
+            return await write()
+        finally:
+            line.lock.release()
+            self._forget_line(index, line)
+
+    def _forget_line(self, index: bytes, line: _Line) -> None:
+        idle = not (line.waiting or line.runs or line.lock.locked or line.lock.waiting)
+        if idle and self._lines.get(index) is line:
+            del self._lines[index]
