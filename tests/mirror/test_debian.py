@@ -17,8 +17,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import deb822, debian
-from pipegrid.mirror.debian import DebianArchive, Outcome, Selection
+from pipegrid.mirror.debian import DebianArchive, Outcome
 from pipegrid.mirror.patching import unpacked
+from pipegrid.mirror.selecting import ArchiveSelection
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
@@ -61,7 +62,7 @@ class DebianCase(SynchronousTestCase):
             host.requests.clear()
         made = world.mirror(dry_run=dry_run, **(mirror or {}))
         try:
-            chosen = Selection(**{"suites": ("sid",), "components": ("main",), **selection})
+            chosen = ArchiveSelection(**{"suites": ("sid",), "components": ("main",), **selection})
             archive = DebianArchive(made, chosen, keys, now)
             outcome: Outcome = run(
                 world.clock, archive.sync(delete, dry_run), limit_s=3600, network=world.network

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.http11 import host as host_module
+from pipegrid.mirror.exchange import FileExchange
 from pipegrid.mirror.present import Entry
-from pipegrid.mirror.source import FileExchange
 from pipegrid.mirror.verified import LIBREPO, is_noted_by_librepo
 from pipegrid.mirror.wanted import BadEntry, MirrorError, wanted
 from tests.mirror.world import MirrorWorld, ok

@@ -31,6 +31,7 @@ class ListRun:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
         from pipegrid.mirror.address import parse_url, through
         from pipegrid.mirror.destination import Destination
+        from pipegrid.mirror.manifest import write_manifest
         from pipegrid.mirror.present import Doubt
         from pipegrid.mirror.sprint.sprint import can_sprint
         from pipegrid.mirror.work import Work
@@ -62,7 +63,7 @@ class ListRun:
             report = work.sum_up()
             removed: list[str] = []
             if not report.failed_files:
-                destination.write_manifest(self._entries(source))
+                write_manifest(destination, self._entries(source))
                 if fetching.delete:
                     removed = destination.delete_others(each.path for each in self._entries(source))
             return tell(console, report, self._dest, removed, False)

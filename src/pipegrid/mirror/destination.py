@@ -2,8 +2,7 @@
 The directory that holds a mirror: where files come in, and how they get their names. Synchronous, for one
 thread.
 
-Every path below it is walked one part at a time, without following symbolic links, so that no index and
-no link leads out of it. Directories that were walked once are kept open (``MAX_OPEN_DIRECTORIES``).
+No index and no link leads out of it: ``directories``.
 
 What is not published yet lies in ``HIDDEN/incoming``, named by its hash, so that the next run takes up
 what a killed one left. One process at a time has the lock.
@@ -11,27 +10,19 @@ what a killed one left. One process at a time has the lock.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from hashlib import new as new_hash
 
 from pipegrid.disk import files as disk
-from pipegrid.mirror.lists import lines_of, list_line, read_list
-from pipegrid.mirror.verified import Ledger, is_noted, is_noted_by_librepo, note, proof
-from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
+from pipegrid.mirror.directories import Directories, exists, hash_file, is_same, make_directory
+from pipegrid.mirror.verified import Verified
+from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted, shown
 
-MAX_OPEN_DIRECTORIES = 256
-MANIFEST = "manifest"
 STAGED = f"{HIDDEN}/staged"
 LINKED = "link.new"
-READ_BYTES = 1 << 20
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class WrongResult(MirrorError):
@@ -48,20 +39,15 @@ class Destination:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self._open_directories: OrderedDict[str, int] = OrderedDict()
+        self._directories = Directories(self.path)
         self._count = 0
-        self._ledger: Ledger | None = None
+        self._verified = Verified(os.path.join(self.path, HIDDEN, "verified.sqlite"))
         self._lock: int | None = None
         self.device = 0
         try:
-            os.makedirs(self.path, exist_ok=True)
-            self._root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise self.error(error, "be used as a mirror") from error
-        try:
-            self.device = os.fstat(self._root).st_dev
-            self._hidden = self._make_directory(self._root, HIDDEN)
-            self._incoming = self._make_directory(self._hidden, "incoming")
+            self.device = os.fstat(self._directories.root).st_dev
+            self._hidden = make_directory(self._directories.root, HIDDEN)
+            self._incoming = make_directory(self._hidden, "incoming")
             self._lock = disk.open_locked(
                 os.path.join(self.path, HIDDEN, "lock"), os.O_RDWR | os.O_CREAT
             )
@@ -80,26 +66,16 @@ class Destination:
 
     def close(self) -> None:
         """Let go of everything; the lock, too."""
-        for fd in self._open_directories.values():
-            os.close(fd)
-        self._open_directories.clear()
-        for name in ("_incoming", "_hidden", "_root", "_lock"):
+        self._directories.close()
+        for name in ("_incoming", "_hidden", "_lock"):
             fd = self.__dict__.pop(name, None)
             if fd is not None:
                 os.close(fd)
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
+        self._verified.close()
 
     def error(self, error: OSError, what: str) -> MirrorError:
         """Return the sentence for an error of the operating system."""
-        if error.errno in _FULL:
-            return MirrorError(
-                f"{self.path} cannot {what}: the disk is full; make room and run it again,"
-                " it goes on where it stopped"
-            )
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        return MirrorError(f"{self.path} cannot {what}: {reason}")
+        return self._directories.error(error, what)
 
     # What is there.
 
@@ -123,28 +99,18 @@ class Destination:
         return self._is_at(wanted.path, wanted, paranoid)
 
     def _is_at(self, path: str, wanted: Wanted, paranoid: bool) -> bool:
-        directory, name = self._place(path, make=False)
-        if directory is None:
+        fd = self._directories.open_file(path, wanted.path)
+        if fd is None:
             return False
-        try:
-            fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
-            )
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise self._in_the_way(wanted.path, "a symbolic link") from error
-            raise self.error(error, f"read {shown(wanted.path)}") from error
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                raise self._in_the_way(wanted.path, "a directory")
+                raise self._directories.in_the_way(wanted.path, "a directory")
             if not stat.S_ISREG(status.st_mode):
-                raise self._in_the_way(wanted.path, "no file")
+                raise self._directories.in_the_way(wanted.path, "no file")
             if wanted.size is not None and status.st_size != wanted.size:
                 return False
-            if not paranoid and self._is_known(fd, wanted, status):
+            if not paranoid and self._verified.is_known(fd, wanted, status):
                 return True
             if hash_file(fd, wanted.algorithm) != wanted.digest:
                 return False
@@ -155,20 +121,9 @@ class Destination:
         finally:
             os.close(fd)
 
-    def _is_known(self, fd: int, wanted: Wanted, status: os.stat_result) -> bool:
-        if is_noted(fd, wanted, status):
-            return True
-        if wanted.size is not None and is_noted_by_librepo(fd, wanted, status):
-            self.note(fd, wanted)
-            return True
-        return self._ledger is not None and self._ledger.find(wanted.path) == proof(wanted, status)
-
     def note(self, fd: int, wanted: Wanted) -> None:
         """Write down that the open file is right."""
-        if not note(fd, wanted):
-            if self._ledger is None:
-                self._ledger = Ledger(os.path.join(self.path, HIDDEN, "verified.sqlite"))
-            self._ledger.note([(wanted.path, proof(wanted, os.fstat(fd)))])
+        self._verified.note(fd, wanted)
 
     # What comes in.
 
@@ -203,12 +158,12 @@ class Destination:
         """
         if staged:
             path = f"{STAGED}/{path}"
-        directory, last = self._place(path, make=True)
+        directory, last = self._directories.place(path, make=True)
         assert directory is not None
         try:
             os.rename(name, last, src_dir_fd=self._incoming, dst_dir_fd=directory)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            raise self._in_the_way(path, "a directory") from error
+            raise self._directories.in_the_way(path, "a directory") from error
         return os.path.join(self.path, os.path.dirname(path))
 
     def release(self, paths: Iterable[str]) -> None:
@@ -220,8 +175,8 @@ class Destination:
         """
         changed: dict[str, None] = {}
         for path in paths:
-            old, name = self._place(f"{STAGED}/{path}", make=False)
-            new, _ = self._place(path, make=True)
+            old, name = self._directories.place(f"{STAGED}/{path}", make=False)
+            new, _ = self._directories.place(path, make=True)
             if old is None or new is None:
                 continue
             try:
@@ -229,7 +184,7 @@ class Destination:
             except FileNotFoundError:
                 continue
             except (IsADirectoryError, NotADirectoryError) as error:
-                raise self._in_the_way(path, "a directory") from error
+                raise self._directories.in_the_way(path, "a directory") from error
             except OSError as error:
                 raise self.error(error, f"hold {shown(path)}") from error
             changed[os.path.dirname(path)] = None
@@ -238,7 +193,7 @@ class Destination:
     def _sync_directories(self, paths: Iterable[str]) -> None:
         """Make new names durable: what goes away after that is named by nothing that could come back."""
         for path in paths:
-            fd = self._directory(path, make=False)
+            fd = self._directories.directory(path, make=False)
             if fd is not None:
                 try:
                     os.fsync(fd)
@@ -255,12 +210,12 @@ class Destination:
             BadEntry, MirrorError: as ``publish``.
         """
         for where in (f"{STAGED}/{path}", path):
-            old, name = self._place(where, make=False)
-            if old is None or not _exists(name, old):
+            old, name = self._directories.place(where, make=False)
+            if old is None or not exists(name, old):
                 continue
-            new, last = self._place(other, make=True)
+            new, last = self._directories.place(other, make=True)
             assert new is not None
-            if _is_same(name, old, last, new):
+            if is_same(name, old, last, new):
                 return
             self.discard(LINKED)
             with suppress(OSError):
@@ -330,7 +285,7 @@ class Destination:
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """Return a file that is there, and no longer than that; a symbolic link is not followed."""
-        directory, name = self._place(path, make=False)
+        directory, name = self._directories.place(path, make=False)
         if directory is None:
             return None
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -378,36 +333,6 @@ class Destination:
         self.discard(name)
         return False
 
-    # What should be there.
-
-    def write_manifest(self, entries: Iterable[Wanted]) -> None:
-        """Note what the last complete run wanted, in the form of ``lists``; whole, or as it was."""
-        path = os.path.join(self.path, HIDDEN, MANIFEST)
-        try:
-            with open(path + ".new", "wb") as file:
-                for each in entries:
-                    file.write(list_line(each))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path + ".new", path)
-        except OSError as error:
-            raise self.error(error, "note what it holds") from error
-
-    def manifest(self) -> Iterator[Wanted]:
-        """
-        Yield what the last complete run wanted.
-
-        Raises:
-            MirrorError: there was none.
-        """
-        try:
-            with open(os.path.join(self.path, HIDDEN, MANIFEST), "rb") as file:
-                yield from read_list(lines_of(file), MANIFEST)
-        except FileNotFoundError:
-            raise MirrorError(
-                f"{self.path} does not say what it should hold: no run to it was complete yet"
-            ) from None
-
     # What is too much.
 
     def others(self, kept: frozenset[str], below: str = "") -> Iterator[str]:
@@ -415,7 +340,7 @@ class Destination:
         ahead = [below]
         while ahead:
             directory = ahead.pop()
-            fd = self._directory(directory, make=False)
+            fd = self._directories.directory(directory, make=False)
             if fd is None:
                 continue
             with os.scandir(fd) as entries:
@@ -437,7 +362,7 @@ class Destination:
         return others
 
     def _remove(self, path: str) -> None:
-        directory, name = self._place(path, make=False)
+        directory, name = self._directories.place(path, make=False)
         if directory is not None:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)
@@ -453,16 +378,13 @@ class Destination:
             self._remove(path)
         except OSError as error:
             raise self.error(error, f"be rid of {shown(path)}") from error
-        if self._ledger is not None:
-            self._ledger.forget([path])
+        self._verified.forget(path)
         above = os.path.dirname(path)
         while above:
-            parent = self._directory(os.path.dirname(above), make=False)
+            parent = self._directories.directory(os.path.dirname(above), make=False)
             if parent is None:
                 break
-            fd = self._open_directories.pop(above, None)
-            if fd is not None:
-                os.close(fd)
+            self._directories.forget(above)
             try:
                 os.rmdir(os.path.basename(above), dir_fd=parent)
             except OSError:
@@ -470,80 +392,3 @@ class Destination:
             above = os.path.dirname(above)
 
     # Directories.
-
-    def _place(self, path: str, make: bool) -> tuple[int | None, str]:
-        above, _, name = path.rpartition("/")
-        return self._directory(above, make), name
-
-    def _directory(self, path: str, make: bool) -> int | None:
-        """Return the descriptor of a directory below the root; None if it is not there and not to be made."""
-        if not path:
-            return self._root
-        known = self._open_directories
-        fd = known.get(path)
-        if fd is not None:
-            known.move_to_end(path)
-            return fd
-        above, _, name = path.rpartition("/")
-        parent = self._directory(above, make)
-        if parent is None:
-            return None
-        try:
-            fd = (
-                self._make_directory(parent, name)
-                if make
-                else os.open(name, _DIRECTORY, dir_fd=parent)
-            )
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise self._in_the_way(path, "a symbolic link or a file") from error
-            raise self.error(error, f"hold {shown(path)}") from error
-        known[path] = fd
-        if len(known) > MAX_OPEN_DIRECTORIES:
-            os.close(known.popitem(last=False)[1])
-        return fd
-
-    @staticmethod
-    def _make_directory(parent: int, name: str) -> int:
-        try:
-            return os.open(name, _DIRECTORY, dir_fd=parent)
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=parent)
-            return os.open(name, _DIRECTORY, dir_fd=parent)
-
-    def _in_the_way(self, path: str, what: str) -> BadEntry:
-        return BadEntry(
-            f"{shown(path)} cannot be kept in {self.path}: there is {what} in its place; move it away"
-        )
-
-
-def _exists(name: str, directory: int) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _is_same(name: str, directory: int, other: str, other_directory: int) -> bool:
-    try:
-        return os.path.samestat(
-            os.stat(name, dir_fd=directory, follow_symlinks=False),
-            os.stat(other, dir_fd=other_directory, follow_symlinks=False),
-        )
-    except FileNotFoundError:
-        return False
-
-
-def hash_file(fd: int, algorithm: str) -> bytes:
-    """Return the hash of an open file, from its beginning."""
-    hasher = new_hash(algorithm)
-    buffer = bytearray(READ_BYTES)
-    view = memoryview(buffer)
-    offset = 0
-    while size := os.preadv(fd, [buffer], offset):
-        hasher.update(view[:size])
-        offset += size
-    return hasher.digest()

@@ -21,7 +21,8 @@ from twisted.internet.defer import Deferred, FirstError, gatherResults
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import unpack_immutable
 from pipegrid.errors import CapError, PipegridError
-from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.directories import hash_file
 from pipegrid.mirror.lists import lines_of, read_list
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.report import Report

@@ -26,6 +26,7 @@ from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.errors import CapError
 from pipegrid.mirror.lists import list_line
+from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted, shown
 
@@ -74,7 +75,7 @@ class GridStore:
         try:
             tree: dict[str, Any] = {}
             lines: list[bytes] = []
-            entries = self._mirror.destination.manifest()
+            entries = read_manifest(self._mirror.destination)
             while chunk := await run(list, islice(entries, STORED_AT_ONCE)):
                 lines.extend(map(list_line, chunk))
                 for each, cap in zip(chunk, await self._files(chunk), strict=True):

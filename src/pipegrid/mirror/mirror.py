@@ -22,6 +22,7 @@ from pipegrid.http11 import StandardEndpoints
 from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.address import Address, parse_url, through
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.manifest import write_manifest
 from pipegrid.mirror.present import Doubt, Entry
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.small import SmallFiles
@@ -200,7 +201,7 @@ class Mirror:
 
     def complete(self, entries: Iterable[Wanted]) -> Deferred[None]:
         """Note that this is what the destination holds; see ``verify`` and ``delete_others``."""
-        return self._workers.run(self._destination.write_manifest, entries)
+        return self._workers.run(write_manifest, self._destination, entries)
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Deferred[list[str]]:
         """

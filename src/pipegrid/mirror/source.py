@@ -22,8 +22,8 @@ from twisted.python.failure import Failure
 from pipegrid.errors import PipegridError
 from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, RequestNotSent, Unanswered
 from pipegrid.http11.host import HostRecord
-from pipegrid.http11.parser import ResponseHead
 from pipegrid.mirror.address import Address, head_tail, target_of
+from pipegrid.mirror.exchange import LIMITS, FileExchange
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sink import Receiver, Sink
@@ -32,22 +32,6 @@ CONNECTIONS = 4
 REST_S = 0.5
 MAX_RESTS = 6
 """Half a second, one, two…: a mirror that has not given a byte for half a minute of tries is given up."""
-
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses that say "not now"; the others say "not this"."""
-
-LIMITS = Limits(
-    max_requests_in_flight=4096,
-    max_response_budget_bytes=16 << 20,
-    max_attempts=1,
-    timeout_s=60.0,
-    idle_timeout_s=300.0,
-    held_up_after_s=float("inf"),
-)
-"""
-Bytes bound what is asked, not numbers. The watcher knows better than a time limit whether a mirror
-stalls, and who pauses is our disk.
-"""
 
 
 class SourceEvents(Protocol):
@@ -58,56 +42,6 @@ class SourceEvents(Protocol):
 
     def changed(self) -> None:
         """Something was put back, failed or refused: others may have something to do, or all is over."""
-
-
-class FileExchange(Exchange):
-    """One file, asked of one mirror."""
-
-    __slots__ = ("_receiver", "_source", "errand")
-
-    def __init__(self, source: Source, errand: Errand, head: bytes) -> None:
-        size = errand.size_bytes
-        Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
-        self._source = source
-        self.errand = errand
-        self._receiver: Receiver | None = None
-
-    def head_received(self, head: ResponseHead) -> None:
-        wanted = self.errand.wanted
-        if head.status != 200:
-            self._source.bad_status(self, head)
-        elif wanted.size is not None and head.length not in (None, wanted.size):
-            self._source.refuse(self, f"it has {head.length} bytes, and {wanted.size} by the index")
-        else:
-            self._receiver = self._source.sink.receiver(wanted)
-            self.paused = self._source.is_paused
-
-    def body_received(self, data: bytes) -> None:
-        receiver = self._receiver
-        assert receiver is not None
-        receiver.write(data)
-        size = self.errand.wanted.size
-        if size is not None and receiver.size_bytes > size:
-            self._source.refuse(self, f"it has more than the {size} bytes of the index")
-
-    def completed(self) -> None:
-        receiver = self._receiver
-        assert receiver is not None
-        size = self.errand.wanted.size
-        if size is not None and receiver.size_bytes != size:
-            receiver.discard()
-            self._source.refused(self.errand, f"it has {receiver.size_bytes} bytes of {size}")
-        else:
-            self._source.received(self.errand, receiver)
-
-    def failed(self, error: PipegridError) -> None:
-        self.let_go()
-        self._source.failed(self.errand, error)
-
-    def let_go(self) -> None:
-        """Nothing more is kept of what was received."""
-        if self._receiver is not None:
-            self._receiver.discard()
 
 
 class Source:
@@ -324,19 +258,11 @@ class Source:
 
         receiver.finish(ended)
 
-    def bad_status(self, exchange: FileExchange, head: ResponseHead) -> None:
-        """It does not give the file."""
-        status = head.status
-        if 300 <= status < 400:
-            self.refuse(
-                exchange, "it redirects elsewhere, where nobody said that it may be fetched from"
-            )
-        elif status in TRANSIENT:
-            self._take_back(exchange)
-            self._rest(f"it answers {status}")  # before it could be asked again at once
-            self._broken(exchange.errand, f"it answers {status}")
-        else:
-            self.refuse(exchange, f"it answers {status}")
+    def put_off(self, exchange: FileExchange, reason: str) -> None:
+        """It does not give the file now."""
+        self._take_back(exchange)
+        self._rest(reason)  # before it could be asked again at once
+        self._broken(exchange.errand, reason)
 
     def refuse(self, exchange: FileExchange, reason: str) -> None:
         """What it gives is not what is wanted; the rest of it is not, either."""

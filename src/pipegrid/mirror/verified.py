@@ -132,3 +132,43 @@ class Ledger:
     def close(self) -> None:
         """Let go of the file."""
         self._database.close()
+
+
+class Verified:
+    """
+    What is known of a mirror's files: noted at each, or in a ledger where the file system takes no notes.
+
+    Args:
+        path: of the ledger, made with its first note.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._ledger: Ledger | None = None
+
+    def is_known(self, fd: int, wanted: Wanted, status: os.stat_result) -> bool:
+        """Return whether an open file was found to be right, and has not changed."""
+        if is_noted(fd, wanted, status):
+            return True
+        if wanted.size is not None and is_noted_by_librepo(fd, wanted, status):
+            self.note(fd, wanted)
+            return True
+        return self._ledger is not None and self._ledger.find(wanted.path) == proof(wanted, status)
+
+    def note(self, fd: int, wanted: Wanted) -> None:
+        """Write down that the open file is right."""
+        if not note(fd, wanted):
+            if self._ledger is None:
+                self._ledger = Ledger(self._path)
+            self._ledger.note([(wanted.path, proof(wanted, os.fstat(fd)))])
+
+    def forget(self, path: str) -> None:
+        """A file is removed."""
+        if self._ledger is not None:
+            self._ledger.forget([path])
+
+    def close(self) -> None:
+        """Close the ledger, if there is one."""
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.wanted import BadEntry, Wanted
@@ -32,7 +33,7 @@ def verify(
     """
     report = Report()
     began_s = now()
-    for each in destination.manifest():
+    for each in read_manifest(destination):
         wrong = _wrong(destination, each, doubt.next())
         report.wanted_files += 1
         report.wanted_bytes += each.size or 0

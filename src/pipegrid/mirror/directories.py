@@ -1,0 +1,171 @@
+"""
+The directories of a mirror, kept open (``MAX_OPEN_DIRECTORIES``).
+
+Every path is walked one part at a time, without following symbolic links, so that no index and no link
+leads out of the mirror's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import new as new_hash
+
+from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
+
+MAX_OPEN_DIRECTORIES = 256
+READ_BYTES = 1 << 20
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Directories:
+    """
+    Those below one, which is made if it is not there.
+
+    Raises:
+        MirrorError: it cannot be used.
+
+    Attributes:
+        path: of the one, absolute.
+        root: its descriptor.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._open: OrderedDict[str, int] = OrderedDict()
+        try:
+            os.makedirs(path, exist_ok=True)
+            self.root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self.error(error, "be used as a mirror") from error
+
+    def close(self) -> None:
+        """Let go of all."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
+
+    def forget(self, path: str) -> None:
+        """Let go of one that goes away."""
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def place(self, path: str, make: bool) -> tuple[int | None, str]:
+        """Return the descriptor of the directory that a path is in, as ``directory``, and its last part."""
+        above, _, name = path.rpartition("/")
+        return self.directory(above, make), name
+
+    def directory(self, path: str, make: bool) -> int | None:
+        """Return the descriptor of a directory below the root; None if it is not there and not to be made."""
+        if not path:
+            return self.root
+        known = self._open
+        fd = known.get(path)
+        if fd is not None:
+            known.move_to_end(path)
+            return fd
+        above, _, name = path.rpartition("/")
+        parent = self.directory(above, make)
+        if parent is None:
+            return None
+        try:
+            fd = make_directory(parent, name) if make else os.open(name, _DIRECTORY, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise self.in_the_way(path, "a symbolic link or a file") from error
+            raise self.error(error, f"hold {shown(path)}") from error
+        known[path] = fd
+        if len(known) > MAX_OPEN_DIRECTORIES:
+            os.close(known.popitem(last=False)[1])
+        return fd
+
+    def open_file(self, path: str, name: str) -> int | None:
+        """
+        Open a file to read it, whatever it is; returns its descriptor, None if it is not there.
+
+        Args:
+            name: what errors call it.
+
+        Raises:
+            BadEntry: it is a symbolic link, or its path leads over one.
+            MirrorError: it cannot be read.
+        """
+        directory, last = self.place(path, make=False)
+        if directory is None:
+            return None
+        try:
+            return os.open(
+                last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
+            )
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise self.in_the_way(name, "a symbolic link") from error
+            raise self.error(error, f"read {shown(name)}") from error
+
+    def in_the_way(self, path: str, what: str) -> BadEntry:
+        """Return the error for a path that leads over something else, or to it."""
+        return BadEntry(
+            f"{shown(path)} cannot be kept in {self.path}: there is {what} in its place; move it away"
+        )
+
+    def error(self, error: OSError, what: str) -> MirrorError:
+        """Return the sentence for an error of the operating system."""
+        if error.errno in _FULL:
+            return MirrorError(
+                f"{self.path} cannot {what}: the disk is full; make room and run it again,"
+                " it goes on where it stopped"
+            )
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return MirrorError(f"{self.path} cannot {what}: {reason}")
+
+
+def make_directory(parent: int, name: str) -> int:
+    """Open a directory in another one, by its descriptor, made if it is not there."""
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+
+
+def exists(name: str, directory: int) -> bool:
+    """Return whether a regular file of this name is in a directory, by its descriptor."""
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def is_same(name: str, directory: int, other: str, other_directory: int) -> bool:
+    """Return whether two names are those of one file."""
+    try:
+        return os.path.samestat(
+            os.stat(name, dir_fd=directory, follow_symlinks=False),
+            os.stat(other, dir_fd=other_directory, follow_symlinks=False),
+        )
+    except FileNotFoundError:
+        return False
+
+
+def hash_file(fd: int, algorithm: str) -> bytes:
+    """Return the hash of an open file, from its beginning."""
+    hasher = new_hash(algorithm)
+    buffer = bytearray(READ_BYTES)
+    view = memoryview(buffer)
+    offset = 0
+    while size := os.preadv(fd, [buffer], offset):
+        hasher.update(view[:size])
+        offset += size
+    return hasher.digest()

@@ -1,0 +1,108 @@
+"""
+One file, asked of one mirror: what it answers is looked at before a byte of it is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pipegrid.errors import PipegridError
+from pipegrid.http11 import Exchange, Limits
+from pipegrid.http11.parser import ResponseHead
+from pipegrid.mirror.plan import Errand
+from pipegrid.mirror.sink import Receiver, Sink
+
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses that say "not now"; the others say "not this"."""
+
+
+class Asks(Protocol):
+    """Who asks for files, and is told what comes of them; see ``Source``."""
+
+    is_paused: bool
+    sink: Sink
+
+    def received(self, errand: Errand, receiver: Receiver) -> None:
+        """All of it is here."""
+
+    def refused(self, errand: Errand, reason: str) -> None:
+        """It is lacking, or wrong; all that it has was received."""
+
+    def refuse(self, exchange: FileExchange, reason: str) -> None:
+        """What comes is not what is wanted; the rest of it is not, either."""
+
+    def put_off(self, exchange: FileExchange, reason: str) -> None:
+        """It is not given now."""
+
+    def failed(self, errand: Errand, error: PipegridError) -> None:
+        """The connection ended before all of it had come."""
+
+
+class FileExchange(Exchange):
+    """One file, asked of one mirror."""
+
+    __slots__ = ("_receiver", "_source", "errand")
+
+    def __init__(self, source: Asks, errand: Errand, head: bytes) -> None:
+        size = errand.size_bytes
+        Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
+        self._source = source
+        self.errand = errand
+        self._receiver: Receiver | None = None
+
+    def head_received(self, head: ResponseHead) -> None:
+        wanted = self.errand.wanted
+        if 300 <= head.status < 400:
+            self._source.refuse(
+                self, "it redirects elsewhere, where nobody said that it may be fetched from"
+            )
+        elif head.status in TRANSIENT:
+            self._source.put_off(self, f"it answers {head.status}")
+        elif head.status != 200:
+            self._source.refuse(self, f"it answers {head.status}")
+        elif wanted.size is not None and head.length not in (None, wanted.size):
+            self._source.refuse(self, f"it has {head.length} bytes, and {wanted.size} by the index")
+        else:
+            self._receiver = self._source.sink.receiver(wanted)
+            self.paused = self._source.is_paused
+
+    def body_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        receiver.write(data)
+        size = self.errand.wanted.size
+        if size is not None and receiver.size_bytes > size:
+            self._source.refuse(self, f"it has more than the {size} bytes of the index")
+
+    def completed(self) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        size = self.errand.wanted.size
+        if size is not None and receiver.size_bytes != size:
+            receiver.discard()
+            self._source.refused(self.errand, f"it has {receiver.size_bytes} bytes of {size}")
+        else:
+            self._source.received(self.errand, receiver)
+
+    def failed(self, error: PipegridError) -> None:
+        self.let_go()
+        self._source.failed(self.errand, error)
+
+    def let_go(self) -> None:
+        """Nothing more is kept of what was received."""
+        if self._receiver is not None:
+            self._receiver.discard()
+
+
+LIMITS = Limits(
+    max_requests_in_flight=4096,
+    max_response_budget_bytes=16 << 20,
+    max_attempts=1,
+    timeout_s=60.0,
+    idle_timeout_s=300.0,
+    held_up_after_s=float("inf"),
+)
+"""
+Bytes bound what is asked, not numbers. The watcher knows better than a time limit whether a mirror
+stalls, and who pauses is our disk.
+"""

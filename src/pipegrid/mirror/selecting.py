@@ -1,0 +1,183 @@
+"""
+What of a Debian archive is mirrored: which indexes of its suites, in which forms, and what they name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import attrs
+
+from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, packages, read_patch_index, sources
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.indexes import by_hash
+from pipegrid.mirror.patching import unpacked
+from pipegrid.mirror.pdiff import PatchError
+from pipegrid.mirror.suites import Suite
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+
+MAX_INDEX_BYTES = 4 << 30
+"""Unpacked, of one index whose size the release file does not tell."""
+
+HELD = (".xz", ".gz")
+"""The forms in which an index is kept, where the archive has them; the first is the one that is read."""
+
+READ = (*HELD, ".zst", ".bz2", "")
+
+
+Kept = Literal["packed", "unpacked", "zstd"]
+
+
+@attrs.frozen
+class ArchiveSelection:
+    """
+    What of an archive is wanted.
+
+    Attributes:
+        suites: such as ``sid`` or ``bookworm/updates``.
+        components: such as ``main``; empty: all that the release names.
+        architectures: of binary packages, such as ``amd64``.
+        with_sources: sources, too.
+        with_patches: also the patches of the indexes, for readers.
+        also: patterns of further files that the release file names, such as ``main/i18n/Translation-en.*``.
+        indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed
+            here, which patches bring up to date.
+    """
+
+    suites: tuple[str, ...]
+    components: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ("amd64",)
+    with_sources: bool = False
+    with_patches: bool = False
+    also: tuple[str, ...] = ()
+    indexes: Kept = "packed"
+
+
+@attrs.define(eq=False)
+class Index:
+    """
+    An index to be kept.
+
+    Attributes:
+        kind: how it is read; "": it is not.
+        forms: as they are kept; the first is the one that is read, and must be had.
+        size: unpacked, in bytes; None: not known.
+    """
+
+    suite: Suite
+    kind: Literal["packages", "sources", "patches", ""]
+    forms: list[Wanted]
+    size: int | None = None
+
+    @property
+    def path(self) -> str:
+        return self.forms[0].path
+
+
+def below(suite: Suite, file: Wanted) -> Wanted:
+    path = f"{suite.directory}/{file.path}"
+    remote = by_hash(path, file) if suite.release.by_hash else None
+    return file._replace(path=path, remote=remote)
+
+
+def _bounded(path: str, index: Index) -> Iterator[bytes]:
+    """Yield what is in an index, and no more than it should have."""
+    most = MAX_INDEX_BYTES if index.size is None else index.size
+    size = 0
+    try:
+        for block in unpacked(path):
+            size += len(block)
+            if size > most:
+                raise BadEntry(f"{index.path} has more than {most} bytes, unpacked; it is not used")
+            yield block
+    except PatchError as error:
+        raise BadEntry(f"the index {index.path} cannot be read: {error}") from error
+
+
+def indexes_of(suite: Suite, selection: ArchiveSelection) -> Iterator[Index]:
+    """
+    Yield the indexes to be kept, each once.
+
+    Raises:
+        MirrorError: the release file does not name what was wanted.
+        BadEntry: one is said to be larger than any index is.
+    """
+    release = suite.release
+    seen: set[str] = set()
+    kinds: list[tuple[Literal["packages", "sources"], str]] = [
+        ("packages", f"binary-{name}/Packages") for name in selection.architectures
+    ]
+    if selection.with_sources:
+        kinds.append(("sources", "source/Sources"))
+    for component in selection.components or release.components:
+        for kind, name in kinds:
+            index = _index(suite, kind, f"{component}/{name}", selection)
+            if index.path in seen:
+                continue
+            seen.update(each.path for each in index.forms)
+            yield index
+            patches = f"{component}/{name}.diff/Index"
+            if selection.with_patches and patches in release.files:
+                each = below(suite, release.files[patches])
+                seen.add(each.path)
+                yield Index(suite, "patches", [each], MAX_RELEASE_BYTES)
+    for path, file in release.files.items():
+        each = below(suite, file)
+        if each.path not in seen and _is_wanted_also(path, release, selection):
+            yield Index(suite, "", [each])
+
+
+def _is_wanted_also(path: str, release: Release, selection: ArchiveSelection) -> bool:
+    # Archives name what packed forms hold as well, and do not have it.
+    if any(path + ending in release.files for ending in READ if ending):
+        return False
+    return any(fnmatchcase(path, pattern) for pattern in selection.also)
+
+
+def _index(
+    suite: Suite, kind: Literal["packages", "sources"], base: str, selection: ArchiveSelection
+) -> Index:
+    named = suite.release.files
+    endings = [ending for ending in READ if base + ending in named]
+    if not endings:
+        raise MirrorError(
+            f"the release file of {suite.directory} names no {base}; it has the components"
+            f" {' '.join(suite.release.components)} and the architectures"
+            f" {' '.join(suite.release.architectures)}"
+        )
+    if selection.indexes != "packed":
+        if base not in named:
+            raise MirrorError(
+                f"the release file of {suite.directory} does not tell the hash of {base} unpacked,"
+                " so that nobody could use it; keep indexes packed"
+            )
+        held = [""]
+    else:
+        held = [ending for ending in endings if ending in HELD] or endings[:1]
+    size = named[base].size if base in named else None
+    forms = [below(suite, named[base + each]) for each in held]
+    largest = max(size or 0, *(form.size or 0 for form in forms))
+    if largest > MAX_INDEX_BYTES:
+        raise BadEntry(f"{base} is said to have {largest} bytes, which no index has")
+    return Index(suite, kind, forms, size)
+
+
+def named_by(destination: Destination, index: Index) -> Iterator[Wanted]:
+    """
+    Yield what a staged index names.
+
+    Raises:
+        BadEntry: it cannot be read, has more bytes than it should, or names what may not be.
+    """
+    if not index.kind:
+        return
+    blocks = _bounded(destination.staged_path(index.path), index)
+    if index.kind == "patches":
+        directory = index.path.rpartition("/")[0]
+        found = read_patch_index(b"".join(map(bytes, blocks)), directory, index.path)
+        yield from (step.packed for step in found.steps if step.packed is not None)
+    else:
+        read = packages if index.kind == "packages" else sources
+        yield from read(blocks, index.path)
