@@ -320,7 +320,7 @@ class DiskTests(GridTestCase):
         def init(store: ShareStore, root: Path, **options: Any) -> None:
             real(store, root, **options)
             if int(root.name) < 4:
-                store._free_bytes = lambda _: 1000
+                store._room._free = lambda _: 1000
 
         self.patch(ShareStore, "__init__", init)
         self.file.write_bytes(self.content[::-1] * 10)

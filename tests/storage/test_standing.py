@@ -343,7 +343,7 @@ class KeepingTests(StoreTestCase):
             return room + 50 * (before - sum(self.incoming(n).exists() for n in range(9)))
 
         before = sum(self.incoming(number).exists() for number in range(9))
-        self.patch(self.store, "_free_bytes", lambda path: free())
+        self.patch(self.store._room, "_free", lambda path: free())
 
     def restart(self, **options: float) -> int:
         """Kill the store and start another, as a server does; returns how many uploads can go on."""

@@ -21,7 +21,7 @@ from pipegrid.errors import (
 )
 from pipegrid.storage import containers, leases
 from pipegrid.storage.advisories import MAX_ADVISORIES, MAX_REASON_BYTES
-from pipegrid.storage.uploads.table import ONE_CALL_BYTES
+from pipegrid.storage.uploads.beginning import ONE_CALL_BYTES
 from pipegrid.storage.uploads.writer import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors

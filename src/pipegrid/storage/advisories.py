@@ -7,6 +7,7 @@ At most 1000 are kept, of at most 32768 bytes each: they must not fill the disk.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 
@@ -18,7 +19,39 @@ MAX_ADVISORIES = 1000
 MAX_REASON_BYTES = 32768
 
 
-def keep(
+class Advisories:
+    """
+    All that were kept in one directory, which is made if it is missing.
+
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, directory: str, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._full_minute = -1  # in which there were too many
+
+    def keep(self, storage_index: bytes, share_number: int, reason: str, mutable: bool) -> bool:
+        """
+        Write one complaint down, unless there are too many already; returns whether that was done.
+
+        Once there are too many, it is looked once a minute whether there still are.
+
+        Raises:
+            ServerRefused: the disk failed.
+        """
+        now = self._clock()
+        minute = int(now // 60)
+        if minute == self._full_minute:
+            return False
+        kept = _keep(self._directory, now, storage_index, share_number, reason, mutable)
+        if not kept:
+            self._full_minute = minute
+        return kept
+
+
+def _keep(
     directory: str,
     now: float,
     storage_index: bytes,
@@ -28,10 +61,6 @@ def keep(
 ) -> bool:
     """
     Write one complaint down, unless there are too many already; returns whether that was done.
-
-    Args:
-        directory: for all of them; made if it is missing.
-        now: seconds since 1970.
 
     Raises:
         ServerRefused: the disk failed.

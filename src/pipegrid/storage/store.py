@@ -31,13 +31,15 @@ from pathlib import Path
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
-from pipegrid.storage import advisories, containers, housekeeping, leases
+from pipegrid.storage import containers, housekeeping, leases
+from pipegrid.storage.advisories import Advisories
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable import files as slotfiles
 from pipegrid.storage.mutable.containers import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.paths import SHARE_NUMBERS, Paths, check_key, check_number
 from pipegrid.storage.reader import ShareReader, open_reader
+from pipegrid.storage.room import Room
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client
 from pipegrid.storage.uploads.table import UnfinishedUploads
 from pipegrid.storage.uploads.upload import Upload
@@ -48,7 +50,6 @@ KEEP_UNFINISHED_S = 7 * 86400.0
 WORTHLESS_AFTER_S = 30 * 60.0
 """What nobody can go on with, since no note says what of it has arrived: Tahoe-LAFS's leftovers, for one."""
 DEFAULT_EXPIRY = Expiry()
-_PLENTY_BYTES = 1 << 30
 
 
 class ShareStore:
@@ -98,9 +99,8 @@ class ShareStore:
         self.keep_unfinished_s = keep_unfinished_s
         self._paths = Paths(root)
         self._clock = clock
-        self._free_bytes = free_bytes
-        self._complained_out = -1  # the minute in which there were too many complaints
-        self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
+        self._room = Room(self._paths.shares, clock, free_bytes)
+        self._advisories = Advisories(self._paths.advisories, clock)
         self._unfinished = UnfinishedUploads(
             self._paths, clock, self._missing_bytes, max_open_uploads, max_uploads, boot_id
         )
@@ -132,37 +132,20 @@ class ShareStore:
         """
         if self.read_only:
             return 0
-        free = self._free()
+        free = self._room.free_bytes()
         if free is None:
             return None
         return max(0, free - self.reserved_bytes - self._unfinished.kept_bytes())
 
-    def _free(self) -> int | None:
-        try:
-            return self._free_bytes(self._paths.shares)
-        except OSError as error:
-            what = f"use the storage directory {str(self.root)!r}"
-            raise disk.disk_error(error, what) from error
-
     def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
-        """
-        Return how much room is missing for so much more; 0 if none, or nobody knows.
-
-        Looks at every upload only if it might not be so.
-
-        Args:
-            fresh: ask the disk in any case; else once a second, where there is plenty.
-        """
-        needed = self.reserved_bytes + self._unfinished.allocated_bytes + more_bytes
-        second = int(self._clock())
-        if not fresh and second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
-            return 0
-        free = self._free()
-        self._plenty_at, self._plenty_bytes = second, free or 0
-        if free is None or free >= needed:
-            return 0
-        promised = self._unfinished.remaining_bytes()
-        return max(0, self.reserved_bytes + promised + more_bytes - free)
+        """Return how much room is missing for so much more; see ``Room.missing_bytes``."""
+        unfinished = self._unfinished
+        return self._room.missing_bytes(
+            self.reserved_bytes + more_bytes,
+            unfinished.allocated_bytes,
+            unfinished.remaining_bytes,
+            fresh,
+        )
 
     def _fits(self, more_bytes: int) -> bool:
         """Whether the disk has room for so much more of mutable shares and leases, or is made to have it."""
@@ -369,21 +352,12 @@ class ShareStore:
         """
         Keep a client's complaint for the operator, up to a bound; returns whether it was kept.
 
-        Once there are too many, it is looked once a minute whether there still are.
-
         Raises:
             NoSuchShare: there is no such share to complain about.
         """
         place = self.slots if mutable else self
         place.open_share(storage_index, share_number).close()
-        now, minute = self._clock(), int(self._clock() // 60)
-        if minute == self._complained_out:
-            return False
-        where = self._paths.advisories
-        kept = advisories.keep(where, now, storage_index, share_number, reason, mutable)
-        if not kept:
-            self._complained_out = minute
-        return kept
+        return self._advisories.keep(storage_index, share_number, reason, mutable)
 
     # Housekeeping.
 

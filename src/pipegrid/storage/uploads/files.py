@@ -32,6 +32,15 @@ def create(path: str) -> int | None:
     return _in_directory(path, lambda: disk.create_locked(path))
 
 
+def open_empty(path: str, final_path: str) -> int | None:
+    """Open and lock a file in ``incoming`` that is empty; None: another process has it, or had it."""
+    fd = open_new(path)
+    if fd is not None and (os.fstat(fd).st_size or os.path.lexists(final_path)):
+        os.close(fd)
+        fd = None
+    return fd
+
+
 def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
     """Call, having made the directory if it turns out to be missing."""
     for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
@@ -47,9 +56,21 @@ def give_up(path: str, fd: int) -> None:
     os.close(fd)
 
 
-def resume(incoming_path: str, boot_id: bytes) -> tuple[int, sidecar.Note] | None:
+def remove_own(path: str, fd: int) -> None:
+    """Remove an unfinished upload and its note, if its file is still the one that is open."""
+    if disk.names_file(path, fd):
+        disk.remove(path + sidecar.SUFFIX)
+        disk.remove(path)
+
+
+def resume(
+    incoming_path: str, boot_id: bytes, secret_hash: bytes | None = None
+) -> tuple[int, sidecar.Note] | None:
     """
     Take up an upload that no process has open.
+
+    Args:
+        secret_hash: of the upload that it has to be of; None: of any.
 
     Returns:
         the locked file and what its note says, or None if there is nothing to take up: no file, no
@@ -66,10 +87,23 @@ def resume(incoming_path: str, boot_id: bytes) -> tuple[int, sidecar.Note] | Non
     except BaseException:
         os.close(fd)
         raise
-    if note is None:
+    if note is None or secret_hash not in (None, note.secret_hash):
         os.close(fd)
         return None
     return fd, note
+
+
+def write_note(incoming_path: str, note: sidecar.Note) -> None:
+    """Note what has arrived of an unfinished upload beside its file."""
+    fd = os.open(
+        incoming_path + sidecar.SUFFIX,
+        os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o666,
+    )
+    try:
+        disk.write_all(fd, note.pack(), 0)
+    finally:
+        os.close(fd)
 
 
 def read_note(incoming_path: str, fd: int, boot_id: bytes) -> sidecar.Note | None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 import attrs
 
@@ -35,6 +36,12 @@ _MAGIC = b"pipegrid upload 1\n"
 _DIGEST_BYTES = 16
 _FIXED = struct.Struct(">16s32sQQL")
 _RANGE = struct.Struct(">QQ")
+
+
+@lru_cache(maxsize=4)  # asked for each share of an upload, when it is begun and when it is written
+def hash_secret(upload_secret: bytes) -> bytes:
+    """Return the 32 bytes by which an upload secret is remembered."""
+    return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()
 
 
 @attrs.frozen

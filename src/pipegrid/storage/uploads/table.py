@@ -37,28 +37,19 @@ from collections.abc import Callable
 
 from twisted.logger import Logger
 
-from pipegrid.core import base32
 from pipegrid.disk import files as disk
-from pipegrid.errors import NoSpace, NoSuchShare, WrongSecret
+from pipegrid.errors import NoSpace
 from pipegrid.storage import containers
 from pipegrid.storage.paths import Key, Paths, check_key
+from pipegrid.storage.uploads import beginning, standing
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
-from pipegrid.storage.uploads import standing
-from pipegrid.storage.uploads import upload as uploads
-from pipegrid.storage.uploads.hoard import Hoard
 from pipegrid.storage.uploads.standing import LEFT_BEHIND, NOBODY, Asked, Client
 from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.yielding import Yielding
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
 log = Logger()
-
-ONE_CALL_BYTES = 4096
-"""
-The file of so small a share stays empty until its first write, which as a rule is its only one: header, data
-and lease go with one call.
-"""
-
 
 MANY_UPLOADS = 256
 
@@ -99,13 +90,10 @@ class UnfinishedUploads:
         self._promised_bytes = 0
         self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
         self._given_up = 0  # to make room, since it was last told
-        self._hoards: dict[bool, Hoard[Upload]] = {}  # by what is counted, once there was no room
+        self._yielding: Yielding[Upload] = Yielding()
         # Those that may be closed, the longest unused first.
         self._open: OrderedDict[Key, Upload] = OrderedDict()
         self._table_lock = threading.Lock()  # for these three; nothing is waited for under it
-        self._in_vain: dict[
-            Client, int
-        ] = {}  # who asked in which second, and nobody had to make room
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
     def __len__(self) -> int:
@@ -140,19 +128,9 @@ class UnfinishedUploads:
         Who was refused is refused for the rest of the second: so much may be asked for that thousands would
         have to go, and still be too little.
         """
-        now = self._clock()
-        second = int(now)
-        if self._in_vain.get(client) == second:
-            return False
-        by_bytes = asked.missing_bytes > 0
         with self._table_lock:
-            hoard = self._hoards.get(by_bytes)
-            if hoard is None:
-                hoard = self._hoards[by_bytes] = Hoard(self._uploads.values(), by_bytes, now)
-            chosen = hoard.choose(client, asked, now)
+            chosen = self._yielding.choose(self._uploads.values(), client, asked, self._clock())
         if not chosen:
-            recent = {each: at for each, at in self._in_vain.items() if at == second}
-            self._in_vain = {**recent, client: second}
             return False
         for upload in chosen:
             upload.discard()
@@ -176,7 +154,7 @@ class UnfinishedUploads:
             client: for whom; others make room for it if there is none.
         """
         key = (storage_index, number)
-        secret_hash = uploads.hash_secret(secrets.upload)
+        secret_hash = sidecar.hash_secret(secrets.upload)
         upload = self._uploads.get(key)
         if upload is not None:
             if not self._yields(upload, secret_hash, share_bytes):
@@ -189,46 +167,26 @@ class UnfinishedUploads:
         if not self._has_room(share_bytes, client):
             return False
         path = self._paths.unfinished(storage_index, number)
-        fd, lease = None, None
         try:
-            fd = incoming.create(path)
-            new = fd is not None
-            if fd is None:
-                fd = incoming.open_new(path)
-                if fd is None:
-                    return False
-            if not (new and new_index) and os.path.lexists(
-                self._paths.final(storage_index, number)
-            ):
-                # Another process finished it after we listed the shares. (Where there were none at all, the
-                # directory is expected to be missing when this one is finished, and that is looked at.)
-                incoming.give_up(path, fd)
-                return False
-            note = None if new else incoming.read_note(path, fd, self._known_boot_id())
-            if (
-                note is None
-                or not hmac.compare_digest(note.secret_hash, secret_hash)
-                or note.share_bytes != share_bytes
-            ):
-                note = None
-                small = share_bytes <= ONE_CALL_BYTES
-                if not new:
-                    os.ftruncate(fd, 0)
-                if not (new and small):
-                    disk.remove(path + sidecar.SUFFIX)
-                lease = self._make_lease(secrets.lease)
-                if not small:
-                    disk.write_all(fd, containers.pack_header(share_bytes, 1), 0)
-                    disk.write_all(fd, lease, containers.HEADER_BYTES + share_bytes)
-                    lease = None
+            begun = beginning.begin(
+                path,
+                self._paths.final(storage_index, number),
+                share_bytes,
+                secret_hash,
+                self._known_boot_id(),
+                lambda: self._make_lease(secrets.lease),
+                new_index,
+            )
         except OSError as error:
-            if fd is not None:
-                incoming.give_up(path, fd)
             refusal = disk.disk_error(error, f"begin an upload in {path!r}")
             if isinstance(refusal, NoSpace):
                 return False
             raise refusal from error
-        upload = self._adopt(key, share_bytes, secret_hash, fd, note, lease, client)
+        if begun is None:
+            return False
+        upload = self._adopt(
+            key, share_bytes, secret_hash, begun.fd, begun.note, begun.lease, client
+        )
         upload.new_index = new_index
         return True
 
@@ -260,14 +218,14 @@ class UnfinishedUploads:
     ) -> Upload:
         """Return one to write to; see ``ShareStore.upload``."""
         key = check_key(storage_index, share_number)
-        secret_hash = uploads.hash_secret(upload_secret)
+        secret_hash = sidecar.hash_secret(upload_secret)
         with self._table_lock:
             upload = self._uploads.get(key)
         if upload is None:
             with self.allocate_lock:
                 upload = self._uploads.get(key) or self._take_up(key, secret_hash)
         if not hmac.compare_digest(upload.secret_hash, secret_hash):
-            raise _wrong_secret(upload.storage_index, share_number, "under another secret")
+            raise beginning.wrong_secret(upload.storage_index, share_number, "under another secret")
         if upload.left_behind or (client != upload.client and client != NOBODY):
             self._hand_over(upload, client)
         return upload
@@ -275,18 +233,13 @@ class UnfinishedUploads:
     def _hand_over(self, upload: Upload, client: Client) -> None:
         """Have an upload belong to a client from now on."""
         with self._table_lock:
-            hoards = [each for each in self._hoards.values() if upload in each]
-            for hoard in hoards:
-                hoard.remove(upload)
-            upload.take_up(client)
-            for hoard in hoards:
-                hoard.add(upload)
+            self._yielding.hand_over(upload, client)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """Forget one; see ``ShareStore.abort``."""
         upload = self.upload(storage_index, share_number, upload_secret)
         if upload.complete:
-            raise _no_such_upload(storage_index, share_number)
+            raise beginning.no_such_upload(storage_index, share_number)
         upload.discard()
 
     def expire(self, too_old: float) -> int:
@@ -295,7 +248,7 @@ class UnfinishedUploads:
         if given_up:
             log.info("gave up {count} unfinished uploads to make room", count=given_up)
         with self._table_lock:
-            self._hoards.clear()  # made anew when there is no room: it costs little every few minutes
+            self._yielding.clear()  # made anew when there is no room: it costs little every few minutes
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
         for upload in idle:
             upload.discard()
@@ -352,7 +305,7 @@ class UnfinishedUploads:
             self._uploads.clear()
             self.allocated_bytes = self._promised_bytes = 0
             self._open.clear()
-            self._hoards.clear()
+            self._yielding.clear()
         for upload in open_ones:
             upload.close()
 
@@ -364,21 +317,7 @@ class UnfinishedUploads:
 
     def _take_up(self, key: Key, secret_hash: bytes) -> Upload:
         path = self._paths.unfinished(*key)
-        try:
-            fd = disk.open_locked(path, os.O_RDWR)
-        except FileNotFoundError:
-            raise _no_such_upload(*key) from None
-        except OSError as error:
-            raise disk.disk_error(error, f"resume the upload in {path!r}") from error
-        if fd is None:
-            raise _wrong_secret(*key, "by another process")
-        note = incoming.read_note(path, fd, self._known_boot_id())
-        if note is None:
-            os.close(fd)
-            raise _no_such_upload(*key)
-        if not hmac.compare_digest(note.secret_hash, secret_hash):
-            os.close(fd)
-            raise _wrong_secret(*key, "under another secret")
+        fd, note = beginning.take_up(path, key, secret_hash, self._known_boot_id())
         return self._adopt(key, note.share_bytes, secret_hash, fd, note)
 
     def _adopt(
@@ -409,8 +348,7 @@ class UnfinishedUploads:
         with self._table_lock:
             self._uploads[key] = upload
             self.allocated_bytes += share_bytes
-            for hoard in self._hoards.values():
-                hoard.add(upload)
+            self._yielding.add(upload)
         self._used(upload)
         return upload
 
@@ -449,24 +387,9 @@ class UnfinishedUploads:
                 self.allocated_bytes -= upload.share_bytes
                 self._promised_bytes -= upload.promised_bytes
                 self._open.pop(key, None)
-                for hoard in self._hoards.values():
-                    hoard.remove(upload)
+                self._yielding.remove(upload)
 
     def _known_boot_id(self) -> bytes:
         if self._boot_id is None:
             self._boot_id = self._read_boot_id()
         return self._boot_id
-
-
-def _no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
-    return NoSuchShare(
-        f"there is no unfinished upload of share {share_number} of {base32.encode(storage_index)}: "
-        "it was never begun, or finished, aborted or given up; list the shares to see which"
-    )
-
-
-def _wrong_secret(storage_index: bytes, share_number: int, how: str) -> WrongSecret:
-    return WrongSecret(
-        f"share {share_number} of {base32.encode(storage_index)} is being uploaded {how}; "
-        "wait until that is finished or given up"
-    )

@@ -17,13 +17,11 @@ Every method may be called from any thread; each upload has a lock of its own.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
@@ -35,19 +33,13 @@ from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.writer import ShareWriter, slice_pieces
 
 
-@lru_cache(maxsize=4)  # asked for each share of an upload, when it is begun and when it is written
-def hash_secret(upload_secret: bytes) -> bytes:
-    """Return the 32 bytes by which an upload secret is remembered."""
-    return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()
-
-
 class Upload(ShareWriter):
     """
     A share that is being written; made by ``UnfinishedUploads`` alone.
 
     Attributes:
         storage_index: of its share; the rest of that is ``ShareWriter``'s.
-        secret_hash: see ``hash_secret``.
+        secret_hash: see ``note.hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
         client, began: who has it, and since when: see ``standing``.
         left_behind: an earlier process left it, and nobody has taken it up yet.
@@ -108,8 +100,7 @@ class Upload(ShareWriter):
 
     def __repr__(self) -> str:
         state = "gone" if self.gone else "closed" if self._fd is None else "open"
-        got = f"{self._received.total} of {self.share_bytes} bytes"
-        return f"<Upload {self._incoming!r} {state}, {got}>"
+        return f"<Upload {self._incoming!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
 
     @property
     def came_bytes(self) -> int:
@@ -183,9 +174,8 @@ class Upload(ShareWriter):
                     views = list(slice_pieces(pieces, begin - offset, stop - offset))
                     self._fill(fd, begin, views, wanted)
             finally:
-                self._on_open(
-                    self
-                )  # less is to come, and if it is complete it has to stay open now
+                # Less is to come, and if it is complete it has to stay open now.
+                self._on_open(self)
             self.unsent_bytes += end - offset
             self.last_write = self._clock()
 
@@ -223,15 +213,7 @@ class Upload(ShareWriter):
                 ranges[: sidecar.MAX_NOTED_RANGES],
             )
             try:
-                fd = os.open(
-                    self._incoming + sidecar.SUFFIX,
-                    os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-                    0o666,
-                )
-                try:
-                    disk.write_all(fd, note.pack(), 0)
-                finally:
-                    os.close(fd)
+                incoming.write_note(self._incoming, note)
             except OSError as error:
                 raise disk.disk_error(error, f"note the progress of {self._name()}") from error
             self._noted = ranges
@@ -338,9 +320,7 @@ class Upload(ShareWriter):
                     # An empty file is not laid out to be removed.
                     self._reopen_empty()
                     fd = self._require_open() if self._fd is None else self._fd
-                    if disk.names_file(self._incoming, fd):
-                        disk.remove(self._incoming + sidecar.SUFFIX)
-                        disk.remove(self._incoming)
+                    incoming.remove_own(self._incoming, fd)
             finally:
                 self._leave()
 
@@ -376,13 +356,10 @@ class Upload(ShareWriter):
         if self._fresh_lease is None or self._fd is not None or self.gone:
             return
         try:
-            fd = incoming.open_new(self._incoming)
+            fd = incoming.open_empty(self._incoming, self._final)
         except OSError as error:
             raise disk.disk_error(error, f"go on with {self._name()}") from error
-        if fd is None or os.fstat(fd).st_size or os.path.lexists(self._final):
-            # Another process has it, or has finished it.
-            if fd is not None:
-                os.close(fd)
+        if fd is None:
             self._leave()
             raise self._no_such_upload()
         self._fd = fd
@@ -394,10 +371,8 @@ class Upload(ShareWriter):
         self._reopen_empty()
         self._lay_out_empty()
         if self._fd is None:
-            resumed = incoming.resume(self._incoming, self._boot_id)
-            if resumed is None or resumed[1].secret_hash != self.secret_hash:
-                if resumed is not None:
-                    os.close(resumed[0])
+            resumed = incoming.resume(self._incoming, self._boot_id, self.secret_hash)
+            if resumed is None:
                 self._leave()
                 raise self._no_such_upload()
             self._fd, note = resumed
