@@ -19,7 +19,8 @@ from pipegrid.disk.durability import Durability
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan
 from pipegrid.storage.uploads.upload import Upload
 from pipegrid.transfer.put.allocations import Allocations
-from pipegrid.transfer.put.shareway import ShareWay, State
+from pipegrid.transfer.put.sharestate import State
+from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.transport.gbs.client import GbsServer
 from tests.simulation import fault_schedules
 from tests.simulation.fault_schedules import (
@@ -285,7 +286,7 @@ class TeethTests(SynchronousTestCase):
         """A client that takes a server's "no such upload" for success."""
 
         def resolve_doubt(lane: ShareWay) -> None:
-            if lane.state == "doubtful" and not lane._calls:
+            if lane.state == "doubtful" and not lane._owed._calls:
                 lane.close(State.STORED)
 
         self.patch(ShareWay, "resolve_doubt", resolve_doubt)

@@ -15,7 +15,8 @@ from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import batch
-from pipegrid.transfer.put.shareway import ShareWay, State
+from pipegrid.transfer.put.sharestate import State
+from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteResult
 from tests.transfer.world import identity

@@ -14,11 +14,10 @@ another round, on another server.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
@@ -34,8 +33,6 @@ from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.found import Found
-from pipegrid.transfer.get.download import Download
-from pipegrid.transfer.get.segmentfeed import SegmentFeed
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.put.allocations import Allocations, Answer
@@ -43,7 +40,8 @@ from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.pace import until_silence
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.reasons import each_once
-from pipegrid.transfer.put.shareway import ShareWay, State
+from pipegrid.transfer.put.sharestate import State
+from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.shortage import too_few_shares
@@ -287,16 +285,6 @@ class Repair:
                 return True
             await self._wait()
 
-    async def _code_segments(self, encoder: Reencoder) -> AsyncIterator[list[ShareWrite]]:
-        """Yield what is to be written of all shares, segment by segment, and what stands behind."""
-        async with self._ciphertext(encoder) as feed:
-            for index in range(encoder.geometry.num_segments):
-                ciphertext = await feed.take()
-                size = 8 * encoder.geometry.segment_length(index)
-                coded = await self._workers.run_if_large(size, _code, encoder, ciphertext, None)
-                yield encoder.add(coded)
-        yield encoder.finish()
-
     def _open_lanes(self, peer: Peer, numbers: set[int], share_bytes: int) -> list[ShareWay]:
         secrets = self._allocations.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
@@ -333,28 +321,6 @@ class Repair:
         self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
         for lane in self._lanes.open:
             lane.finish()
-
-    @asynccontextmanager
-    async def _ciphertext(self, encoder: Reencoder) -> AsyncIterator[SegmentFeed]:
-        """Fetch the file's ciphertext, as long as it is wanted."""
-        feed = SegmentFeed(encoder.geometry)
-        download = Download(
-            clock=self._clock,
-            workers=self._workers,
-            peers=self._peers,
-            cap=self._cap,
-            sink=feed,
-            start=0,
-            length=self._cap.size,
-            settings=self._settings,
-            avoid=self._check.found.bad,
-            holders=self._check.found.holders,
-        )
-        running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
-        try:
-            yield feed
-        finally:
-            running.cancel()
 
     def _send(self, writes: Iterable[ShareWrite], encoder: Reencoder) -> None:
         lanes = {lane.share_number: lane for lane in self._lanes.open}

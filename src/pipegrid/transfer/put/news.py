@@ -12,14 +12,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, WrongSecret
-from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.put.allocations import Allocations, Answer
-from pipegrid.transfer.put.asking import Asking
-from pipegrid.transfer.put.openlanes import OpenLanes
-from pipegrid.transfer.put.plan import UploadPlan
-from pipegrid.transfer.put.refusals import Refusals
-from pipegrid.transfer.put.shareway import ShareWay, State
-from pipegrid.transfer.put.whereabouts import Whereabouts
+from pipegrid.transfer.put.allocations import Answer
+from pipegrid.transfer.put.parts import Parts
+from pipegrid.transfer.put.sharestate import State, is_unexplained
+from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.wire.messages import Allocation
 
 
@@ -28,28 +24,17 @@ class News:
     The news of one upload.
 
     Args:
-        asking: is told when servers have answered.
-        where, plan, refusals: where it is booked.
+        parts: of the upload: whom it is heard from, and where it is booked.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        *,
-        plan: UploadPlan[Peer],
-        lanes: OpenLanes,
-        allocations: Allocations,
-        refusals: Refusals,
-        asking: Asking,
-        where: Whereabouts,
-    ) -> None:
+    def __init__(self, clock: IReactorTime, parts: Parts) -> None:
         self._clock = clock
-        self._plan = plan
-        self._lanes = lanes
-        self._allocations = allocations
-        self._refusals = refusals
-        self._asking = asking
-        self._where = where
+        self._plan = parts.plan
+        self._lanes = parts.lanes
+        self._allocations = parts.allocations
+        self._refusals = parts.refusals
+        self._asking = parts.asking
+        self._where = parts.where
         self._others_uploading = self._aborted = False
 
     @property
@@ -104,7 +89,7 @@ class News:
         elif lane.state is State.REFUSED:
             if isinstance(lane.error, WrongSecret):
                 self._others_uploading = True
-            elif lane.unexplained or isinstance(lane.error, NoSpace):
+            elif is_unexplained(lane.state, lane.error) or isinstance(lane.error, NoSpace):
                 self._refusals.note(peer, number, lane.error)
             self._plan.refused(number, peer)
         elif lane.state is State.FAILED:

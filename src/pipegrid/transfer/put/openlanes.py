@@ -15,7 +15,8 @@ from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.pace import is_silent
 from pipegrid.transfer.put.plan import UploadPlan
-from pipegrid.transfer.put.shareway import ShareWay, State
+from pipegrid.transfer.put.sharestate import State, is_unexplained
+from pipegrid.transfer.put.shareway import ShareWay
 
 _NONE: Mapping[int, Peer] = {}
 
@@ -84,7 +85,7 @@ class OpenLanes:
         for lane in ended:
             if lane.bug is not None:
                 lane.bug.raiseException()
-            if lane.error is not None and not lane.unexplained:
+            if lane.error is not None and not is_unexplained(lane.state, lane.error):
                 self.reasons[lane.peer.name] = str(lane.error)
             if lane.is_useless:
                 self.forget(lane)

@@ -224,10 +224,8 @@ class Putter:
                 settings=self._settings,
                 check_source=check_source,
                 elsewhere=self._elsewhere,
-                progress=reports.progress,
-                found=reports.found,
+                reports=reports,
                 begun=begun,
-                cap_known=reports.cap_known if begun is None else None,
             )
             begun = None
             try:

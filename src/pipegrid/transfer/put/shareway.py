@@ -5,15 +5,7 @@ A lane gathers the encoder's small writes into batches (``batch``), hands them t
 knows what was acknowledged. It never waits itself: the upload looks at ``blocked`` and ``state``, and is
 woken whenever they may have changed.
 
-    state        what happens                                              and then
-    open         the server has all of it                                  stored
-                 it refuses; has other bytes; is gone                      refused; lost; failed
-                 it knows no unfinished share                              doubtful
-                 all is sent and answered, and it wants more               doubtful
-    doubtful     all is answered; it did not grant the share               refused
-                 it lists the share; it does not                           stored; lost
-                 it does not, and said before that it had a part           open, to send that part after all
-    any of both  taken back; somebody else stored it                       dropped; found
+What its states are, and what leads from one to the next: ``sharestate``.
 
 A large batch need not be kept until it is acknowledged, if the transfer can code segments again: on a long
 path several times as much as memory should hold may be on its way. What is lost with a connection then is
@@ -25,42 +17,21 @@ What the server has already, of an upload that was cut off, is not sent again (`
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.errors import (
-    ConflictingWrite,
-    NoSpace,
-    NoSuchShare,
-    ServerError,
-    ServerRefused,
-    WriteLost,
-)
+from pipegrid.errors import ConflictingWrite, NoSpace, NoSuchShare, ServerError, WriteLost
 from pipegrid.flow.pipeline import UNDELIVERED
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.already import AlreadyThere, joined
 from pipegrid.transfer.put.batch import NO_SEGMENTS, Batch
+from pipegrid.transfer.put.owed import OwedAnswers
+from pipegrid.transfer.put.sharestate import State, state_after
 from pipegrid.wire.messages import UploadSecrets, WriteResult
-
-T = TypeVar("T")
-
-
-class State(str, Enum):
-    """What becomes of the share at this server; the table above says how."""
-
-    OPEN = "open"
-    DOUBTFUL = "doubtful"  # whether the server has it, or any of it
-    STORED = "stored"
-    FOUND = "found"  # somebody else stored it meanwhile
-    REFUSED = "refused"
-    LOST = "lost"  # the server forgot it, or has other bytes
-    FAILED = "failed"  # the server is gone
-    DROPPED = "dropped"
 
 
 class ShareWay:
@@ -137,9 +108,7 @@ class ShareWay:
         self._last: Batch | None = None
         self._lost_writes = False
         self._room: Deferred[None] | None = None
-        self._calls: dict[Deferred[Any], float] = {}  # with the time of each, the oldest first
-        self._answers = 0
-        self._answers_s = 0.0
+        self._owed = OwedAnswers(clock)
 
     def __repr__(self) -> str:
         return f"<ShareWay of share {self.share_number} to {self.peer.name}: {self.state.value}>"
@@ -160,23 +129,14 @@ class ShareWay:
         return self.state is State.OPEN and self._room is None
 
     @property
-    def unexplained(self) -> bool:
-        """Whether the server refused the share, and did not say why."""
-        return self.state is State.REFUSED and (
-            self.error is None or isinstance(self.error, NoSuchShare)
-        )
-
-    @property
     def waiting(self) -> bool:
         """Whether the server owes an answer that matters."""
-        return bool(self._calls) and not self.ended
+        return bool(self._owed) and not self.ended
 
     @property
     def pace_s(self) -> float:
         """How long an answer takes: on average, or the oldest that is owed if that is longer."""
-        average_s = self._answers_s / self._answers if self._answers else 0.0
-        oldest = next(iter(self._calls.values()), None)
-        return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
+        return self._owed.pace_s
 
     @property
     def is_useless(self) -> bool:
@@ -201,7 +161,9 @@ class ShareWay:
     def exceeds_window(self) -> bool:
         """Whether the server must have answered some writes, or has to, before the rest can be sent."""
         gathered = 0 if self._batch is None else self._batch.length
-        return self._answers > 0 or self._room is not None or gathered > self.peer.pipeline.room
+        return (
+            self._owed.answers > 0 or self._room is not None or gathered > self.peer.pipeline.room
+        )
 
     def finish(self, hold: bool = False) -> None:
         """
@@ -229,10 +191,7 @@ class ShareWay:
         self.has_trailer = self.all_sent = True
         self.missed = NO_SEGMENTS
         batch = Batch(0, length=self._share_bytes, has_trailer=True)
-        self._await(write, sent_s)
-        write.addCallbacks(
-            self._written, self._write_failed, callbackArgs=(batch,), errbackArgs=(batch,)
-        )
+        self._await_write(write, batch, sent_s)
 
     def send(self, write: ShareWrite, segment: int | None = None) -> None:
         """
@@ -313,25 +272,24 @@ class ShareWay:
             let_go=let_go,
             again=self._lost_writes,
         )
-        self._await(call)
+        return self._await_write(call, batch)
+
+    def _await_write(
+        self, call: Deferred[WriteResult], batch: Batch, sent_s: float | None = None
+    ) -> Deferred[object]:
+        self._await(call, sent_s)
         answer: Deferred[object] = call.addCallbacks(
             self._written, self._write_failed, callbackArgs=(batch,), errbackArgs=(batch,)
         )
         return answer
 
-    def _await(self, call: Deferred[T], sent_s: float | None = None) -> None:
+    def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:
         """Know the call until it ends, and wake the upload then."""
         if sent_s is None:
             sent_s = self._clock.seconds()
-        if not self._calls:
+        if not self._owed:
             self.last_sign = sent_s  # before, the server owed nothing
-        self._calls[call] = sent_s
-        call.addBoth(self._answered, call)
-
-    def _answered(self, result: T, call: Deferred[T]) -> T:
-        self._answers += 1
-        self._answers_s += self._clock.seconds() - self._calls.pop(call)
-        return result
+        self._owed.asked(call, sent_s)
 
     def _written(self, result: WriteResult, batch: Batch) -> None:
         if not self.ended:
@@ -352,7 +310,7 @@ class ShareWay:
     def _check_complete(self) -> None:
         # All is sent or passed over, and answered, and still the server wants more: it has lost something, or
         # never had it.
-        if self.state is State.OPEN and self.all_sent and not self._calls:
+        if self.state is State.OPEN and self.all_sent and not self._owed:
             self._incomplete = True
             self.close(State.DOUBTFUL)
 
@@ -379,7 +337,7 @@ class ShareWay:
         elif self.state is State.OPEN or not isinstance(error, NoSuchShare):
             if isinstance(error, ServerError) and not self.ended:
                 self.error = error
-            self.close(_state_after(error))
+            self.close(state_after(error))
         self._changed()
 
     def resolve_doubt(self) -> None:
@@ -388,7 +346,7 @@ class ShareWay:
 
         One that was not granted is refused, unless its writes were taken; of any other the server is asked.
         """
-        if self.state is not State.DOUBTFUL or self._calls:
+        if self.state is not State.DOUBTFUL or self._owed:
             return
         if not self.granted and not self._incomplete:
             self.close(State.REFUSED)
@@ -428,29 +386,13 @@ class ShareWay:
     def cancel(self, state: State) -> None:
         """End the lane in this state and give up all unanswered writes."""
         self.close(state)
-        for call in list(self._calls):
-            call.cancel()
+        self._owed.cancel()
 
     def detach(self) -> None:
         """Tell nobody any more; else a transfer and its lanes would keep each other after their end."""
-        self._changed = self._stored = _tell_nobody
+        self._changed = self._stored = lambda: None
 
     def abort(self) -> Deferred[None]:
         """Tell the server to forget the unfinished share; fires when told, never fails."""
         done = self.peer.server.abort(self._storage_index, self.share_number, self._secrets.upload)
         return done.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
-
-
-def _tell_nobody() -> None:
-    """The transfer is over."""
-
-
-def _state_after(error: BaseException | None) -> State:
-    """Return what state a failed call puts a lane in."""
-    if isinstance(error, CancelledError):
-        return State.DROPPED
-    if isinstance(error, NoSuchShare):
-        return State.DOUBTFUL
-    if isinstance(error, ConflictingWrite):
-        return State.LOST  # whoever looks at it has the server forget what it has
-    return State.REFUSED if isinstance(error, ServerRefused) else State.FAILED

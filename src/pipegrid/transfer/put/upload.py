@@ -20,29 +20,25 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core import hashes
-from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
 from pipegrid.errors import UnhappyError
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.progress import Progress
-from pipegrid.transfer.put.allocations import Allocations
-from pipegrid.transfer.put.asking import Asking
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import CodingLine
 from pipegrid.transfer.put.elsewhere import Elsewhere
 from pipegrid.transfer.put.news import News
-from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.pace import TICK_S, Pace
-from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.parts import new_parts
 from pipegrid.transfer.put.reasons import not_spread, too_few_servers
-from pipegrid.transfer.put.refusals import ASK_S, Refusals
+from pipegrid.transfer.put.refusals import ASK_S
 from pipegrid.transfer.put.segments import Segments
-from pipegrid.transfer.put.shareway import ShareWay, State
+from pipegrid.transfer.put.sharestate import State
+from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.transfer.put.source import Source
-from pipegrid.transfer.put.whereabouts import Whereabouts
 from pipegrid.transfer.put.whole import Begun, take_apart
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
@@ -62,10 +58,7 @@ class Upload:
         check_source: awaited before the last bytes are sent; raises SourceError if the source has
             changed since the key was made.
         elsewhere: what puts of this client have found; told of this one's end.
-        progress: called with acknowledged and total bytes of shares.
-        found: called with bytes of shares that servers had before, and with all that there are.
-        begun: what ``WholePut`` has begun, and did not end.
-        cap_known: called with the file's cap when all of it is coded.
+        begun: what ``WholePut`` has begun, and did not end; it has told the cap.
 
     What somebody else stores at the same time (``contended``) a later try finds.
     """
@@ -84,54 +77,40 @@ class Upload:
         settings: UploadSettings,
         check_source: Callable[[], Coroutine[Any, Any, None]],
         elsewhere: Elsewhere,
-        progress: Progress | None = None,
-        found: Progress | None = None,
+        reports: PutReports,
         begun: Begun | None = None,
-        cap_known: Callable[[ChkCap], None] | None = None,
     ) -> None:
         self._clock = clock
         self._source = source
         self._geometry = geometry
         self._check_source = check_source
-        self._cap_known = cap_known
+        self._cap_known = reports.cap_known if begun is None else None
         self._encoder = Encoder(geometry, key)
-        share_bytes = self._encoder.share_bytes
         self._storage_index = hashes.storage_index(key)
-        self._plan: UploadPlan[Peer] = UploadPlan(
-            ring(self._storage_index, peers),
-            geometry.total_shares,
-            happy,
-            geometry.required_shares,
-        )
         self._happy = happy
-        self._lanes = OpenLanes(self._plan, settings.silence_s)
         self._changed = Wakeup(clock)
         self._uneventful = 0  # so many shares may be stored before there is anything to decide
-        self._allocations = Allocations(
-            self._storage_index,
-            share_bytes,
-            client_secrets.for_file(self._storage_index),
-            self._changed.fire,
-        )
-        self._refusals = Refusals(clock, self._storage_index, share_bytes, self._changed.fire)
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
-        self._asking = Asking(
-            elsewhere, self._plan, self._allocations, share_bytes, self._started, settings.grace_s
-        )
-        self._segments = Segments(geometry, self._encoder, source, workers, self._lanes)
-        self._where = Whereabouts(
-            self._plan, geometry.total_shares, self._encoder.share_bytes, progress, found
-        )
-        self._news = News(
+        parts = new_parts(
             clock,
-            plan=self._plan,
-            lanes=self._lanes,
-            allocations=self._allocations,
-            refusals=self._refusals,
-            asking=self._asking,
-            where=self._where,
+            peers=peers,
+            storage_index=self._storage_index,
+            client_secrets=client_secrets,
+            geometry=geometry,
+            share_bytes=self._encoder.share_bytes,
+            happy=happy,
+            settings=settings,
+            elsewhere=elsewhere,
+            began_s=self._started,
+            changed=self._changed.fire,
+            reports=reports,
         )
+        self._plan, self._lanes, self._where = parts.plan, parts.lanes, parts.where
+        self._allocations, self._refusals = parts.allocations, parts.refusals
+        self._asking = parts.asking
+        self._news = News(clock, parts)
+        self._segments = Segments(geometry, self._encoder, source, workers, self._lanes)
         self._pace: Pace[ShareWay] = Pace(
             settings, self._started, None if begun is None else begun.happy_since
         )

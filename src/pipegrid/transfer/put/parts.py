@@ -1,0 +1,81 @@
+"""
+What an upload is made of beside the file: who asks, who sends, and where it is written down what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.params import Geometry
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.progress import PutReports
+from pipegrid.transfer.put.allocations import Allocations
+from pipegrid.transfer.put.asking import Asking
+from pipegrid.transfer.put.elsewhere import Elsewhere
+from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.refusals import Refusals
+from pipegrid.transfer.put.whereabouts import Whereabouts
+from pipegrid.transfer.settings import UploadSettings
+
+
+@attrs.frozen
+class Parts:
+    """
+    The parts of one upload.
+
+    Attributes:
+        plan: what goes where.
+        lanes: the shares that are on their way.
+        allocations: questions for room, and their answers.
+        refusals: servers that refused without a reason, and are asked what they have.
+        asking: what is asked before anything is sent.
+        where: what is stored.
+    """
+
+    plan: UploadPlan[Peer]
+    lanes: OpenLanes
+    allocations: Allocations
+    refusals: Refusals
+    asking: Asking
+    where: Whereabouts
+
+
+def new_parts(
+    clock: IReactorTime,
+    *,
+    peers: Sequence[Peer],
+    storage_index: bytes,
+    client_secrets: ClientSecrets,
+    geometry: Geometry,
+    share_bytes: int,
+    happy: int,
+    settings: UploadSettings,
+    elsewhere: Elsewhere,
+    began_s: float,
+    changed: Callable[[], None],
+    reports: PutReports,
+) -> Parts:
+    """
+    Return the parts of an upload that begins; its arguments are those of ``Upload``.
+
+    Args:
+        storage_index: decides the ring of servers.
+        changed: called when there is news.
+    """
+    index, total = storage_index, geometry.total_shares
+    secrets = client_secrets.for_file(index)
+    plan: UploadPlan[Peer] = UploadPlan(ring(index, peers), total, happy, geometry.required_shares)
+    allocations = Allocations(index, share_bytes, secrets, changed)
+    return Parts(
+        plan,
+        OpenLanes(plan, settings.silence_s),
+        allocations,
+        Refusals(clock, index, share_bytes, changed),
+        Asking(elsewhere, plan, allocations, share_bytes, began_s, settings.grace_s),
+        Whereabouts(plan, total, share_bytes, reports.progress, reports.found),
+    )
