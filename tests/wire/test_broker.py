@@ -13,6 +13,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import broker as bounded
+from pipegrid.wire import receiving
 from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.banana import ERROR, LONGINT, OPEN, PING, STRING, VOCAB
 from pipegrid.wire.broker import BoundedBroker
@@ -201,7 +202,7 @@ class TurnTests(BrokerTestCase):
         """Of calls fewer."""
         calls = [call(number, 1, b"echo", value(number)) for number in range(1, 101)]
         self.broker.dataReceived(b"".join(calls))
-        self.assertLessEqual(len(self.broker.inboundDeliveryQueue), bounded.TURN_CALLS)
+        self.assertLessEqual(len(self.broker.inboundDeliveryQueue), receiving.TURN_CALLS)
         self.settle()
         self.assertEqual([heard for (heard,) in self.echo.heard], list(range(1, 101)))
 
@@ -209,16 +210,16 @@ class TurnTests(BrokerTestCase):
         """So many calls are under way, and no more is read until one of them has ended."""
         answers: list[Deferred[None]] = []
         self.echo.remote_echo = lambda: answers.append(Deferred()) or answers[-1]  # type: ignore
-        calls = [call(number, 1, b"echo") for number in range(1, 2 * bounded.MAX_CALLS)]
+        calls = [call(number, 1, b"echo") for number in range(1, 2 * receiving.MAX_CALLS)]
         self.receive(b"".join(calls))
-        self.assertEqual(len(answers), bounded.MAX_CALLS - 1)  # and one is being received
+        self.assertEqual(len(answers), receiving.MAX_CALLS - 1)  # and one is being received
         self.assertEqual(self.transport.events[-1], "pauseProducing")
         while waiting := [answer for answer in answers if not answer.called]:
-            self.assertLess(len(waiting), bounded.MAX_CALLS)
+            self.assertLess(len(waiting), receiving.MAX_CALLS)
             for answer in waiting:
                 answer.callback(None)
             self.settle()
-        self.assertEqual(len(answers), 2 * bounded.MAX_CALLS - 1)
+        self.assertEqual(len(answers), 2 * receiving.MAX_CALLS - 1)
         self.assertEqual(self.transport.events[-1], "resumeProducing")
 
 
