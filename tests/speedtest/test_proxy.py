@@ -18,7 +18,7 @@ from pipegrid.speedtest.baseline import ping_responders
 from pipegrid.speedtest.children import ChildError, start_child
 from pipegrid.speedtest.probe import ResponderError
 from pipegrid.speedtest.proxy import Pair, parse_pair, proxy_main, start_proxy
-from pipegrid.speedtest.responder import start_responders
+from pipegrid.speedtest.responders import start_responders
 
 reactor: Any = installed_reactor
 

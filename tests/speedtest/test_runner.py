@@ -10,13 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, UsageError
-from pipegrid.speedtest import runner, scenarios
+from pipegrid.speedtest import provenance, runner, scenarios
 from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.contents import Comparing
 from pipegrid.speedtest.results import DOWN, UP, RoundTrip, Run, parse_run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.targets import Target, check_room, fitting_params
+from pipegrid.speedtest.target import Target, check_room
+from pipegrid.speedtest.targets import fitting_params
 
 
 class MemorySession:
@@ -209,7 +210,7 @@ class SelfDescriptionTests(SynchronousTestCase):
 
     def test_versions_and_machine(self) -> None:
         """Texts only; two runs on one machine say the same."""
-        self.assertEqual(runner.machine(), runner.machine())
-        self.assertIn("cores", runner.machine())
-        self.assertIn("twisted", runner.versions())
-        self.assertTrue(all(runner.versions().values()))
+        self.assertEqual(provenance.machine(), provenance.machine())
+        self.assertIn("cores", provenance.machine())
+        self.assertIn("twisted", provenance.versions())
+        self.assertTrue(all(provenance.versions().values()))

@@ -15,7 +15,8 @@ from pipegrid.core.params import Params
 from pipegrid.errors import GridError, ServerUnreachable, UsageError
 from pipegrid.speedtest import targets
 from pipegrid.speedtest.processes import make_client
-from pipegrid.speedtest.targets import ConfiguredGrid, PrivateGrid, connect_s
+from pipegrid.speedtest.target import connect_s
+from pipegrid.speedtest.targets import ConfiguredGrid, PrivateGrid
 from pipegrid.wire import nurl
 
 

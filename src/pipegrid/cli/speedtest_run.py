@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipegrid.speedtest.probe import Responder
     from pipegrid.speedtest.results import Link, Run
     from pipegrid.speedtest.scenarios import Scenario
-    from pipegrid.speedtest.targets import Target
+    from pipegrid.speedtest.target import Target
 
 DEFAULT_LINK = "wan"
 NO_LINK = "none"
@@ -172,6 +172,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> T
     """
     from pipegrid.errors import UsageError
     from pipegrid.speedtest import targets
+    from pipegrid.speedtest.target import GBS
 
     private = ("servers", "transport", "durability", "link", "rtt", "up", "down", "scratch")
     encoding = ("required", "total")
@@ -193,7 +194,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> T
     return targets.PrivateGrid(
         reactor,
         servers,
-        transport=given["transport"] or targets.GBS,
+        transport=given["transport"] or GBS,
         link=link_of(given),
         params=params_of(given, targets.fitting_params(servers), servers),
         durability=given["durability"] or "batch",

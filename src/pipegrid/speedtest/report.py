@@ -114,6 +114,18 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
     )
 
 
+_THROUGHPUT_WORDS = (
+    "Bytes of shares on the wire, as a part of what bare TCP streams carried on the same path in the"
+    " same run. The grey band is how far raw TCP itself varied."
+)
+
+_HISTORY_WORDS = (
+    "Each point is a run's median, its line from the fastest to the slowest round; filled circles are"
+    " stores, hollow squares fetches. The dashed line is the least time, or the most that raw TCP"
+    " carries. This run is the last."
+)
+
+
 def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
     """Return the pictures that this run has material for; the modules that draw are loaded late."""
     bars, curves, drawing = modules
@@ -123,8 +135,8 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
     def add(
         name: str, title: str, text: str, paint: Callable[[bool], Any], key: bool = False
     ) -> None:
-        label = f"{title} {text}"
-        found.append(Section(name, title, text, drawing.draw(name, label, paint), key))
+        drawn = drawing.draw(name, f"{title} {text}", paint)
+        found.append(Section(name, title, text, drawn, key))
 
     if any(figures.small(run, way) for way in DIRECTIONS):
         add(
@@ -139,8 +151,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
         add(
             "throughput",
             "Throughput beside raw TCP",
-            "Bytes of shares on the wire, as a part of what bare TCP streams carried on the same path in the"
-            " same run. The grey band is how far raw TCP itself varied.",
+            _THROUGHPUT_WORDS,
             lambda wide: bars.throughput_chart(run, wide),
             key=True,
         )
@@ -171,9 +182,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
         add(
             "history",
             f"The last {len(runs)} runs",
-            "Each point is a run's median, its line from the fastest to the slowest round; filled circles are"
-            " stores, hollow squares fetches. The dashed line is the least time, or the most that raw TCP"
-            " carries. This run is the last.",
+            _HISTORY_WORDS,
             lambda wide: curves.history_chart(runs, wide),
         )
     return found

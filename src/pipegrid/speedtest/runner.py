@@ -10,11 +10,7 @@ TCP is measured on the same path before and after, round trips in every round.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import importlib.metadata
-import os
-import platform
 import random
 import statistics
 import subprocess
@@ -29,8 +25,6 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
-import pipegrid
-from pipegrid.core import erasure
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError
 from pipegrid.reactor.together import together
@@ -39,6 +33,7 @@ from pipegrid.speedtest.baseline import Effort, join, measure_baselines
 from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.contents import Comparing, Contents
 from pipegrid.speedtest.processes import environment
+from pipegrid.speedtest.provenance import commit, machine, versions
 from pipegrid.speedtest.results import (
     COLD_START,
     DOWN,
@@ -52,7 +47,7 @@ from pipegrid.speedtest.results import (
     Timeline,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.targets import Target, check_room, in_thread
+from pipegrid.speedtest.target import Target, check_room, in_thread
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 Say = Callable[[str], object]
@@ -64,7 +59,6 @@ _WARM_BYTES = 200
 TIMELINES = 5
 """Uploads that are recorded, one of which is shown."""
 _TIMELINE_NAME = "1x 200B"
-_LIBRARIES = ("Twisted", "cryptography", "pycryptodome", "zfec", "httptools", "foolscap")
 
 
 @attrs.frozen
@@ -386,47 +380,3 @@ class _Upload:
 
 
 # What a run says about itself.
-
-
-def commit() -> str | None:
-    """Return the commit of the working copy that this package is in, ``+`` behind it if it was changed."""
-    here = Path(pipegrid.__file__).resolve().parent
-    root = here.parent.parent
-    if not (root / ".git").exists():
-        return None
-    try:
-        head = _git(root, "rev-parse", "--short", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return head + ("+" if changed else "")
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=root, check=True, capture_output=True, text=True, timeout=10
-    )
-    return done.stdout.strip()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of pipegrid, python, and libraries that matter."""
-    found = {"pipegrid": pipegrid.__version__, "python": platform.python_version()}
-    for name in _LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name.lower()] = importlib.metadata.version(name)
-    return found
-
-
-def machine() -> dict[str, str]:
-    """Return what figures depend on besides."""
-    found = {
-        "system": f"{platform.system()} {platform.release()}",
-        "architecture": platform.machine(),
-        "cores": str(os.cpu_count() or "?"),
-        "erasure": erasure.library(),
-    }
-    with contextlib.suppress(OSError, ValueError):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        found["memory"] = f"{memory / 2**30:.1f} GiB"
-    return found

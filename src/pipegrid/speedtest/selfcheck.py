@@ -26,7 +26,7 @@ from pipegrid.speedtest.baseline import (
 )
 from pipegrid.speedtest.links import shape_of
 from pipegrid.speedtest.proxy import start_proxy
-from pipegrid.speedtest.responder import start_responders
+from pipegrid.speedtest.responders import start_responders
 from pipegrid.speedtest.results import DOWN, UP, Link
 
 RTT_LINK = Link("100 ms", 0.1)
