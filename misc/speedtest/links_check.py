@@ -36,7 +36,8 @@ from pipegrid.speedtest.lines import of_raw_tcp
 from pipegrid.speedtest.links import PROFILES
 from pipegrid.speedtest.results import WINDOW, Link, Run, spread
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.targets import PrivateGrid, Target
+from pipegrid.speedtest.target import Target
+from pipegrid.speedtest.targets import PrivateGrid
 
 MOST_ROUND_TRIPS = 1.2
 LEAST_OF_TCP = 0.95

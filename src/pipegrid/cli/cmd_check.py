@@ -22,6 +22,7 @@ from pipegrid.cli.render import grouped, say_some
 from pipegrid.cli.upkeep import files_or_trees, look_after, recursive_option
 
 if TYPE_CHECKING:
+    from pipegrid.cli.files import NamedFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import CheckResult, RepairResult
 
@@ -63,7 +64,6 @@ def command(
     worst of these: 4, 5, 3, 1, 0.
     """
     check_caps(caps, cap_files)
-    from pipegrid.cli.files import NamedFile, identity
     from pipegrid.transfer.results import RepairResult
 
     files = files_or_trees(invocation.console, caps, cap_files, recursive)
@@ -75,18 +75,7 @@ def command(
                 from pipegrid.cli.cmd_repair import report
 
                 return report(console, file, result, lead)
-            more = (
-                {"renewed": result.renewed, "lease_problems": result.lease_problems}
-                if add_lease
-                else {}
-            )
-            console.result(lead + summary(result), {**identity(file), **fields(result), **more})
-            if not console.json:
-                say_more(console, result, lead)
-            say_some(
-                console,
-                [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)],
-            )
+            tell(console, file, result, lead, add_lease)
             return status(result)
 
         if len(files) == 1 and not (recursive or repair):
@@ -107,6 +96,20 @@ def command(
         return await look_after(grid, console, files, todo, bounds, "check", show, recursive)
 
     return GridJob(work)
+
+
+def tell(
+    console: Console, file: NamedFile[Any], result: CheckResult, lead: str, add_lease: bool
+) -> None:
+    """Tell what was found of one file, and which leases were not renewed if that was wanted."""
+    from pipegrid.cli.files import identity
+
+    leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
+    more = leases if add_lease else {}
+    console.result(lead + summary(result), {**identity(file), **fields(result), **more})
+    if not console.json:
+        say_more(console, result, lead)
+    say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)])
 
 
 def status(result: CheckResult) -> ExitStatus:

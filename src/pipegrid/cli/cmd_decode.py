@@ -13,6 +13,7 @@ from pipegrid.cli.options import byte_size, cap_file_option, check_caps, common_
 
 if TYPE_CHECKING:
     from pipegrid.disk.partfile import PartFile
+    from pipegrid.transfer.offline import DecodeResult
 
 
 @click.command(name="decode")
@@ -73,7 +74,7 @@ def decode(
     from pipegrid.cli.files import named_files
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.cli.progress import Progress
-    from pipegrid.cli.render import corruption_fields, plural, warn_of_corruption
+    from pipegrid.cli.render import plural
     from pipegrid.core.caps import LitCap
     from pipegrid.core.filecaps import readable
     from pipegrid.core.params import MAX_SEGMENT_BYTES
@@ -109,6 +110,14 @@ def decode(
             progress=progress,
             max_segment_bytes=MAX_SEGMENT_BYTES if max_segment is None else max_segment,
         )
+    _tell(console, result, output)
+    return 0
+
+
+def _tell(console: Console, result: DecodeResult, output: str) -> None:
+    """Tell what came of it."""
+    from pipegrid.cli.render import corruption_fields, plural, warn_of_corruption
+
     warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
     console.detail(f"{plural(result.size, 'byte')} from shares {used or 'none'}")
@@ -122,4 +131,3 @@ def decode(
                 "corrupt": corruption_fields(result.problems),
             },
         )
-    return 0

@@ -19,7 +19,7 @@ from pipegrid.cli.options import (
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.places import destinations
+from pipegrid.cli.places import Places, destinations
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,70 +95,107 @@ def command(
         from pipegrid.cli.treeget import tree_job
 
         return tree_job(caps, cap_files, output, byte_range, force, paranoid)
-    from pipegrid.cli.files import each_in_order, named_files
-    from pipegrid.cli.ranges import resolve
+    files, places = _asked_for(invocation.console, caps, cap_files, output, force, byte_range)
+
+    async def work(grid: Grid, console: Console) -> int:
+        at_once = invocation.jobs or FILES_AT_ONCE
+        return await fetch_files(grid, console, files, places, output, force, byte_range, at_once)
+
+    return GridJob(work)
+
+
+async def fetch_files(
+    grid: Grid,
+    console: Console,
+    files: list[NamedFile[Any]],
+    places: Places,
+    output: str | None,
+    force: bool,
+    byte_range: str | None,
+    at_once: int,
+) -> int:
+    """Fetch files, so many at a time, and tell what came of each in their order; returns the exit status."""
+    from pipegrid.cli.files import each_in_order
+    from pipegrid.cli.progress import Progress
     from pipegrid.cli.trees import located
-    from pipegrid.core.caps import MutableCap
     from pipegrid.core.filecaps import fetchable
 
-    # All that can be wrong with the question is found before a grid is opened.
+    if console.json and output is None:
+        raise UsageError("--json would mix with the file on standard output; add -o FILE")
+    if places.directory is not None:
+        places.make_directory()
+    with ExitStack() as stack:
+        progress = None
+        # Or it would be in the file's midst.
+        if output is not None or not console.results.isatty():
+            progress = stack.enter_context(Progress(console, "get"))
+
+        async def get(file: NamedFile[Any]) -> GetResult:
+            place = places.of(file)
+            file = await located(grid, file, fetchable)
+            part = _part_of(file.cap, byte_range)
+            call = None if progress is None else progress.transfer()
+            return await fetch(grid, console, file.cap, part, place, force, call)
+
+        def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
+            lead = f"{file.label}: " if len(files) > 1 else ""
+            report(console, file, result, places.of(file), lead)
+            return ExitStatus.DONE
+
+        return await each_in_order(
+            console,
+            files,
+            at_once,
+            get,
+            show,
+            lambda file: {"path": places.of(file)},
+        )
+
+
+def _asked_for(
+    console: Console,
+    caps: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    byte_range: str | None,
+) -> tuple[list[NamedFile[Any]], Places]:
+    """
+    Return the files, and where they go.
+
+    All that can be wrong with the question is found here, before a grid is opened.
+
+    Raises:
+        click.UsageError, PipegridError: something is.
+    """
+    from pipegrid.cli.files import named_files
+    from pipegrid.core.filecaps import fetchable
+
     if force and output is None:
         raise click.UsageError("--force goes with -o", click.get_current_context())
     if output == "":
         raise click.UsageError(f"-o: {EMPTY_NAME}", click.get_current_context())
-    files = named_files(invocation.console, caps, cap_files, fetchable)
+    files = named_files(console, caps, cap_files, fetchable)
     if len(files) > 1 and byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
     places = destinations(files, output)
-
-    def part_of(cap: ChkCap | LitCap | MutableCap) -> tuple[int, int | None]:
-        if not isinstance(cap, MutableCap):
-            return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
-        if byte_range is not None:
-            raise UsageError(
-                "--range is for immutable files, whose caps tell their sizes; leave it out"
-            )
-        return 0, None
-
     if not files[0].names:
-        part_of(files[0].cap)
+        _part_of(files[0].cap, byte_range)
+    return files, places
 
-    async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.progress import Progress
 
-        if console.json and output is None:
-            raise UsageError("--json would mix with the file on standard output; add -o FILE")
-        if places.directory is not None:
-            places.make_directory()
-        with ExitStack() as stack:
-            progress = None
-            if (
-                output is not None or not console.results.isatty()
-            ):  # or it would be in the file's midst
-                progress = stack.enter_context(Progress(console, "get"))
+def _part_of(cap: ChkCap | LitCap | MutableCap, byte_range: str | None) -> tuple[int, int | None]:
+    """Return beginning and length of what is wanted of a file."""
+    from pipegrid.cli.ranges import resolve
+    from pipegrid.core.caps import MutableCap
 
-            async def get(file: NamedFile[Any]) -> GetResult:
-                place = places.of(file)
-                file = await located(grid, file, fetchable)
-                part = part_of(file.cap)
-                call = None if progress is None else progress.transfer()
-                return await fetch(grid, console, file.cap, part, place, force, call)
-
-            def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
-                lead = f"{file.label}: " if len(files) > 1 else ""
-                report(console, file, result, places.of(file), lead)
-                return ExitStatus.DONE
-
-            return await each_in_order(
-                console,
-                files,
-                invocation.jobs or FILES_AT_ONCE,
-                get,
-                show,
-                lambda file: {"path": places.of(file)},
-            )
-
-    return GridJob(work)
+    if not isinstance(cap, MutableCap):
+        return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
+    if byte_range is not None:
+        raise UsageError(
+            "--range is for immutable files, whose caps tell their sizes; leave it out"
+        )
+    return 0, None
 
 
 async def fetch(

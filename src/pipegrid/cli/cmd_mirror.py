@@ -53,6 +53,47 @@ def _check_options(function: F) -> F:
     return function
 
 
+_FETCH_OPTIONS = (
+    click.option(
+        "--durability",
+        type=click.Choice(["none", "batch", "strict"]),
+        default="batch",
+        show_default=True,
+        help="When a file may get its name: at once, when its group is on the disk, or when it is.",
+    ),
+    click.option(
+        "--limit-rate",
+        metavar="BYTES",
+        help="Fetch no more than so many bytes a second, such as 500K or 10M, from all mirrors together.",
+    ),
+    click.option(
+        "--connections",
+        type=click.IntRange(1, 64),
+        default=4,
+        show_default=True,
+        help="To each mirror, at most.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Fetch and remove nothing; say what would be."),
+    click.option(
+        "--delete",
+        is_flag=True,
+        help="When all is there, remove files from DEST that are not wanted.",
+    ),
+    click.option(
+        "--from",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        help="A mirror; give several, and they share the work.",
+    ),
+    click.option(
+        "--to-grid",
+        is_flag=True,
+        help="When all is there, store it in the grid, too, and print the cap that brings it back.",
+    ),
+)
+
+
 def fetch_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that every command has that fetches; they come as one ``Fetching``."""
 
@@ -78,47 +119,7 @@ def fetch_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         return function(*arguments, fetching=fetching, **others)
 
-    for option in (
-        click.option(
-            "--durability",
-            type=click.Choice(["none", "batch", "strict"]),
-            default="batch",
-            show_default=True,
-            help="When a file may get its name: at once, when its group is on the disk, or when it is.",
-        ),
-        click.option(
-            "--limit-rate",
-            metavar="BYTES",
-            help="Fetch no more than so many bytes a second, such as 500K or 10M, from all mirrors together.",
-        ),
-        click.option(
-            "--connections",
-            type=click.IntRange(1, 64),
-            default=4,
-            show_default=True,
-            help="To each mirror, at most.",
-        ),
-        click.option(
-            "--dry-run", is_flag=True, help="Fetch and remove nothing; say what would be."
-        ),
-        click.option(
-            "--delete",
-            is_flag=True,
-            help="When all is there, remove files from DEST that are not wanted.",
-        ),
-        click.option(
-            "--from",
-            "urls",
-            multiple=True,
-            metavar="URL",
-            help="A mirror; give several, and they share the work.",
-        ),
-        click.option(
-            "--to-grid",
-            is_flag=True,
-            help="When all is there, store it in the grid, too, and print the cap that brings it back.",
-        ),
-    ):
+    for option in _FETCH_OPTIONS:
         fetch = option(fetch)
     return _check_options(fetch)
 
@@ -229,11 +230,12 @@ def debian_command(
     _check_keys(keyrings, allow_unsigned)
 
     async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        from pipegrid.mirror.debian import DebianArchive, Selection
+        from pipegrid.mirror.debian import DebianArchive
+        from pipegrid.mirror.selecting import ArchiveSelection
         from pipegrid.mirror.trust import Keys
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
-        selection = Selection(
+        selection = ArchiveSelection(
             suites=tuple(dict.fromkeys(suites)),
             components=tuple(dict.fromkeys(components)),
             architectures=tuple(dict.fromkeys(architectures)),

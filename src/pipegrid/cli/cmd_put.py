@@ -93,26 +93,82 @@ def command(
     With -r, directories are stored, empty ones, links, modes and times included. What cannot be read, and
     what has no content, such as a socket, is named and left out; then the exit status is 1.
     """
-    from pipegrid.cli.mutableput import destination_of
-
-    context = click.get_current_context()
     check_key_options(convergence, random_key)
+    _check_names(files)
+    chosen = _chosen(recursive, exclude, exclude_from, exclude_vcs, files_from, one_file_system)
+    sources, destination = _split(files, recursive)
+    is_plain = not (recursive or convergence is not None or random_key or segment_bytes is not None)
+    _check_place(destination, format, force, read_only, mutable, is_plain)
+    placed = _is_placed(destination, sources, mutable, long)
+    said = (required_shares, total_shares, segment_bytes, happy, convergence, random_key)
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.uploads import Uploads
+
+        options = _options(grid, *said)
+        if placed:
+            from pipegrid.cli.mutableput import put_at
+
+            kind = (format or "sdmf") if mutable else None
+            await put_at(grid, console, sources[0], destination, kind, force, options, read_only)
+            return ExitStatus.DONE
+        if chosen is not None:
+            from pipegrid.cli.treeput import put_trees
+
+            return await put_trees(grid, console, sources, chosen, one_file_system, options, long)
+        return await Uploads(grid, console, sources, options, with_names=long).run()
+
+    return GridJob(work)
+
+
+def _check_names(files: tuple[str, ...]) -> None:
     if "" in files:
         raise click.UsageError(f"FILE: {EMPTY_NAME}", click.get_current_context())
-    chosen = None
+
+
+def _chosen(
+    recursive: bool,
+    exclude: tuple[str, ...],
+    exclude_from: tuple[str, ...],
+    exclude_vcs: bool,
+    files_from: str | None,
+    one_file_system: bool,
+) -> Chosen | None:
+    """Return what is chosen of directories; None if files are stored."""
     if recursive:
-        chosen = Chosen(exclude, exclude_from, exclude_vcs, files_from)
-    elif exclude or exclude_from or exclude_vcs or files_from is not None or one_file_system:
+        return Chosen(exclude, exclude_from, exclude_vcs, files_from)
+    if exclude or exclude_from or exclude_vcs or files_from is not None or one_file_system:
         raise click.UsageError(
             "only of directories a part is stored; add -r", click.get_current_context()
         )
+    return None
+
+
+def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], str | None]:
+    """Return what is stored, and the place on the grid that it goes to, if one is named."""
+    from pipegrid.cli.mutableput import destination_of
+
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
-
     destination = None if recursive else destination_of(files)
-    if destination is not None:
-        files = files[:-1]
-    placed = destination is not None or mutable
+    return (files if destination is None else files[:-1]), destination
+
+
+def _check_place(
+    destination: str | None,
+    format: str | None,
+    force: bool,
+    read_only: bool,
+    mutable: bool,
+    is_plain: bool,
+) -> None:
+    """
+    Raise click.UsageError if options do not go together.
+
+    Args:
+        is_plain: nothing is said that a mutable file has of its own, or that makes it a directory.
+    """
+    context = click.get_current_context()
     if format is not None and not mutable:
         raise click.UsageError("only mutable files have a format; add --mutable", context)
     if force and destination is None:
@@ -122,38 +178,41 @@ def command(
             "--read-only is for a file at a PATH: of any other mutable one the write cap would be lost",
             context,
         )
-    if mutable and (
-        recursive or convergence is not None or random_key or segment_bytes is not None
-    ):
+    if mutable and not is_plain:
         raise click.UsageError(
             "a mutable file has a key and a segment size of its own, and no directory; leave out -r, "
             "--convergence, --random-key and --segment-size",
             context,
         )
-    if placed and (len(files) != 1 or long):
-        raise click.UsageError("give one FILE with --mutable or a PATH, and no -l", context)
 
-    async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.uploads import Uploads
 
-        params = choose_params(grid.config.params, required_shares, total_shares, segment_bytes)
-        options: dict[str, Any] = {
-            "params": params,
-            # Who asks for three shares in all cannot mean that seven servers must have one.
-            "happy": min(grid.config.happy, params.total_shares) if happy is None else happy,
-            "convergence": convergence,
-            "random_key": random_key,
-        }
-        if placed:
-            from pipegrid.cli.mutableput import put_at
+def _is_placed(
+    destination: str | None, sources: tuple[str, ...], mutable: bool, long: bool
+) -> bool:
+    """Return whether one file is stored at a place, or as one that can change."""
+    placed = destination is not None or mutable
+    if placed and (len(sources) != 1 or long):
+        raise click.UsageError(
+            "give one FILE with --mutable or a PATH, and no -l", click.get_current_context()
+        )
+    return placed
 
-            kind = (format or "sdmf") if mutable else None
-            await put_at(grid, console, files[0], destination, kind, force, options, read_only)
-            return ExitStatus.DONE
-        if chosen is not None:
-            from pipegrid.cli.treeput import put_trees
 
-            return await put_trees(grid, console, files, chosen, one_file_system, options, long)
-        return await Uploads(grid, console, files, options, with_names=long).run()
-
-    return GridJob(work)
+def _options(
+    grid: Grid,
+    required_shares: int | None,
+    total_shares: int | None,
+    segment_bytes: int | None,
+    happy: int | None,
+    convergence: bytes | None,
+    random_key: bool,
+) -> dict[str, Any]:
+    """Return the options of ``Grid.put``: what was said, and the grid's configuration for the rest."""
+    params = choose_params(grid.config.params, required_shares, total_shares, segment_bytes)
+    return {
+        "params": params,
+        # Who asks for three shares in all cannot mean that seven servers must have one.
+        "happy": min(grid.config.happy, params.total_shares) if happy is None else happy,
+        "convergence": convergence,
+        "random_key": random_key,
+    }

@@ -12,6 +12,7 @@ from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.errors import CapError, UsageError
 
 if TYPE_CHECKING:
+    from pipegrid.cli.changing import Spot
     from pipegrid.cli.console import Console
     from pipegrid.tree.facade import Grid
 
@@ -78,13 +79,8 @@ async def put_at(
             return
         name = os.path.basename(file) if file != "-" else None
         spot = await spot_at(grid, destination, name)
-        there = None if spot.there is None else spot.there.write_cap
-        if isinstance(there, MutableCap) and not force:
-            if format is not None:
-                raise UsageError(
-                    "there is a mutable file of this name already; leave out --mutable to overwrite it, or "
-                    "add -f to put a new one in its place"
-                )
+        there = None if force else _overwritten(spot, format)
+        if there is not None:
             await grid.overwrite(there, source)
             show(there)
             return
@@ -97,6 +93,19 @@ async def put_at(
             show(stored)
             raise
         show(stored)
+
+
+def _overwritten(spot: Spot, format: str | None) -> MutableCap | None:
+    """Return the write cap of what is overwritten in place, if anything is; ``format``: of a new one."""
+    there = None if spot.there is None else spot.there.write_cap
+    if not isinstance(there, MutableCap):
+        return None
+    if format is not None:
+        raise UsageError(
+            "there is a mutable file of this name already; leave out --mutable to overwrite it, or "
+            "add -f to put a new one in its place"
+        )
+    return there
 
 
 async def _store(grid: Grid, source: Any, format: str | None, options: dict[str, Any]) -> Cap:

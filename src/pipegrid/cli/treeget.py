@@ -12,6 +12,7 @@ from pipegrid.cli.outcome import ExitStatus, one_status, sentence
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
+    from pipegrid.tree.downloading import TreeGetResult
     from pipegrid.tree.facade import Grid
 
 
@@ -62,7 +63,6 @@ async def fetch_tree(
 ) -> ExitStatus:
     """Fetch a tree, and tell what came of it; returns the status of what failed, or 1 if that differs."""
     from pipegrid.cli.progress import Progress
-    from pipegrid.cli.render import amount, plural
     from pipegrid.cli.trees import shown_path
 
     statuses: set[ExitStatus] = set()
@@ -91,6 +91,14 @@ async def fetch_tree(
             problem=problem,
             done=done,
         )
+    _tell(console, directory, result)
+    return one_status(statuses)
+
+
+def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
+    """Tell what is there now, and what is not."""
+    from pipegrid.cli.render import amount, plural
+
     fields = {
         "directory": directory,
         "files": result.files,
@@ -114,4 +122,3 @@ async def fetch_tree(
             "1 directory" if result.directories == 1 else f"{result.directories} directories"
         )
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")
-    return one_status(statuses)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from twisted.internet.defer import Deferred
 
 from pipegrid.arguments import check_callable, check_whole
-from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.core.filecaps import mutable_file, readable
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import NotEnoughSharesError, UsageError
@@ -94,29 +94,10 @@ class FetchingGrid(BaseGrid):
         if mutable is not None:
             return await self._open_mutables().get(mutable, sink, start, length, progress)
         cap = readable(given)
-        check_whole(start, "the beginning of a range")
-        if length is not None:
-            check_whole(length, "the length of a range")
         check_callable(progress, "progress")
-        if start < 0 or start > cap.size:
-            raise UsageError(f"the range begins at byte {start}, but the file has {cap.size} bytes")
-        if length is not None and length < 0:
-            raise UsageError(f"a range cannot have {length} bytes")
-        length = cap.size - start if length is None else min(length, cap.size - start)
+        length = _checked_length(cap.size, start, length)
         if isinstance(cap, LitCap) or length == 0:
-            if isinstance(sink, PartFile):
-                sink.begin(0)
-            wanted = Wakeup(self._reactor)
-            target = open_sink(sink, wanted.fire)
-            try:
-                if isinstance(cap, LitCap):
-                    target.write([cap.data[start : start + length]])
-                while target.pending_bytes:
-                    await wanted.wait()
-                    target.check()
-            finally:
-                target.finish()
-            return GetResult(length, {}, [])
+            return await self._give(cap, sink, start, length)
         await self._readiness.wait(cap.required_shares)
         from pipegrid.transfer.get.download import Download
 
@@ -149,6 +130,24 @@ class FetchingGrid(BaseGrid):
                 raise
         return await download().run()
 
+    async def _give(
+        self, cap: ChkCap | LitCap, sink: SinkLike, start: int, length: int
+    ) -> GetResult:
+        """Hand on a part of what the cap itself holds, or of nothing: no server is asked."""
+        if isinstance(sink, PartFile):
+            sink.begin(0)
+        wanted = Wakeup(self._reactor)
+        target = open_sink(sink, wanted.fire)
+        try:
+            if isinstance(cap, LitCap):
+                target.write([cap.data[start : start + length]])
+            while target.pending_bytes:
+                await wanted.wait()
+                target.check()
+        finally:
+            target.finish()
+        return GetResult(length, {}, [])
+
     def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
         """Fetch a file, or a range of it, into memory; see ``get``."""
         return self._start(self._read(cap, start, length))
@@ -157,3 +156,20 @@ class FetchingGrid(BaseGrid):
         into = BytesIO()
         await self._get(cap, into, start, length, None)
         return into.getvalue()
+
+
+def _checked_length(size: int, start: int, length: int | None) -> int:
+    """
+    Return how many bytes of a file a range has; ``length``: that were asked for.
+
+    Raises:
+        UsageError: it is no range of it.
+    """
+    check_whole(start, "the beginning of a range")
+    if length is not None:
+        check_whole(length, "the length of a range")
+    if start < 0 or start > size:
+        raise UsageError(f"the range begins at byte {start}, but the file has {size} bytes")
+    if length is not None and length < 0:
+        raise UsageError(f"a range cannot have {length} bytes")
+    return size - start if length is None else min(length, size - start)

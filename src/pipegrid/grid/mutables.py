@@ -20,11 +20,13 @@ from pipegrid.grid.readiness import Readiness
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.mutable.files import CreateResult, Merge, MutableFiles, ReadResult
+from pipegrid.transfer.mutable.files import MutableFiles, ReadResult
+from pipegrid.transfer.mutable.joining import Merge
 from pipegrid.transfer.mutable.known import KnownFiles
-from pipegrid.transfer.mutable.modifying import Edit, WriteResult
+from pipegrid.transfer.mutable.modifying import Edit
 from pipegrid.transfer.mutable.reading import ContentReader
 from pipegrid.transfer.mutable.recalling import recall
+from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
@@ -122,14 +124,8 @@ class Mutables:
         accept_older: bool = False,
     ) -> GetResult:
         """Read a file, or a range of it, into a sink; see ``Grid.get``."""
-        check_whole(start, "the beginning of a range")
+        _check_readable(cap, start, length)
         check_callable(progress, "progress")
-        if start < 0 or (length is not None and check_length(length) < 0):
-            raise UsageError("a range has neither a beginning nor a length below 0; give others")
-        if cap.access == "verify":
-            raise CapError(
-                "this is a verifier cap: it checks a file's shares but cannot read the file"
-            )
         await self._readiness.wait(self._usual[0])
         began_s = self._reactor.seconds()
         wanted = Wakeup(self._reactor)
@@ -229,3 +225,11 @@ def check_length(length: int) -> int:
     """Return the length of a range, if it is a number."""
     check_whole(length, "the length of a range")
     return length
+
+
+def _check_readable(cap: MutableCap, start: int, length: int | None) -> None:
+    check_whole(start, "the beginning of a range")
+    if start < 0 or (length is not None and check_length(length) < 0):
+        raise UsageError("a range has neither a beginning nor a length below 0; give others")
+    if cap.access == "verify":
+        raise CapError("this is a verifier cap: it checks a file's shares but cannot read the file")

@@ -150,10 +150,7 @@ class StoringGrid(BaseGrid):
         from pipegrid.transfer.put.many import ManyPuts
 
         try:
-            if not isinstance(sources, Sequence) or isinstance(sources, (str, bytes, bytearray)):
-                raise UsageError(
-                    f"many files are stored from a list of sources, not {shown(sources)}"
-                )
+            _check_list(sources)
             for name, call in (("ended", ended), ("progress", progress), ("found", found)):
                 check_callable(call, name)
             check_callable(hashing, "hashing")
@@ -168,14 +165,8 @@ class StoringGrid(BaseGrid):
                 if progress is not None:
                     progress(number, done, total)
 
-            # What is left of a small file is not worth counting: it counts as a whole until it ends.
-            size = sizes[number]
-            counted = progress is not None or size is None or size > _COUNTED_BYTES
-            reports = PutReports(
-                report if counted else None,
-                None if found is None else partial(found, number),
-                None if hashing is None else partial(hashing, number),
-            )
+            counted = progress is not None or _is_worth_counting(sizes[number])
+            reports = _numbered(number, report if counted else None, found, hashing)
             options = (params, happy, convergence, random_key)
             return Deferred.fromCoroutine(self._put(sources[number], *options, reports))
 
@@ -189,6 +180,30 @@ class StoringGrid(BaseGrid):
             return [outcomes[number] for number in range(len(sources))]
 
         return self._start(work())
+
+
+def _numbered(
+    number: int,
+    report: Progress | None,
+    found: Callable[[int, int, int], None] | None,
+    hashing: Callable[[int, int, int], None] | None,
+) -> PutReports:
+    """Return the reports of one of many files; the others are told its number in front."""
+    return PutReports(
+        report,
+        None if found is None else partial(found, number),
+        None if hashing is None else partial(hashing, number),
+    )
+
+
+def _is_worth_counting(size: int | None) -> bool:
+    # What is left of a small file counts as a whole until it ends.
+    return size is None or size > _COUNTED_BYTES
+
+
+def _check_list(sources: object) -> None:
+    if not isinstance(sources, Sequence) or isinstance(sources, (str, bytes, bytearray)):
+        raise UsageError(f"many files are stored from a list of sources, not {shown(sources)}")
 
 
 def _key_notes(config: GridConfig, warnings: Warnings) -> KeyNotes | None:

@@ -38,8 +38,7 @@ async def look_after(
         UsageError: that is no list, or nothing that can be called.
     """
     try:
-        if not isinstance(caps, Sequence) or isinstance(caps, (str, bytes)):
-            raise UsageError(f"many objects are named by a list of caps, not {shown(caps)}")
+        _check_list(caps)
         check_callable(ended, "ended")
     except UsageError:
         opening.close()
@@ -59,12 +58,9 @@ async def look_after(
     upkeep = await opening
     try:
         for number, given in enumerate(caps):
-            try:
-                cap = keepable(given)
-            except CapError:
-                failure = Failure()
-                failure.cleanFailure()
-                note(number, failure)
+            cap = _understood(given)
+            if isinstance(cap, Failure):
+                note(number, cap)
                 continue
             key = cap if isinstance(cap, LitCap) else cap.verifier()
             if key in numbers:
@@ -81,6 +77,21 @@ async def look_after(
     finally:
         await upkeep.close()
     return [outcomes[number] for number in range(len(caps))]
+
+
+def _check_list(caps: object) -> None:
+    if not isinstance(caps, Sequence) or isinstance(caps, (str, bytes)):
+        raise UsageError(f"many objects are named by a list of caps, not {shown(caps)}")
+
+
+def _understood(given: str | Cap) -> Understood | Failure:
+    """Return a cap that can be looked after, or why it cannot."""
+    try:
+        return keepable(given)
+    except CapError:
+        failure = Failure()
+        failure.cleanFailure()
+        return failure
 
 
 def _of(outcome: Outcome, cap: Understood) -> Outcome:
