@@ -34,9 +34,9 @@ from pipegrid.reactor.collector import calm_collector
 from pipegrid.speedtest import runner, scenarios
 from pipegrid.speedtest.lines import of_raw_tcp
 from pipegrid.speedtest.links import PROFILES
-from pipegrid.speedtest.results import WINDOW, Link, Run, spread
+from pipegrid.speedtest.results import WINDOW, EmulatedLink, Run, spread
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.target import Target
+from pipegrid.speedtest.target import FileTarget
 from pipegrid.speedtest.targets import PrivateGrid
 
 MOST_ROUND_TRIPS = 1.2
@@ -71,8 +71,8 @@ class Check:
     """One run, and what is looked at in it."""
 
     name: str
-    link: Link
-    scenarios: Callable[[Target], Sequence[Scenario]]
+    link: EmulatedLink
+    scenarios: Callable[[FileTarget], Sequence[Scenario]]
     figures: Callable[[str, Run], Iterator[Figure]]
     times: int = 1
     """As many rounds as others have: more where the machine, which is noisy, is the limit."""
@@ -145,18 +145,18 @@ def knee(check: str, run: Run) -> Iterator[Figure]:
     )
 
 
-def processors_limit(link: Link) -> bool:
+def processors_limit(link: EmulatedLink) -> bool:
     """Return whether the line carries more than ten servers and a client on one machine."""
     return link.up_bytes_per_s is None or link.up_bytes_per_s > 10**8
 
 
-def sweep(target: Target) -> Sequence[Scenario]:
+def sweep(target: FileTarget) -> Sequence[Scenario]:
     """Return the window sweep for a target's link; what cannot be the best there is measured twice only."""
     swept = scenarios.window_sweep(scenarios.sweep_bytes(target.link, target.params))
     return [attrs.evolve(each, most_rounds=2) if hopeless(each, target) else each for each in swept]
 
 
-def hopeless(scenario: Scenario, target: Target) -> bool:
+def hopeless(scenario: Scenario, target: FileTarget) -> bool:
     """Return whether a window, full in every round trip, fills less than half of the line."""
     link, window = target.link, scenario.window_bytes
     if link is None or link.up_bytes_per_s is None or window is None:
@@ -165,11 +165,11 @@ def hopeless(scenario: Scenario, target: Target) -> bool:
 
 
 CHECKS = (
-    Check("round trips", Link("100 ms", 0.1), lambda _: [scenarios.series(1, 200)], trips),
+    Check("round trips", EmulatedLink("100 ms", 0.1), lambda _: [scenarios.series(1, 200)], trips),
     Check("dsl", PROFILES["dsl"], lambda _: [scenarios.large(10**6)], throughput),
     Check(
         "wan20",
-        Link("100 Mbit/s, 20 ms", 0.02, 12.5e6, 12.5e6),
+        EmulatedLink("100 Mbit/s, 20 ms", 0.02, 12.5e6, 12.5e6),
         lambda _: [scenarios.large(10**8)],
         throughput,
     ),

@@ -40,7 +40,7 @@ from twisted.internet.threads import deferToThreadPool
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.buildresults import (
-    Baseline,
+    EarlierBuilds,
     Follower,
     framed,
     judge,
@@ -183,8 +183,8 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         if report is not None:
             await self.addHTMLLog("report", framed(_as_bytes(report).decode("utf-8", "replace")))
 
-    async def _judge(self, run: Run, earlier: Sequence[Earlier]) -> int:
-        baseline = Baseline(run, self.compare_with)
+    async def _judge(self, run: Run, earlier: Sequence[EarlierBuild]) -> int:
+        baseline = EarlierBuilds(run, self.compare_with)
         for each in earlier:
             baseline.offer(each.document, each.regressed, each.accepted)
         reactor = self.master.reactor
@@ -203,7 +203,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             return int(ON_REGRESSION[self.on_regression])
         return int(SUCCESS)
 
-    async def _look_back(self) -> list[Earlier]:
+    async def _look_back(self) -> list[EarlierBuild]:
         """Return the runs of this builder's earlier builds on this worker, the latest first."""
         data = self.master.data
         builds = await data.get(
@@ -216,7 +216,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             order=["-number"],
             limit=LOOK_BACK_BUILDS,
         )
-        found: list[Earlier] = []
+        found: list[EarlierBuild] = []
         for build in builds:
             if len(found) >= max(HISTORY_RUNS, self.compare_with):
                 break
@@ -229,10 +229,10 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
                 bool(properties.get(self.prefix + name, (False,))[0])
                 for name in (REGRESSED, ACCEPTED)
             )
-            found.append(Earlier(build["number"], kept["raw"], regressed, accepted))
+            found.append(EarlierBuild(build["number"], kept["raw"], regressed, accepted))
         return found
 
-    async def _hand_over(self, earlier: Sequence[Earlier]) -> None:
+    async def _hand_over(self, earlier: Sequence[EarlierBuild]) -> None:
         """Put the earlier runs where the speed test keeps its history, for the report to draw."""
         if not earlier:
             return
@@ -248,7 +248,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
 
 
 @attrs.frozen
-class Earlier:
+class EarlierBuild:
     """
     What an earlier build has left.
 

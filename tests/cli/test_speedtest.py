@@ -18,7 +18,7 @@ from pipegrid.cli.cmd_speedtest import HOMES, command, with_command
 from pipegrid.core.params import Params
 from pipegrid.speedtest import report, runner
 from pipegrid.speedtest.links import PROFILES
-from pipegrid.speedtest.results import SCENARIO, UP, Link, Measurement, Run
+from pipegrid.speedtest.results import SCENARIO, UP, EmulatedLink, Measurement, Run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.targets import ConfiguredGrid, Gateway, PrivateGrid
 from tests.cli.support import Run as Command
@@ -85,7 +85,7 @@ class RunTests(SynchronousTestCase):
         self.assertEqual(
             (target.servers, target.transport, target.durability), (4, "foolscap", "none")
         )
-        self.assertEqual(target.link, Link("custom", 0.011, 80e3, 520e3))
+        self.assertEqual(target.link, EmulatedLink("custom", 0.011, 80e3, 520e3))
         self.assertEqual(target.params, Params(2, 4))
         settings = self.fake.settings
         self.assertEqual((settings.rounds, settings.seed, settings.window_bytes), (2, 7, 50_000))

@@ -9,16 +9,16 @@ from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from pipegrid.wire import announcements, furl
-from pipegrid.wire.announcements import SigningKey
+from pipegrid.wire.announcements import AnnouncementKey
 from pipegrid.wire.introducing import PROTOCOL_KEY
 from pipegrid.wire.remote import RIIntroducer
 
 FURL = furl.parse("pb://wu6jggkgtfgdo2e4s22ywi3uc3knlx7u@tcp:intro.example.org:1/introducer")
 
 
-def key(number: int) -> SigningKey:
+def key(number: int) -> AnnouncementKey:
     """Return the key of a server of the test's."""
-    return SigningKey(bytes([number]) * 32)
+    return AnnouncementKey(bytes([number]) * 32)
 
 
 def nurl(number: int) -> str:

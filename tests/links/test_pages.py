@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.links.pages import BULK_BYTES, Copied, PageReader, Pages, Pipes
-from pipegrid.links.relay import Link, LinkShape, RelayFactory
+from pipegrid.links.relay import LinkShape, RelayFactory, SharedLink
 
 DATA = random.Random(1).randbytes(100_000)
 MUCH = random.Random(2).randbytes(5_000_000)
@@ -267,10 +267,10 @@ class RelayTests(TestCase):
 
     timeout = 20
 
-    async def connect(self) -> tuple[Ends, Ends, Link]:
+    async def connect(self) -> tuple[Ends, Ends, SharedLink]:
         """Return both ends of a connection through a relay."""
         loop: Any = reactor
-        link = Link(loop, LinkShape(0.004))
+        link = SharedLink(loop, LinkShape(0.004))
         accepted: Deferred[Ends] = Deferred()
 
         def accept(_address: object) -> Ends:
@@ -319,7 +319,7 @@ class RelayTests(TestCase):
         await near.lost
         await self.end(link)
 
-    async def end(self, link: Link) -> None:
+    async def end(self, link: SharedLink) -> None:
         """Wait until the relay has lost its connections; nothing of them is left then."""
         await self.until(lambda: link.pipes._users == 0)
         loop: Any = reactor

@@ -20,10 +20,10 @@ from pipegrid.links.relay import (
     MIN_QUEUE_BYTES,
     READ_BYTES,
     WINDOW_BYTES,
-    Link,
     LinkShape,
+    RelayedStream,
     RelayFactory,
-    Stream,
+    SharedLink,
     queue_bytes,
 )
 from pipegrid.simulation.clock import HeapClock
@@ -152,7 +152,7 @@ class RelayTests(SynchronousTestCase):
         self, shape: LinkShape, target_port: int = 1, early_s: float = EARLY_S
     ) -> Collector:
         """Return a connection to the echo server over a link of this shape."""
-        link = Link(self.clock, shape, early_s)
+        link = SharedLink(self.clock, shape, early_s)
         target = self.network.endpoint("relay", "server", target_port)
         self.network.host("relay").listen(2, RelayFactory(link, target))
         return self.connect_again()
@@ -230,8 +230,8 @@ class RelayTests(SynchronousTestCase):
     def line_of(self, steps: list[tuple[float, int]], rate: int) -> float:
         """Return when a line of this rate is free, after reads at these times, of so many bytes."""
         clock = Clock()
-        link = Link(clock, LinkShape(up_bytes_per_s=rate))
-        stream = Stream(link.up, clock, 0.0)
+        link = SharedLink(clock, LinkShape(up_bytes_per_s=rate))
+        stream = RelayedStream(link.up, clock, 0.0)
         stream.write_to(cast(Any, Sink()))
         for at_s, size_bytes in steps:
             clock.advance(at_s - clock.seconds())  # what was due on the way runs late, at the end
@@ -254,7 +254,7 @@ class RelayTests(SynchronousTestCase):
     def test_a_receiver_that_does_not_read_stops_the_sender(self) -> None:
         """After a window's worth of bytes; when it reads again, the sender goes on."""
         clock = Clock()
-        stream = Stream(Link(clock, LinkShape()).up, clock, 0.0)
+        stream = RelayedStream(SharedLink(clock, LinkShape()).up, clock, 0.0)
         source = Source()
         stream.read_from(cast(Any, source))
         stream.write_to(cast(Any, Sink()))
@@ -273,7 +273,7 @@ class RelayTests(SynchronousTestCase):
         pieces = [bytes([n]) * 1000 for n in range(4)]
         for takes_bytes, at_once in ((1000, 4000), (300, 300), (0, 0), (-1, 0)):
             clock = Clock()
-            stream = Stream(Link(clock, LinkShape()).up, clock, 0.0)
+            stream = RelayedStream(SharedLink(clock, LinkShape()).up, clock, 0.0)
             sink = SocketSink(takes_bytes)
             stream.write_to(cast(Any, sink))
             for piece in pieces:
@@ -301,8 +301,8 @@ class RelayTests(SynchronousTestCase):
     def test_dropping_leaves_what_is_on_the_line(self) -> None:
         """And the count of bytes right, wherever a chunk is cut."""
         clock = Clock()
-        link = Link(clock, LinkShape(0.2, up_bytes_per_s=146_000))
-        stream = Stream(link.up, clock, 0.0)
+        link = SharedLink(clock, LinkShape(0.2, up_bytes_per_s=146_000))
+        stream = RelayedStream(link.up, clock, 0.0)
         stream.write_to(cast(Any, Sink()))
         for size_bytes in (1000, 2000, 300):
             stream.send(Copied(bytes(size_bytes)))

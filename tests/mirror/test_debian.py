@@ -17,9 +17,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import deb822, debian
-from pipegrid.mirror.debian import DebianArchive, Outcome
+from pipegrid.mirror.debian import DebianArchive, DebianOutcome
 from pipegrid.mirror.patching import unpacked
-from pipegrid.mirror.selecting import ArchiveSelection
+from pipegrid.mirror.selecting import Selection
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
@@ -55,16 +55,16 @@ class DebianCase(SynchronousTestCase):
         now: datetime = NOW,
         mirror: dict[str, Any] | None = None,
         **selection: Any,
-    ) -> Outcome:
+    ) -> DebianOutcome:
         """Bring it up to date; nothing may be left afterwards."""
         world = self.world
         for host in world.hosts:
             host.requests.clear()
         made = world.mirror(dry_run=dry_run, **(mirror or {}))
         try:
-            chosen = ArchiveSelection(**{"suites": ("sid",), "components": ("main",), **selection})
+            chosen = Selection(**{"suites": ("sid",), "components": ("main",), **selection})
             archive = DebianArchive(made, chosen, keys, now)
-            outcome: Outcome = run(
+            outcome: DebianOutcome = run(
                 world.clock, archive.sync(delete, dry_run), limit_s=3600, network=world.network
             )
         finally:

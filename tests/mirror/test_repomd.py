@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import xmlstream
 from pipegrid.mirror.repomd import Package, packages, read_repomd
-from pipegrid.mirror.rpmversion import Version
+from pipegrid.mirror.rpmversion import RpmVersion
 from pipegrid.mirror.wanted import BadEntry
 from pipegrid.mirror.xmlstream import XmlParser
 from tests.mirror.archive import sha
@@ -136,7 +136,7 @@ class PrimaryTests(SynchronousTestCase):
     def test_a_package(self) -> None:
         """Path, size, hash; name, architecture, version."""
         (found,) = primary(Made("a", b"data", ("2", "1.0~rc1", "3"), "noarch", "b+c/é &<.rpm"))
-        self.assertEqual(found.version, Version("2", "1.0~rc1", "3"))
+        self.assertEqual(found.version, RpmVersion("2", "1.0~rc1", "3"))
         self.assertEqual((found.name, found.arch), ("a", "noarch"))
         self.assertEqual((found.file.path, found.file.size), ("b+c/é &<.rpm", 4))
         self.assertEqual(found.file.digest, sha256(b"data").digest())

@@ -13,7 +13,7 @@ from pipegrid.mirror import rpm
 from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.repomd import packages, read_repomd
-from pipegrid.mirror.rpm import Outcome, RpmRepository
+from pipegrid.mirror.rpm import RpmOutcome, RpmRepository
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
@@ -50,7 +50,7 @@ class RpmCase(SynchronousTestCase):
         dry_run: bool = False,
         newest_only: bool = False,
         **mirror: Any,
-    ) -> Outcome:
+    ) -> RpmOutcome:
         """Bring it up to date; nothing may be left afterwards."""
         world = self.world
         for host in world.hosts:
@@ -58,7 +58,7 @@ class RpmCase(SynchronousTestCase):
         made = world.mirror(dry_run=dry_run, **mirror)
         try:
             repository = RpmRepository(made, keys, newest_only)
-            outcome: Outcome = run(
+            outcome: RpmOutcome = run(
                 world.clock, repository.sync(delete, dry_run), limit_s=3600, network=world.network
             )
         finally:

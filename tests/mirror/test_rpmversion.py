@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.rpmversion import Version, compare, compare_versions, newest
+from pipegrid.mirror.rpmversion import RpmVersion, compare, compare_versions, newest
 
 # Each row from the oldest to the newest. rpm 4.18 agrees (tests.interop.reposync asks it).
 ROWS = (
@@ -60,7 +60,7 @@ class CompareTests(SynchronousTestCase):
     @given(st.lists(TEXTS, min_size=3, max_size=3))
     def test_order(self, texts: list[str]) -> None:
         """It is an order: what is not newer than the second is not newer than the third."""
-        versions = sorted((Version("0", text, "1") for text in texts), key=newest)
+        versions = sorted((RpmVersion("0", text, "1") for text in texts), key=newest)
         for one, other in pairwise(versions):
             self.assertLessEqual(compare_versions(one, other), 0)
         self.assertLessEqual(compare_versions(versions[0], versions[2]), 0)
@@ -68,8 +68,8 @@ class CompareTests(SynchronousTestCase):
     def test_parts(self) -> None:
         """An epoch counts first, and none is 0; then the version, then the release."""
         row = [
-            Version(*each)
+            RpmVersion(*each)
             for each in (("", "1", "9"), ("0", "2", "1"), ("0", "2", "2"), ("1", "0", "0"))
         ]
         self.assertEqual(sorted([*row[2:], *row[:2]], key=newest), row)
-        self.assertEqual(compare_versions(Version("", "1", "1"), Version("0", "1", "1")), 0)
+        self.assertEqual(compare_versions(RpmVersion("", "1", "1"), RpmVersion("0", "1", "1")), 0)

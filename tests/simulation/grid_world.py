@@ -36,7 +36,7 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.grid.servers import Windows
 from pipegrid.http11.pinned import pin_endpoint
-from pipegrid.links.link import Line
+from pipegrid.links.link import Bottleneck
 from pipegrid.server import identity as identities
 from pipegrid.server.front import FrontFactory
 from pipegrid.server.gbs.service import GbsService
@@ -47,7 +47,7 @@ from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.simulation.tcp import TcpOptions
 from pipegrid.storage.reader import ShareReader, open_reader
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -170,7 +170,7 @@ class LyingStore(ShareStore):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._real_make_lease(*args)
 
-    def _adopt(self, *args: Any) -> Upload:
+    def _adopt(self, *args: Any) -> ShareUpload:
         upload = self._real_adopt(*args)
         _limit(upload, self._host)
         if "overstates" in self._host.lies:
@@ -187,7 +187,7 @@ class LyingStore(ShareStore):
         return upload
 
 
-def _limit(upload: Upload, host: StorageHost) -> None:
+def _limit(upload: ShareUpload, host: StorageHost) -> None:
     """Let an upload meet the end of its disk."""
     fill, lay_out, checkpoint = upload._fill, upload._lay_out, upload.checkpoint
 
@@ -452,7 +452,7 @@ class GridWorld:
     def _join(self, name: str) -> None:
         """Give a new client its own line, if there is one to be had."""
         if self._shared_bytes_per_s and name not in self.network.hosts:
-            there, back = Line(self._shared_bytes_per_s), Line(self._shared_bytes_per_s)
+            there, back = Bottleneck(self._shared_bytes_per_s), Bottleneck(self._shared_bytes_per_s)
             for server in self.servers:
                 self.network.join(name, server.name, self._latency_s, there, back)
 

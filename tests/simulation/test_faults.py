@@ -26,7 +26,7 @@ from pipegrid.simulation.faults import (
     Stall,
     shrink,
 )
-from pipegrid.simulation.log import Sent
+from pipegrid.simulation.log import SentAcross
 from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.simulation.tcp import TcpOptions
 from tests.simulation.programs import Echo, Keeping, Recorder, pair
@@ -288,7 +288,7 @@ class Stubborn:
         return bytes(near.received)
 
 
-def play(plan: FaultPlan, limit_s: float = 600) -> tuple[list[Sent], int]:
+def play(plan: FaultPlan, limit_s: float = 600) -> tuple[list[SentAcross], int]:
     """Run one schedule; return the whole log and the number of attempts."""
     clock = HeapClock()
     network = SimulatedNetwork(clock, 1, LATENCY_S, 1000 * KB, TcpOptions(shred=True))

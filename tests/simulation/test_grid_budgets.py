@@ -23,7 +23,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.uploads import Uploads
 from pipegrid.core.caps import ChkCap
 from pipegrid.grid.servers import Windows
-from pipegrid.links.link import Line
+from pipegrid.links.link import Bottleneck
 from pipegrid.transfer.peers import ring
 from pipegrid.transfer.results import PutResult
 from tests.core.simple_encoder import encode
@@ -316,7 +316,7 @@ class SlowServerTests(BudgetTestCase):
                 if "latency" in slow:
                     path.latency_ns *= 50
                 if "bandwidth" in slow:
-                    path.line = Line(rate // 50)
+                    path.line = Bottleneck(rate // 50)
                     for flow in path._flows:
                         flow.line = path.line
         since = len(world.network.log)

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.durability import Durability
 from pipegrid.simulation.faults import Crash, Cut, FaultPlan
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.transfer.put.allocations import Allocations
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
@@ -254,7 +254,7 @@ class TeethTests(SynchronousTestCase):
     def test_a_server_that_says_stored_too_early(self) -> None:
         """A server that acknowledges a share before it is there."""
 
-        def commit(durability: Durability, share: Upload) -> Deferred[None]:
+        def commit(durability: Durability, share: ShareUpload) -> Deferred[None]:
             real(durability, share).addErrback(lambda _: None)
             return succeed(None)
 
@@ -264,22 +264,22 @@ class TeethTests(SynchronousTestCase):
 
     def test_a_server_that_forgets_the_end(self) -> None:
         """A server that writes one byte less than it says."""
-        real = Upload._fill
+        real = ShareUpload._fill
 
-        def fill(upload: Upload, fd: int, begin: int, views: list[memoryview], wanted: object):  # type: ignore[no-untyped-def]
+        def fill(upload: ShareUpload, fd: int, begin: int, views: list[memoryview], wanted: object):  # type: ignore[no-untyped-def]
             spoilt = [bytes(view) for view in views]
             spoilt[-1] = spoilt[-1][:-1] + b"?"
             real(upload, fd, begin, [memoryview(view) for view in spoilt], wanted)  # type: ignore[arg-type]
 
-        lay_out = Upload._lay_out
+        lay_out = ShareUpload._lay_out
 
-        def spoil(upload: Upload, lease: bytes, data: Sequence[Buffer], *wanted: Any) -> None:
+        def spoil(upload: ShareUpload, lease: bytes, data: Sequence[Buffer], *wanted: Any) -> None:
             spoilt = [bytes(piece) for piece in data]
             spoilt[-1] = spoilt[-1][:-1] + b"?"
             lay_out(upload, lease, spoilt, *wanted)
 
-        self.patch(Upload, "_fill", fill)
-        self.patch(Upload, "_lay_out", spoil)
+        self.patch(ShareUpload, "_fill", fill)
+        self.patch(ShareUpload, "_lay_out", spoil)
         self.check_found_out(50, "is wrong")
 
     def test_a_client_that_believes_in_what_was_lost(self) -> None:

@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from pipegrid.links.link import Line
+from pipegrid.links.link import Bottleneck
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
 from pipegrid.simulation.log import bursts, timeline
@@ -225,7 +225,7 @@ class TimeTests(SynchronousTestCase):
         """Uploads to two servers behind one modem take the sum of their bytes, and end together."""
         clock = HeapClock()
         network = SimulatedNetwork(clock)
-        modem = Line(MB)
+        modem = Bottleneck(MB)
         network.join("client", "near", 0.01, there=modem)
         network.join("client", "far", 0.1, there=modem)
         ends = [pair(network, server=name) for name in ("near", "far")]
@@ -241,7 +241,7 @@ class TimeTests(SynchronousTestCase):
         """Where each connection has its own bottleneck, two take the time of one."""
         clock = HeapClock()
         network = SimulatedNetwork(clock)
-        network.join("client", "server", 0.05, there=Line(MB), line_per_connection=True)
+        network.join("client", "server", 0.05, there=Bottleneck(MB), line_per_connection=True)
         ends = [pair(network) for _ in range(2)]
         begun_s = clock.seconds()
         for near, _ in ends:

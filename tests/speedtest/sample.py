@@ -16,7 +16,7 @@ from pipegrid.speedtest.results import (
     WINDOW,
     Baseline,
     Burst,
-    Link,
+    EmulatedLink,
     Measurement,
     Parameters,
     RoundTrip,
@@ -75,7 +75,7 @@ def sample_run(seed: int = 1, commit: str = "c0ffee1", slowed: float = 1.0) -> R
         versions={"pipegrid": "0.1.0", "python": "3.11.7", "twisted": "25.5.0"},
         machine={"system": "Linux 6.1", "architecture": "x86_64", "cores": "2", "memory": "4 GB"},
         parameters=Parameters(
-            "private grid", "gbs", 10, 3, 7, 10, 5, 7, link=Link("dsl", 0.011, 80e3, 520e3)
+            "private grid", "gbs", 10, 3, 7, 10, 5, 7, link=EmulatedLink("dsl", 0.011, 80e3, 520e3)
         ),
         round_trips=tuple(
             RoundTrip(server, [RTT_S * rng.uniform(0.99, 1.02) for _ in range(5)])

@@ -26,7 +26,7 @@ from pipegrid.speedtest.baseline import (
     share_out,
 )
 from pipegrid.speedtest.probe import Probe, Responder, ResponderError
-from pipegrid.speedtest.responder import ResponderSettings, Service
+from pipegrid.speedtest.responder import ResponderService, ResponderSettings
 from pipegrid.speedtest.results import DOWN, UP, Baseline, Measurement, RoundTrip
 
 reactor: Any = installed_reactor
@@ -179,11 +179,11 @@ class LoopbackTests(TestCase):
     def setUp(self) -> None:
         self.patch(module, "make_key", lambda: self.KEY)
 
-    def serve(self, count: int, **limits: Any) -> tuple[list[Service], list[Responder]]:
+    def serve(self, count: int, **limits: Any) -> tuple[list[ResponderService], list[Responder]]:
         """Return so many running responders."""
         token = module.make_token()
         services = [
-            Service(reactor, ResponderSettings("127.0.0.1", 0, token, **limits))
+            ResponderService(reactor, ResponderSettings("127.0.0.1", 0, token, **limits))
             for _ in range(count)
         ]
         for service in services:
@@ -280,7 +280,7 @@ class LoopbackTests(TestCase):
 
         return Deferred.fromCoroutine(measure())  # type: ignore[return-value]
 
-    async def settle(self, services: list[Service]) -> None:
+    async def settle(self, services: list[ResponderService]) -> None:
         """Let the reactor turn until nobody is connected."""
         while any(service.visitors for service in services):
             turned: Deferred[None] = Deferred()

@@ -10,7 +10,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.speedtest import buildresults
-from pipegrid.speedtest.buildresults import Baseline, Follower, judge, result_sets
+from pipegrid.speedtest.buildresults import EarlierBuilds, Follower, judge, result_sets
 from pipegrid.speedtest.results import Measurement, Parameters, RoundTrip, Run
 
 LINES = """\
@@ -158,14 +158,14 @@ class ResultSetsTests(SynchronousTestCase):
 class BaselineTests(SynchronousTestCase):
     """Which earlier builds count."""
 
-    def offered(self, *builds: tuple[Run, bool, bool], limit: int = 3) -> Baseline:
+    def offered(self, *builds: tuple[Run, bool, bool], limit: int = 3) -> EarlierBuilds:
         """Return what was chosen for a run of these (run, regressed, accepted)."""
-        baseline = Baseline(make_run(), limit)
+        baseline = EarlierBuilds(make_run(), limit)
         for run, regressed, accepted in builds:
             baseline.offer(run.as_json().encode(), regressed, accepted)
         return baseline
 
-    def seeds(self, baseline: Baseline) -> list[int]:
+    def seeds(self, baseline: EarlierBuilds) -> list[int]:
         """Return the seeds of the runs that were chosen."""
         return [run.parameters.seed for run in baseline.runs]
 
@@ -176,7 +176,7 @@ class BaselineTests(SynchronousTestCase):
         self.assertEqual(self.seeds(baseline), [2, 3, 4])
         self.assertTrue(baseline.is_full())
         self.assertFalse(self.offered(*builds[:2]).is_full())
-        self.assertTrue(Baseline(make_run(), 0).is_full())
+        self.assertTrue(EarlierBuilds(make_run(), 0).is_full())
 
     def test_regressions_do_not_become_normal(self) -> None:
         """A build that had regressed is no measure for the next one."""
@@ -204,7 +204,7 @@ class BaselineTests(SynchronousTestCase):
 
     def test_documents_that_cannot_be_read_are_passed_over(self) -> None:
         """Those of another version, and garbage."""
-        baseline = Baseline(make_run(), 3)
+        baseline = EarlierBuilds(make_run(), 3)
         old = json.loads(make_run().as_json()) | {"version": 0}
         baseline.offer(json.dumps(old).encode(), False, False)
         baseline.offer(b"\x00", False, False)

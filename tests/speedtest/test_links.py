@@ -14,7 +14,7 @@ from pipegrid.speedtest.links import (
     parse_time,
     shape_of,
 )
-from pipegrid.speedtest.results import Link
+from pipegrid.speedtest.results import EmulatedLink
 
 
 class UnitsTests(SynchronousTestCase):
@@ -93,13 +93,15 @@ class LinkTests(SynchronousTestCase):
     def test_the_dsl_profile_is_what_its_options_say(self) -> None:
         """Only the name differs."""
         custom = make_link(rtt="11ms", up="80kB/s", down="520kB/s")
-        self.assertEqual(custom, Link("custom", 0.011, 80e3, 520e3))
-        self.assertEqual(make_link("dsl"), Link("dsl", 0.011, 80e3, 520e3))
+        self.assertEqual(custom, EmulatedLink("custom", 0.011, 80e3, 520e3))
+        self.assertEqual(make_link("dsl"), EmulatedLink("dsl", 0.011, 80e3, 520e3))
 
     def test_a_profile_can_be_changed(self) -> None:
         """Then it is no longer called by its name."""
-        self.assertEqual(make_link("colo", up="1MB/s"), Link("custom", 0.00012, 1e6, None))
-        self.assertEqual(make_link("dsl", down="unlimited"), Link("custom", 0.011, 80e3, None))
+        self.assertEqual(make_link("colo", up="1MB/s"), EmulatedLink("custom", 0.00012, 1e6, None))
+        self.assertEqual(
+            make_link("dsl", down="unlimited"), EmulatedLink("custom", 0.011, 80e3, None)
+        )
         self.assertEqual(make_link("dsl", rtt="11ms"), PROFILES["dsl"])
 
     def test_an_unknown_profile_names_the_known_ones(self) -> None:
@@ -110,7 +112,7 @@ class LinkTests(SynchronousTestCase):
 
     def test_the_relay_counts_whole_bytes(self) -> None:
         """At least one a second."""
-        self.assertEqual(shape_of(Link("custom", 0.1, 1.4, None)), LinkShape(0.1, 1, None))
+        self.assertEqual(shape_of(EmulatedLink("custom", 0.1, 1.4, None)), LinkShape(0.1, 1, None))
         self.assertEqual(shape_of(PROFILES["lfn"]), LinkShape(0.2, 125_000_000, 125_000_000))
 
     def test_a_link_in_words(self) -> None:

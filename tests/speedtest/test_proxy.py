@@ -17,7 +17,7 @@ from pipegrid.links.relay import LinkShape
 from pipegrid.speedtest.baseline import ping_responders
 from pipegrid.speedtest.children import ChildError, start_child
 from pipegrid.speedtest.probe import ResponderError
-from pipegrid.speedtest.proxy import Pair, parse_pair, proxy_main, start_proxy
+from pipegrid.speedtest.proxy import Forwarding, parse_pair, proxy_main, start_proxy
 from pipegrid.speedtest.responders import start_responders
 
 reactor: Any = installed_reactor
@@ -29,9 +29,9 @@ class PairTests(SynchronousTestCase):
     def test_pairs(self) -> None:
         """With or without an address to listen on, names, numbers, IPv6."""
         for text, pair in (
-            ("8000=example.net:80", Pair("127.0.0.1", 8000, "example.net", 80)),
-            ("0.0.0.0:8000=10.1.2.3:443", Pair("0.0.0.0", 8000, "10.1.2.3", 443)),
-            ("[::1]:0=[fe80::1]:22", Pair("::1", 0, "fe80::1", 22)),
+            ("8000=example.net:80", Forwarding("127.0.0.1", 8000, "example.net", 80)),
+            ("0.0.0.0:8000=10.1.2.3:443", Forwarding("0.0.0.0", 8000, "10.1.2.3", 443)),
+            ("[::1]:0=[fe80::1]:22", Forwarding("::1", 0, "fe80::1", 22)),
         ):
             self.assertEqual(parse_pair(text), pair)
 
@@ -55,7 +55,7 @@ class ProxyTests(TestCase):
             try:
                 responder = running.responders[0]
                 said: list[str] = []
-                pairs = [Pair("127.0.0.1", 0, "localhost", responder.port)] * 2
+                pairs = [Forwarding("127.0.0.1", 0, "localhost", responder.port)] * 2
                 proxying = proxy_main(reactor, LinkShape(0.002), pairs, said.append)
                 self.assertEqual(len(said), 2)
                 ports = []
@@ -85,7 +85,8 @@ class ProxyTests(TestCase):
         async def relay() -> None:
             with socket.create_server(("127.0.0.1", 0)) as taken:
                 pairs = [
-                    Pair("127.0.0.1", port, "127.0.0.1", 9) for port in (0, taken.getsockname()[1])
+                    Forwarding("127.0.0.1", port, "127.0.0.1", 9)
+                    for port in (0, taken.getsockname()[1])
                 ]
                 try:
                     await proxy_main(reactor, LinkShape(), pairs, lambda _: None)

@@ -23,8 +23,8 @@ from pipegrid.speedtest.responder import (
     IDLE_S,
     PROVE_S,
     TOLD_BUSY,
+    ResponderService,
     ResponderSettings,
-    Service,
     responder_main,
 )
 
@@ -60,10 +60,10 @@ class ResponderTestCase(TestCase):
         self.patch(module, "make_key", lambda: KEY)
         self.clock = Clock()
 
-    def serve(self, **limits: Any) -> Service:
+    def serve(self, **limits: Any) -> ResponderService:
         """Return a running responder."""
         settings = ResponderSettings(LOOPBACK, 0, TOKEN, **limits)
-        service = Service(reactor, settings, self.clock)
+        service = ResponderService(reactor, settings, self.clock)
 
         def stop() -> None:
             service.stop()
@@ -73,7 +73,7 @@ class ResponderTestCase(TestCase):
         self.addCleanup(stop)
         return service
 
-    def address(self, service: Service, token: str = TOKEN) -> Responder:
+    def address(self, service: ResponderService, token: str = TOKEN) -> Responder:
         """Return where it is."""
         return Responder(LOOPBACK, service.address[1], token, service.spki_hash)
 

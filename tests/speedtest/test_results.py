@@ -14,7 +14,7 @@ from pipegrid.speedtest.results import (
     UP,
     Baseline,
     Burst,
-    Link,
+    EmulatedLink,
     Measurement,
     Parameters,
     RoundTrip,
@@ -35,7 +35,9 @@ def make_run(scale: float = 1.0, commit: str | None = "c0ffee") -> Run:
         commit=commit,
         versions={"pipegrid": "1", "python": "3.11"},
         machine={"system": "Linux", "cores": "2"},
-        parameters=Parameters("private grid", "gbs", 2, 3, 7, 10, 3, 7, link=Link("dsl", 0.011)),
+        parameters=Parameters(
+            "private grid", "gbs", 2, 3, 7, 10, 3, 7, link=EmulatedLink("dsl", 0.011)
+        ),
         round_trips=(RoundTrip("a", [0.1, 0.2]), RoundTrip("b", [0.3])),
         baselines=(Baseline(1, False, UP, [100.0, 200.0], [300.0]),),
         measurements=(up, down),

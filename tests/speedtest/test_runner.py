@@ -16,7 +16,7 @@ from pipegrid.speedtest.contents import Comparing
 from pipegrid.speedtest.results import DOWN, UP, RoundTrip, Run, parse_run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.target import Target, check_room
+from pipegrid.speedtest.target import FileTarget, check_room
 from pipegrid.speedtest.targets import fitting_params
 
 
@@ -44,7 +44,7 @@ class MemorySession:
         self.closed = True
 
 
-class MemoryTarget(Target):
+class MemoryTarget(FileTarget):
     """A grid that is a list."""
 
     kind = "grid"
@@ -97,12 +97,12 @@ class RunnerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.said: list[str] = []
 
-    def run_on(self, target: Target, some: Sequence[Scenario] = SOME, rounds: int = 2) -> Any:
+    def run_on(self, target: FileTarget, some: Sequence[Scenario] = SOME, rounds: int = 2) -> Any:
         """Run; return the Deferred."""
         settings = Settings(rounds, seed=7, pings=2)
         return runner.run(Clock(), target, lambda _: some, settings, self.said.append)
 
-    def result(self, target: Target, rounds: int = 2) -> Run:
+    def result(self, target: FileTarget, rounds: int = 2) -> Run:
         """Run; return what was measured."""
         return self.successResultOf(self.run_on(target, rounds=rounds))  # type: ignore[no-any-return]
 

@@ -7,10 +7,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import scenarios
-from pipegrid.speedtest.results import DOWN, GROUPS, SCENARIO, UP, WINDOW, Link
+from pipegrid.speedtest.results import DOWN, GROUPS, SCENARIO, UP, WINDOW, EmulatedLink
 
-DSL = Link("dsl", 0.011, 80e3, 520e3)
-WAN = Link("wan", 0.04, 12.5e6, 12.5e6)
+DSL = EmulatedLink("dsl", 0.011, 80e3, 520e3)
+WAN = EmulatedLink("wan", 0.04, 12.5e6, 12.5e6)
 
 
 class ScenariosTests(SynchronousTestCase):
@@ -99,7 +99,7 @@ class LinkTests(SynchronousTestCase):
         """About a second at the link's rate, in a round number of bytes."""
         self.assertEqual(scenarios.sweep_bytes(DSL, Params()), 100_000)
         self.assertEqual(scenarios.sweep_bytes(WAN, Params()), 2 * 10**6)
-        fat = Link("lfn", 0.2, 125e6, 125e6)
+        fat = EmulatedLink("lfn", 0.2, 125e6, 125e6)
         self.assertEqual(scenarios.sweep_bytes(fat, Params()), 30 * 10**6)
 
 

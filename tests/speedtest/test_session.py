@@ -12,7 +12,7 @@ from pipegrid.speedtest.session import (
     HELLO,
     LINE_BYTES,
     REFUSALS,
-    Allowance,
+    ByteAllowance,
     LineReader,
     ServerSession,
     nonce_of,
@@ -26,7 +26,7 @@ NONCE = "ab" * 32
 
 def make_session(limit_bytes: int = 1000) -> ServerSession:
     """Return a session whose nonce is known."""
-    return ServerSession(TOKEN, Allowance(limit_bytes), lambda: NONCE)
+    return ServerSession(TOKEN, ByteAllowance(limit_bytes), lambda: NONCE)
 
 
 def say(session: ServerSession, data: bytes) -> bytes:
@@ -87,7 +87,7 @@ class ServerSessionTests(SynchronousTestCase):
 
     def test_a_proof_of_another_connection_is_worth_nothing(self) -> None:
         """Each has a nonce of its own."""
-        one, other = (ServerSession(TOKEN, Allowance(1)) for _ in range(2))
+        one, other = (ServerSession(TOKEN, ByteAllowance(1)) for _ in range(2))
         nonce = nonce_of(say(one, HELLO + b"\n").strip())
         assert nonce is not None
         say(other, HELLO + b"\n")
@@ -108,7 +108,7 @@ class ServerSessionTests(SynchronousTestCase):
 
     def test_the_limit_is_one_for_all_connections(self) -> None:
         """What is asked for counts, in both directions, whoever asks."""
-        allowance = Allowance(100)
+        allowance = ByteAllowance(100)
         one, other = (ServerSession(TOKEN, allowance, lambda: NONCE) for _ in range(2))
         for session in (one, other):
             introduce(session)
@@ -214,7 +214,7 @@ class ServerSessionTests(SynchronousTestCase):
     )
     def test_the_limit_holds_whatever_is_asked(self, pieces: list[bytes]) -> None:
         """Nobody is given more than is left."""
-        allowance = Allowance(1000)
+        allowance = ByteAllowance(1000)
         session = ServerSession(TOKEN, allowance, lambda: NONCE)
         introduce(session)
         given_bytes = 0

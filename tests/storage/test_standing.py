@@ -17,7 +17,7 @@ from pipegrid.storage.store import KEEP_UNFINISHED_S
 from pipegrid.storage.uploads import standing
 from pipegrid.storage.uploads.hoard import Hoard
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client, address_of
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
 
@@ -239,7 +239,9 @@ class StoreTests(StoreTestCase):
         calls: list[Client] = []
         real = Hoard.choose
 
-        def count(hoard: Hoard[Upload], client: Client, asked: Asked, now: float) -> list[Upload]:
+        def count(
+            hoard: Hoard[ShareUpload], client: Client, asked: Asked, now: float
+        ) -> list[ShareUpload]:
             calls.append(client)
             return real(hoard, client, asked, now)
 

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.grid import Grid
-from pipegrid.links.link import Line
+from pipegrid.links.link import Bottleneck
 from pipegrid.simulation.driver import leaks
 from pipegrid.transfer.get.download import Download
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
@@ -138,7 +138,7 @@ class NarrowLineTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.world = GbsWorld(Path(self.mktemp()), servers=10)
         self.addCleanup(self.world.close)
-        there, back = Line(self.BYTES_PER_S), Line(self.BYTES_PER_S)
+        there, back = Bottleneck(self.BYTES_PER_S), Bottleneck(self.BYTES_PER_S)
         for host in self.world.servers:
             self.world.network.join(CLIENT, host.name, RTT_S / 2, there, back)
         self.random = Random(8)

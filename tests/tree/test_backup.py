@@ -22,7 +22,14 @@ from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.errors import CapError, PipegridError, RollbackError, UsageError
 from pipegrid.tree import localwalk
-from pipegrid.tree.backup.catalogue import Run, chosen, entry_of, parse_time, runs_of, shown_time
+from pipegrid.tree.backup.catalogue import (
+    BackupRun,
+    chosen,
+    entry_of,
+    parse_time,
+    runs_of,
+    shown_time,
+)
 from pipegrid.tree.backup.changes import (
     LATEST_S,
     RACY_NS,
@@ -37,7 +44,7 @@ from pipegrid.tree.backup.run import BackupOptions, BackupResult, Backups
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
-from pipegrid.tree.selection import Selection
+from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.uploaded import TreeReports
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
@@ -94,12 +101,12 @@ class ChangesTests(SynchronousTestCase):
 class RetentionTests(SynchronousTestCase):
     """Which runs are kept."""
 
-    def runs(self, *times: str, name: str = "home") -> list[Run]:
+    def runs(self, *times: str, name: str = "home") -> list[BackupRun]:
         """Runs at these times."""
         cap = DirectoryCap(LitCap(b""))
-        return [Run(name, f"2026-{time}:00:00Z", cap) for time in times]
+        return [BackupRun(name, f"2026-{time}:00:00Z", cap) for time in times]
 
-    def kept(self, runs: list[Run], **rules: int) -> list[str]:
+    def kept(self, runs: list[BackupRun], **rules: int) -> list[str]:
         """Times of what is kept."""
         return [run.time[5:13] for run in kept(runs, Retention(**rules))]
 
@@ -125,12 +132,12 @@ class CatalogueTests(SynchronousTestCase):
     def test_chosen(self) -> None:
         """The newest, or that of a time, of the only backup or of one that is named."""
         cap = DirectoryCap(LitCap(b""))
-        runs = [Run("home", f"2026-11-0{day}_10:00:00Z", cap) for day in (1, 2, 3)]
+        runs = [BackupRun("home", f"2026-11-0{day}_10:00:00Z", cap) for day in (1, 2, 3)]
         self.assertEqual(chosen(runs, None, None), runs[2])
         self.assertEqual(chosen(runs, None, "2026-11-02"), runs[1])
         self.assertEqual(chosen(runs, "home", "2026-11-02T09:59"), runs[0])
         self.assertEqual(chosen(runs, None, "2026-11-02_10:00:00Z"), runs[1])
-        other = [*runs, Run("etc", "2026-01-01_00:00:00Z", cap)]
+        other = [*runs, BackupRun("etc", "2026-01-01_00:00:00Z", cap)]
         for call in (
             lambda: chosen([], None, None),
             lambda: chosen(other, None, None),
@@ -283,7 +290,7 @@ class BackupTests(SynchronousTestCase):
         assert isinstance(cap, DirectoryCap)
         return cap
 
-    def listed(self, cap: DirectoryCap) -> list[Run]:
+    def listed(self, cap: DirectoryCap) -> list[BackupRun]:
         """The runs in a catalogue on the grid."""
         store = self.backups().catalogues
         return runs_of(cap, self.world.run(Deferred.fromCoroutine(store.load(cap))))
@@ -608,7 +615,7 @@ class BackupTests(SynchronousTestCase):
         """What is excluded is not in the tree, and does not count as left out."""
         self.write("a")
         self.write("b.tmp")
-        result = self.run_backup(selection=lambda: Selection(["*.tmp"]))
+        result = self.run_backup(selection=lambda: TreeSelection(["*.tmp"]))
         self.assertEqual((self.names_in(result.run.cap), result.run.left_out), (["a"], 0))
 
     def test_names(self) -> None:

@@ -13,7 +13,7 @@ from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.directory import Child, pack_immutable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
-from pipegrid.tree.check import Place, TreeSummary, check_tree, check_trees
+from pipegrid.tree.check import FirstMet, TreeSummary, check_tree, check_trees
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
 from tests.simulation.test_grid_budgets import RTT_S, BudgetTestCase
@@ -59,12 +59,12 @@ class CheckTreeTests(BudgetTestCase):
         self.ended: dict[str, Outcome] = {}
         self.unread: dict[str, Exception] = {}
 
-        def ended(place: Place, outcome: Outcome) -> None:
+        def ended(place: FirstMet, outcome: Outcome) -> None:
             path = "/".join(place.path)
             self.assertNotIn(path, self.ended)
             self.ended[path] = outcome
 
-        def unreadable(place: Place, error: Exception) -> None:
+        def unreadable(place: FirstMet, error: Exception) -> None:
             self.unread["/".join(place.path)] = error
 
         summary, took_s = self.world.timed(

@@ -13,8 +13,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.tree import localwalk
-from pipegrid.tree.localwalk import Begun, Ended, LeftOut, LocalWalk, Met
-from pipegrid.tree.selection import Selection
+from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, LeftOut, LocalWalk, Met
+from pipegrid.tree.selection import TreeSelection
 
 
 def everything(walk: LocalWalk) -> list[Any]:
@@ -44,9 +44,9 @@ class LocalWalkTests(SynchronousTestCase):
         """Return what is met, as short text."""
         texts = []
         for thing in everything(LocalWalk(str(self.root), **options)):
-            if isinstance(thing, Begun):
+            if isinstance(thing, DirectoryBegun):
                 texts.append(f"+{thing.path}")
-            elif isinstance(thing, Ended):
+            elif isinstance(thing, DirectoryEnded):
                 texts.append("-")
             elif isinstance(thing, LeftOut):
                 texts.append(f"!{thing.path}: {thing.why}")
@@ -191,10 +191,10 @@ class LocalWalkTests(SynchronousTestCase):
         for path in ("a/b", "skip/x", "c.tmp"):
             self.write(path)
         self.assertEqual(
-            self.seen(selection=Selection(["skip/", "*.tmp"])), ["+", "+a", "a/b", "-", "-"]
+            self.seen(selection=TreeSelection(["skip/", "*.tmp"])), ["+", "+a", "a/b", "-", "-"]
         )
         self.assertEqual(
-            self.seen(selection=Selection(only=["a", "no"])),
+            self.seen(selection=TreeSelection(only=["a", "no"])),
             ["+", "+a", "a/b", "-", "-", "!no: it was listed, and is not there"],
         )
 

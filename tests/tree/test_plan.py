@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
-from pipegrid.tree.plan import MAX_DIRECTORY_BYTES, MAX_ENTRIES, Directory, Place, TreePlan
+from pipegrid.tree.plan import MAX_DIRECTORY_BYTES, MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 
 STORED: dict[Cap, bytes] = {}
 
@@ -38,7 +38,7 @@ class TreePlanTests(SynchronousTestCase):
         self.plan = TreePlan()
         self.root = self.plan.enter(None, "", {})
 
-    def take(self) -> tuple[Directory, Cap]:
+    def take(self) -> tuple[DirectoryNode, Cap]:
         """Return the directory that is to be stored now, and what its cap will be."""
         ready = self.plan.take_ready()
         assert ready is not None, "nothing is ready"
@@ -159,9 +159,9 @@ class TreePlanTests(SynchronousTestCase):
         """Walk a random tree, with random outcomes at random times; return what should be stored."""
         walk = [self.root]
         left = 12
-        on_the_way: list[tuple[Place, Cap, bool]] = []
-        failed: set[Place] = set()
-        made: list[Place] = [self.root]
+        on_the_way: list[tuple[TreeNode, Cap, bool]] = []
+        failed: set[TreeNode] = set()
+        made: list[TreeNode] = [self.root]
         while walk or on_the_way or not self.plan.done:
             ready = self.plan.take_ready() if random.random() < 0.8 else None
             if ready is not None:
@@ -191,9 +191,9 @@ class TreePlanTests(SynchronousTestCase):
             if self.root in failed:
                 return None
         assert self.plan.take_ready() is None
-        tree: dict[Place, object] = {}
+        tree: dict[TreeNode, object] = {}
         for place in made:
-            tree[place] = {} if isinstance(place, Directory) else place.name[1:].encode()
+            tree[place] = {} if isinstance(place, DirectoryNode) else place.name[1:].encode()
             parent = place.parent
             if parent is not None and place not in failed and parent in tree:
                 inside = tree[parent]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.tree.selection import MAX_PATTERNS, VCS, Selection, paths_below, patterns_of
+from pipegrid.tree.selection import MAX_PATTERNS, VCS, TreeSelection, paths_below, patterns_of
 
 
 class SelectionTests(SynchronousTestCase):
@@ -13,7 +13,7 @@ class SelectionTests(SynchronousTestCase):
 
     def takes(self, exclude: list[str], path: str, is_directory: bool = False) -> bool:
         """Whether something is stored with these patterns."""
-        return Selection(exclude).takes(path, is_directory)
+        return TreeSelection(exclude).takes(path, is_directory)
 
     def test_names(self) -> None:
         """A pattern without a slash is that of a name, wherever it is; case counts."""
@@ -55,7 +55,7 @@ class SelectionTests(SynchronousTestCase):
 
     def test_lists(self) -> None:
         """What is listed, all below it, and the directories on the way; what is not there is known."""
-        selection = Selection(["*.o"], ["a/b", "c", "gone", "./a/x/"])
+        selection = TreeSelection(["*.o"], ["a/b", "c", "gone", "./a/x/"])
         for path, is_directory, taken in (
             ("a", True, True),
             ("a/b", True, True),
@@ -86,6 +86,6 @@ class SelectionTests(SynchronousTestCase):
     def test_nonsense(self) -> None:
         """Is refused, and so is too much."""
         for exclude in ([""], ["/"], ["x" * 5000], ["x"] * (MAX_PATTERNS + 1)):
-            self.assertRaises(UsageError, Selection, exclude)
+            self.assertRaises(UsageError, TreeSelection, exclude)
         for only in ("../x", "a/../../b", "/etc"):
-            self.assertRaises(UsageError, Selection, [], [only])
+            self.assertRaises(UsageError, TreeSelection, [], [only])

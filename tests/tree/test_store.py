@@ -14,7 +14,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.upkeep.upkeep import Todo
-from pipegrid.tree.store import GridStore
+from pipegrid.tree.store import GridFiles
 
 CAPS = [ChkCap(bytes([n]) * 16, bytes(32), 3, 10, 100) for n in range(3)]
 
@@ -63,11 +63,11 @@ def found(cap: ChkCap, happiness: int) -> CheckResult:
 
 
 class CheckTests(SynchronousTestCase):
-    """``GridStore.check``."""
+    """``GridFiles.check``."""
 
     def setUp(self) -> None:
         self.grid = _Grid()
-        self.store = GridStore(self.grid)  # type: ignore[arg-type]
+        self.store = GridFiles(self.grid)  # type: ignore[arg-type]
         self.upkeep = _Upkeep()
 
     def open(self) -> None:

@@ -18,7 +18,7 @@ from pipegrid.errors import GridError, SourceError
 from pipegrid.tree import underway
 from pipegrid.tree import upload as uploading
 from pipegrid.tree.metadata import restored
-from pipegrid.tree.store import GridStore
+from pipegrid.tree.store import GridFiles
 from pipegrid.tree.upload import tree_upload
 from pipegrid.tree.uploaded import TreeReports, TreeResult
 from tests.simulation.grid_budgets import warm_up
@@ -162,15 +162,15 @@ class TreeUploadTests(SynchronousTestCase):
         """Is left out of a tree that is otherwise whole, though its directory may have left already."""
         self.write("d/large", bytes(5 << 20))
         self.write("d/small", b"s" * 100)
-        put = GridStore.put
+        put = GridFiles.put
 
-        def late(store: GridStore, source: Any, *args: Any) -> Any:
+        def late(store: GridFiles, source: Any, *args: Any) -> Any:
             if not isinstance(source, bytes):
                 with open(self.root / "d/large", "r+b") as file:
                     file.write(b"more")
             return put(store, source, *args)
 
-        self.patch(GridStore, "put", late)
+        self.patch(GridFiles, "put", late)
         result = self.put()
         self.assertEqual(self.contents(result.cap), {"d": {"small": b"s" * 100}})
         ((path, why),) = self.left_out

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
 from pipegrid.core.params import Params
-from pipegrid.tree.plan import Directory, TreePlan
+from pipegrid.tree.plan import DirectoryNode, TreePlan
 from tests.simulation.grid_world import GridWorld
 from tests.vectors import load
 
@@ -59,7 +59,7 @@ class VectorTests(SynchronousTestCase):
         backup = TREES["backup"]
         recorded = {tuple(each["path"]): each for each in backup["tree"]}
         plan = TreePlan()
-        directories: dict[tuple[str, ...], Directory] = {(): plan.enter(None, "", {})}
+        directories: dict[tuple[str, ...], DirectoryNode] = {(): plan.enter(None, "", {})}
         packed: dict[tuple[str, ...], list[Child]] = {
             path: unpack_immutable(bytes.fromhex(each["packed_hex"]))
             for path, each in recorded.items()

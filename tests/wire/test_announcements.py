@@ -13,7 +13,7 @@ from pipegrid.wire.announcements import (
     MAX_MESSAGE_BYTES,
     Announcement,
     AnnouncementBook,
-    SigningKey,
+    AnnouncementKey,
     describe,
     make_signing_key,
     parse_signing_key,
@@ -29,11 +29,11 @@ SIGNED = (
     RECORDED["signed"]["sig"].encode(),
     RECORDED["signed"]["key"].encode(),
 )
-KEY = SigningKey(bytes.fromhex(RECORDED["signing_key_raw"]))
+KEY = AnnouncementKey(bytes.fromhex(RECORDED["signing_key_raw"]))
 SERVER_ID = RECORDED["signed"]["key"]
 
 
-def announcement(key: SigningKey = KEY, **fields: Any) -> Announcement:
+def announcement(key: AnnouncementKey = KEY, **fields: Any) -> Announcement:
     """Return an announcement with other fields than those recorded."""
     return verify(sign({**FIELDS, **fields}, key))
 

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.wire import gbs_http as http
-from pipegrid.wire.gbs_http import Resource, Target
+from pipegrid.wire.gbs_http import GbsTarget, Resource
 
 SI = bytes(range(16))
 SI_TEXT = "aaaqeayeaudaocajbifqydiob4"
@@ -22,18 +22,18 @@ class PathTests(SynchronousTestCase):
     def test_paths_lead_where_they_were_made_for(self) -> None:
         """Every path that a client makes is understood by a server."""
         for path, target in (
-            (http.VERSION_PATH, Target(Resource.VERSION)),
-            (http.allocate_path(SI), Target(Resource.ALLOCATE, SI)),
-            (http.shares_path(SI), Target(Resource.SHARES, SI)),
-            (http.share_path(SI, 255), Target(Resource.SHARE, SI, 255)),
-            (http.abort_path(SI, 0), Target(Resource.ABORT, SI, 0)),
-            (http.corrupt_path(SI, 7), Target(Resource.CORRUPT, SI, 7)),
-            (http.lease_path(SI), Target(Resource.LEASE, SI)),
-            (f"/storage/v1/mutable/{SI_TEXT}/shares", Target(Resource.MUTABLE_SHARES, SI)),
-            (f"/storage/v1/mutable/{SI_TEXT}/7", Target(Resource.MUTABLE_SHARE, SI, 7)),
+            (http.VERSION_PATH, GbsTarget(Resource.VERSION)),
+            (http.allocate_path(SI), GbsTarget(Resource.ALLOCATE, SI)),
+            (http.shares_path(SI), GbsTarget(Resource.SHARES, SI)),
+            (http.share_path(SI, 255), GbsTarget(Resource.SHARE, SI, 255)),
+            (http.abort_path(SI, 0), GbsTarget(Resource.ABORT, SI, 0)),
+            (http.corrupt_path(SI, 7), GbsTarget(Resource.CORRUPT, SI, 7)),
+            (http.lease_path(SI), GbsTarget(Resource.LEASE, SI)),
+            (f"/storage/v1/mutable/{SI_TEXT}/shares", GbsTarget(Resource.MUTABLE_SHARES, SI)),
+            (f"/storage/v1/mutable/{SI_TEXT}/7", GbsTarget(Resource.MUTABLE_SHARE, SI, 7)),
             (
                 f"/storage/v1/mutable/{SI_TEXT}/read-test-write",
-                Target(Resource.MUTABLE_READ_TEST_WRITE, SI),
+                GbsTarget(Resource.MUTABLE_READ_TEST_WRITE, SI),
             ),
         ):
             self.assertEqual(http.parse_path(path), target)

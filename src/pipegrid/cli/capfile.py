@@ -28,7 +28,7 @@ _ESCAPE = re.compile(r"\\(?:([\\nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8
 _SHORT = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 
 
-class Line(NamedTuple):
+class CapLine(NamedTuple):
     """
     A cap as it stands somewhere.
 
@@ -66,7 +66,7 @@ def unescaped(text: str) -> str:
     return _ESCAPE.sub(character, text)
 
 
-def read_cap_file(path: str, stdin: BinaryIO | None) -> list[Line]:
+def read_cap_file(path: str, stdin: BinaryIO | None) -> list[CapLine]:
     """
     Return the lines of a cap file; ``-`` is standard input.
 
@@ -90,7 +90,7 @@ def read_cap_file(path: str, stdin: BinaryIO | None) -> list[Line]:
     return parse_cap_file(data, name)
 
 
-def parse_cap_file(data: bytes, name: str) -> list[Line]:
+def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
     """
     Return the lines with a cap in them.
 
@@ -111,7 +111,7 @@ def parse_cap_file(data: bytes, name: str) -> list[Line]:
         rest = line[len(cap) :]
         rest = rest[2:] if rest.startswith("  ") else rest.lstrip()
         where = f"{name}:{number}"
-        found.append(Line(cap, _name(rest, where), where))
+        found.append(CapLine(cap, _name(rest, where), where))
         if len(found) > MAX_CAPS:
             raise UsageError(f"{name} holds more than {MAX_CAPS} caps; split it")
     if not found:

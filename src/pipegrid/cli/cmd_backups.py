@@ -14,7 +14,7 @@ from pipegrid.cli.outcome import ExitStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipegrid.tree.backup.catalogue import Run
+    from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.facade import Grid
 
 
@@ -52,7 +52,7 @@ def command(cap: str | None) -> GridJob:
     return GridJob(work)
 
 
-async def listed_runs(grid: Grid, console: Console, cap: str | None) -> Sequence[Run]:
+async def listed_runs(grid: Grid, console: Console, cap: str | None) -> Sequence[BackupRun]:
     """
     Return the runs that a catalogue lists, or this client's own.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipegrid.core.caps import Cap
     from pipegrid.tree.facade import Grid
-    from pipegrid.tree.paths import Place
+    from pipegrid.tree.paths import PathEnd
 
 
 @click.command(name="ls")
@@ -57,13 +57,13 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
             return ExitStatus.DONE
         if recursive:
             return await _list_all(grid, console, place, long, read_only)
-        from pipegrid.tree.paths import Place
+        from pipegrid.tree.paths import PathEnd
 
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
         for entry in listing.entries:
             _show(
-                console, (entry.name,), Place(entry.cap, (), entry.metadata_json), long, read_only
+                console, (entry.name,), PathEnd(entry.cap, (), entry.metadata_json), long, read_only
             )
         return ExitStatus.DONE
 
@@ -71,10 +71,10 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
 
 
 async def _list_all(
-    grid: Grid, console: Console, place: Place, long: bool, read_only: bool
+    grid: Grid, console: Console, place: PathEnd, long: bool, read_only: bool
 ) -> ExitStatus:
     from pipegrid.cli.trees import complain
-    from pipegrid.tree.paths import Place
+    from pipegrid.tree.paths import PathEnd
     from pipegrid.tree.walk import Unreadable
 
     statuses = set()
@@ -84,11 +84,13 @@ async def _list_all(
             if isinstance(met, Unreadable):
                 statuses.add(complain(console, met))
             elif met.path:
-                _show(console, met.path, Place(met.cap, (), met.metadata_json), long, read_only)
+                _show(console, met.path, PathEnd(met.cap, (), met.metadata_json), long, read_only)
     return one_status(statuses)
 
 
-def _show(console: Console, path: Sequence[str], place: Place, long: bool, read_only: bool) -> None:
+def _show(
+    console: Console, path: Sequence[str], place: PathEnd, long: bool, read_only: bool
+) -> None:
     import attrs
 
     from pipegrid.cli.trees import shown_path

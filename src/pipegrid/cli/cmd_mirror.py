@@ -231,11 +231,11 @@ def debian_command(
 
     async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
         from pipegrid.mirror.debian import DebianArchive
-        from pipegrid.mirror.selecting import ArchiveSelection
+        from pipegrid.mirror.selecting import Selection
         from pipegrid.mirror.trust import Keys
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
-        selection = ArchiveSelection(
+        selection = Selection(
             suites=tuple(dict.fromkeys(suites)),
             components=tuple(dict.fromkeys(components)),
             architectures=tuple(dict.fromkeys(architectures)),

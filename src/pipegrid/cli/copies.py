@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
 
 
-class Told:
+class CopiesTold:
     """What is said of a copy; ``statuses`` of what failed."""
 
     def __init__(self, console: Console) -> None:
@@ -74,7 +74,7 @@ async def store_copies(
     from pipegrid.cli.uploads import BarsOfFiles
     from pipegrid.tree.copying import Copier, CopyReports, check_items
 
-    told = Told(console)
+    told = CopiesTold(console)
     with Progress(console, "cp") as progress:
 
         def put_tree(path: str) -> Deferred[DirectoryCap]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 import click
 
-from pipegrid.cli.capfile import Line, read_cap_file
+from pipegrid.cli.capfile import CapLine, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
 from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
@@ -103,7 +103,7 @@ def named_files(
     caps = [text for text in caps if text.strip() != "-"]
     several = len(caps) > 1
     lines = [
-        Line(text, None, f"cap number {number}" if several else "")
+        CapLine(text, None, f"cap number {number}" if several else "")
         for number, text in enumerate(caps, 1)
     ]
     if len(from_stdin) > 1:

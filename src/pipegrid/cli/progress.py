@@ -56,7 +56,7 @@ class Sums:
             setattr(self, name, getattr(self, name) + change)
 
 
-class Part:
+class OneTransfer:
     """
     One transfer of a command; what it reports is shown at once.
 
@@ -120,9 +120,9 @@ class Progress:
         """Return what one transfer calls with what is done and what there is to do; None: nobody watches."""
         return None if self._bar is None else self.upload(None).sent
 
-    def upload(self, size: int | None) -> Part:
+    def upload(self, size: int | None) -> OneTransfer:
         """Return what an upload reports to, which counts bytes of shares; its file has ``size`` bytes."""
-        return Part(self._show, size)
+        return OneTransfer(self._show, size)
 
     def _show(self, before: Sums, after: Sums) -> None:
         sums, bar = self._sums, self._bar

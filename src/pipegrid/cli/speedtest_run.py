@@ -17,9 +17,9 @@ from pipegrid.cli.outcome import ExitStatus, Interrupted
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
     from pipegrid.speedtest.probe import Responder
-    from pipegrid.speedtest.results import Link, Run
+    from pipegrid.speedtest.results import EmulatedLink, Run
     from pipegrid.speedtest.scenarios import Scenario
-    from pipegrid.speedtest.target import Target
+    from pipegrid.speedtest.target import FileTarget
 
 DEFAULT_LINK = "wan"
 NO_LINK = "none"
@@ -163,7 +163,7 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
     return ExitStatus.DONE
 
 
-def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> Target:
+def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> FileTarget:
     """
     Return what the options want measured.
 
@@ -202,7 +202,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> T
     )
 
 
-def link_of(given: dict[str, Any]) -> Link | None:
+def link_of(given: dict[str, Any]) -> EmulatedLink | None:
     """Return the link that the options want: the usual one if none."""
     from pipegrid.errors import UsageError
     from pipegrid.speedtest.links import make_link
@@ -235,7 +235,7 @@ def responder(text: str) -> Responder:
     return parse_responder(text)
 
 
-def known_scenarios(target: Target, quick: bool) -> list[Scenario]:
+def known_scenarios(target: FileTarget, quick: bool) -> list[Scenario]:
     """Return all that could be measured on a target."""
     from pipegrid.speedtest import scenarios
 
@@ -244,7 +244,7 @@ def known_scenarios(target: Target, quick: bool) -> list[Scenario]:
     return scenarios.full(target.link, target.params, target.servers)
 
 
-def choose(target: Target, given: dict[str, Any], console: Console) -> Sequence[Scenario]:
+def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Sequence[Scenario]:
     """
     Return the scenarios that are wanted, that the target can do, and that its link lets through.
 

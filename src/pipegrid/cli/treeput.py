@@ -17,7 +17,7 @@ from pipegrid.errors import PipegridError, SourceError
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.facade import Grid
-    from pipegrid.tree.selection import Selection
+    from pipegrid.tree.selection import TreeSelection
     from pipegrid.tree.uploaded import TreeCounts, TreeReports
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,31 +80,31 @@ class Chosen:
         exclude_vcs: bool,
         files_from: str | None,
     ) -> None:
-        from pipegrid.tree.selection import VCS, Selection, patterns_of
+        from pipegrid.tree.selection import VCS, TreeSelection, patterns_of
 
         patterns = list(exclude)
         for path in exclude_from:
             patterns += patterns_of(_text_of(path))
         if exclude_vcs:
             patterns += VCS
-        Selection(patterns)  # to say now what is wrong with them
+        TreeSelection(patterns)  # to say now what is wrong with them
         self._patterns = patterns
         self._lines = None if files_from is None else _text_of(files_from).split("\n")
 
-    def of(self, directory: str) -> Callable[[], Selection]:
+    def of(self, directory: str) -> Callable[[], TreeSelection]:
         """
         Return what makes the selection for one walk through a directory.
 
         Raises:
             UsageError: a listed path is not below it.
         """
-        from pipegrid.tree.selection import Selection, paths_below
+        from pipegrid.tree.selection import TreeSelection, paths_below
 
         only = None
         if self._lines is not None:
             only = paths_below(os.path.abspath(directory), self._lines)
-        Selection(self._patterns, only)
-        return lambda: Selection(self._patterns, only)
+        TreeSelection(self._patterns, only)
+        return lambda: TreeSelection(self._patterns, only)
 
 
 def _text_of(path: str) -> str:

@@ -22,7 +22,7 @@ from pipegrid.errors import CapError
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.grid import Grid
-    from pipegrid.tree.paths import Place
+    from pipegrid.tree.paths import PathEnd
     from pipegrid.tree.walk import Unreadable
 
 C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
@@ -48,7 +48,7 @@ async def located(grid: Grid, file: NamedFile[Any], understand: Callable[[Any], 
     return attrs.evolve(file, cap=understand(_there(place)), names=())
 
 
-def _there(place: Place) -> Any:
+def _there(place: PathEnd) -> Any:
     cap = place.best or place.cap
     if cap is None:
         raise CapError(
@@ -58,7 +58,7 @@ def _there(place: Place) -> Any:
     return cap
 
 
-async def place_of(grid: Grid, text: str) -> Place:
+async def place_of(grid: Grid, text: str) -> PathEnd:
     """Return what a cap or path leads to; errors as of ``located``."""
     from pipegrid.tree.paths import resolve
 
@@ -80,7 +80,7 @@ def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     return parse_here(text, grid.config.directory)
 
 
-async def directory_at(grid: Grid, text: str) -> Place:
+async def directory_at(grid: Grid, text: str) -> PathEnd:
     """
     Return the directory that a cap or path leads to.
 
@@ -94,7 +94,7 @@ async def directory_at(grid: Grid, text: str) -> Place:
     return place
 
 
-def check_known(place: Place) -> Place:
+def check_known(place: PathEnd) -> PathEnd:
     """
     Return a place, if a cap is known that reads what is there.
 

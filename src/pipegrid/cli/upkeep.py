@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep.summary import UpkeepSummary
     from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
-    from pipegrid.tree.check import Place
+    from pipegrid.tree.check import FirstMet
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,7 +69,7 @@ async def located_files(
     return found, statuses
 
 
-class Report:
+class ObjectsReport:
     """
     Shows what comes of many objects, and remembers the worst.
 
@@ -140,14 +140,14 @@ async def look_after(
     Args:
         files: those that the user named.
         verb: for the progress bar.
-        show: see ``Report``.
+        show: see ``ObjectsReport``.
 
     Returns:
         The gravest status.
     """
     from pipegrid.cli.progress import Progress
 
-    report = Report(console, show, recursive)
+    report = ObjectsReport(console, show, recursive)
     files, report.statuses = await located_files(grid, console, files, recursive)
     with Progress(console, verb, "object") as progress:
         told = progress.transfer()
@@ -173,7 +173,7 @@ async def _many(
     files: Sequence[NamedFile[Any]],
     todo: Todo,
     bounds: UpkeepSettings,
-    report: Report,
+    report: ObjectsReport,
     count: Callable[[int, int], None],
 ) -> UpkeepSummary:
     from pipegrid.transfer.upkeep.summary import UpkeepSummary
@@ -194,7 +194,7 @@ async def _trees(
     files: Sequence[NamedFile[Any]],
     todo: Todo,
     bounds: UpkeepSettings,
-    report: Report,
+    report: ObjectsReport,
     count: Callable[[int, int], None],
 ) -> UpkeepSummary:
     from pipegrid.cli.files import NamedFile
@@ -202,18 +202,18 @@ async def _trees(
 
     summary = TreeSummary()
 
-    def named(root: int, place: Place) -> NamedFile[Any]:
+    def named(root: int, place: FirstMet) -> NamedFile[Any]:
         path = "/".join(place.path)
         if len(files) > 1 or not path:
             path = f"{files[root].label}/{path}" if path else files[root].label
         text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
         return NamedFile(text, place.cap, path)
 
-    def ended(root: int, place: Place, outcome: Outcome) -> None:
+    def ended(root: int, place: FirstMet, outcome: Outcome) -> None:
         count(summary.objects, 0)
         report.note(named(root, place), outcome)
 
-    def unreadable(root: int, place: Place, error: Exception) -> None:
+    def unreadable(root: int, place: FirstMet, error: Exception) -> None:
         report.unreadable(named(root, place), error)
 
     await check_trees(

@@ -4,7 +4,7 @@ The arithmetic of links: time and byte counts in, delivery times out.
 Nothing here knows of connections, clocks or bytes themselves, so that the same model shapes traffic
 in virtual time and, under a real reactor, real sockets.
 
-**Parts.** A ``Line`` is a serial bottleneck: it sends one packet at a time at so many bytes a second,
+**Parts.** A ``Bottleneck`` sends one packet at a time at so many bytes a second,
 or at once if it is infinitely fast. A ``Path`` is one direction between two places: a latency behind
 a line. Many paths may share one line (all servers behind one DSL modem). A ``Flow`` is one direction of
 one connection over a path.
@@ -63,7 +63,7 @@ class Packet:
     arrival_ns: int
 
 
-class Line:
+class Bottleneck:
     """
     A serial bottleneck that flows share by turns.
 
@@ -89,7 +89,7 @@ class Line:
 
     def __repr__(self) -> str:
         rate = "infinite" if self._rate is None else f"{self._rate} B/s"
-        return f"<Line {rate}, {len(self._waiting)} flows waiting>"
+        return f"<Bottleneck {rate}, {len(self._waiting)} flows waiting>"
 
     @property
     def packet_bytes(self) -> int:
@@ -107,9 +107,9 @@ class Line:
             return self._epoch_ns
         return self._epoch_ns - (-self._epoch_bytes * NANOSECONDS // self._rate)
 
-    def copy(self, slowdowns: list[int]) -> Line:
+    def copy(self, slowdowns: list[int]) -> Bottleneck:
         """Return an empty line of the same kind, slowed down by these factors."""
-        line = Line(self.bytes_per_s, self._fixed_packet_bytes)
+        line = Bottleneck(self.bytes_per_s, self._fixed_packet_bytes)
         for factor in slowdowns:
             line.slow_down(0, factor)
         return line
@@ -198,7 +198,7 @@ class Path:
     While it is stalled nothing enters it; what is under way arrives.
     """
 
-    def __init__(self, latency_s: float, line: Line, line_per_flow: bool = False) -> None:
+    def __init__(self, latency_s: float, line: Bottleneck, line_per_flow: bool = False) -> None:
         """
         Args:
             latency_s: one way, at least 0; what a round trip is made of.
@@ -235,7 +235,7 @@ class Path:
         self._flows.pop(flow, None)
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Bottleneck]:
         """The distinct lines that flows of this path wait for."""
         return list({id(flow.line): flow.line for flow in self._flows}.values())
 
@@ -268,7 +268,7 @@ class Path:
     def _apply_slowdowns(self) -> None:
         self.latency_ns = self._base_latency_ns * max(self._slowdowns, default=1)
 
-    def _slowable(self) -> list[Line]:
+    def _slowable(self) -> list[Bottleneck]:
         return self.lines if self._line_per_flow else [self.line]
 
 
@@ -294,7 +294,7 @@ class Flow:
         "ready_ns",
     )
 
-    def __init__(self, path: Path, line: Line, owner: object = None) -> None:
+    def __init__(self, path: Path, line: Bottleneck, owner: object = None) -> None:
         self.owner = owner
         self.path = path
         self.line = line

@@ -41,7 +41,7 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.links.link import Flow, Line, Packet, Path, to_ns, to_seconds
+from pipegrid.links.link import Bottleneck, Flow, Packet, Path, to_ns, to_seconds
 from pipegrid.links.pages import Copied, PageReader, Pages, Pipes
 from pipegrid.reactor.sockets import move_much, socket_of
 
@@ -88,7 +88,7 @@ class LinkShape:
     down_bytes_per_s: int | None = None
 
 
-class Link:
+class SharedLink:
     """
     One link, which all connections of one or more relays share.
 
@@ -109,7 +109,7 @@ class Link:
         self.clock = clock
         self.pipes = Pipes()
         early_ns = to_ns(early_s)
-        up, down = Line(shape.up_bytes_per_s), Line(shape.down_bytes_per_s)
+        up, down = Bottleneck(shape.up_bytes_per_s), Bottleneck(shape.down_bytes_per_s)
         self.up = Wire(clock, Path(shape.rtt_s / 2, up), early_ns, behind_s)
         self.down = Wire(clock, Path(shape.rtt_s / 2, down), early_ns, behind_s)
 
@@ -133,7 +133,7 @@ class Wire:
         """Return the time as the link model counts it."""
         return to_ns(self._clock.seconds())
 
-    def offer(self, stream: Stream, size_bytes: int, since_ns: int | None = None) -> None:
+    def offer(self, stream: RelayedStream, size_bytes: int, since_ns: int | None = None) -> None:
         """Queue bytes of a stream for the line; ``since_ns``: when they could have been sent, if not now."""
         ready_ns = since_ns
         if ready_ns is None:
@@ -149,7 +149,7 @@ class Wire:
         while self._arrivals and self._arrivals[0].arrival_ns <= now_ns:
             packet = self._arrivals.popleft()
             owner = packet.flow.owner
-            assert isinstance(owner, Stream)
+            assert isinstance(owner, RelayedStream)
             owner.arrived(packet.size_bytes)
         self._set_timer()
 
@@ -177,7 +177,7 @@ def queue_bytes(bytes_per_s: int | None) -> int:
 
 
 @implementer(IPushProducer)
-class Stream:
+class RelayedStream:
     """
     One direction of one connection: from the transport that it was read from to the one it goes to.
 
@@ -332,7 +332,7 @@ class Stream:
 class Side(Protocol):
     """One end of a relayed connection: the client's at the relay, or the relay's at the target."""
 
-    def __init__(self, outgoing: Stream, incoming: Stream, pipes: Pipes) -> None:
+    def __init__(self, outgoing: RelayedStream, incoming: RelayedStream, pipes: Pipes) -> None:
         self._outgoing = outgoing
         self._incoming = incoming
         self._pipes = pipes
@@ -373,7 +373,7 @@ class RelayFactory(Factory):
 
     noisy = False
 
-    def __init__(self, link: Link, target: IStreamClientEndpoint) -> None:
+    def __init__(self, link: SharedLink, target: IStreamClientEndpoint) -> None:
         self._link = link
         self._target = target
 
@@ -381,8 +381,8 @@ class RelayFactory(Factory):
         """Relay one connection."""
         link = self._link
         now_s, rtt_s = link.clock.seconds(), link.shape.rtt_s
-        up = Stream(link.up, link.clock, now_s + rtt_s)
-        down = Stream(link.down, link.clock, now_s + 1.5 * rtt_s)
+        up = RelayedStream(link.up, link.clock, now_s + rtt_s)
+        down = RelayedStream(link.down, link.clock, now_s + 1.5 * rtt_s)
         connecting = self._target.connect(Factory.forProtocol(lambda: Side(down, up, link.pipes)))
 
         def refused(_failure: Failure) -> None:

@@ -31,8 +31,8 @@ from pipegrid.mirror.report import Report
 from pipegrid.mirror.selecting import (
     HELD,
     READ,
-    ArchiveSelection,
     Index,
+    Selection,
     below,
     indexes_of,
     named_by,
@@ -41,12 +41,14 @@ from pipegrid.mirror.suites import OWN, Suite, Suites, own_files, unsigned_part
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
 
+__all__ = ["DebianArchive", "DebianOutcome", "Selection", "names_by_hash"]
+
 MAX_NAMED = 5_000_000
 """Files; the largest archive names 1.4 million."""
 
 
 @attrs.define
-class Outcome:
+class DebianOutcome:
     """
     What has become of a run.
 
@@ -76,7 +78,7 @@ class DebianArchive:
     """
 
     def __init__(
-        self, mirror: Mirror, selection: ArchiveSelection, keys: Keys, now: datetime | None = None
+        self, mirror: Mirror, selection: Selection, keys: Keys, now: datetime | None = None
     ) -> None:
         if not selection.suites:
             raise UsageError("give a suite, such as sid")
@@ -87,7 +89,7 @@ class DebianArchive:
         self._selection = selection
         self._suites = Suites(mirror, keys, now)
 
-    def sync(self, delete: bool = False, dry_run: bool = False) -> Deferred[Outcome]:
+    def sync(self, delete: bool = False, dry_run: bool = False) -> Deferred[DebianOutcome]:
         """
         Bring it up to date. To be called once.
 
@@ -101,10 +103,10 @@ class DebianArchive:
         """
         return Deferred.fromCoroutine(self._sync(delete, dry_run))
 
-    async def _sync(self, delete: bool, dry_run: bool) -> Outcome:
+    async def _sync(self, delete: bool, dry_run: bool) -> DebianOutcome:
         suites = [await self._suites.find(suite) for suite in self._selection.suites]
         indexes = [each for suite in suites for each in indexes_of(suite, self._selection)]
-        outcome = Outcome(Report())
+        outcome = DebianOutcome(Report())
         await self._stage(indexes, outcome)
         report = outcome.report = await self._mirror.sync(self._contents(indexes))
         if report.failed_files:
@@ -122,7 +124,7 @@ class DebianArchive:
 
     # Indexes.
 
-    async def _stage(self, indexes: Sequence[Index], outcome: Outcome) -> None:
+    async def _stage(self, indexes: Sequence[Index], outcome: DebianOutcome) -> None:
         """Bring indexes to where they can be read, and nobody sees them."""
         ours = self._selection.indexes != "packed"
         made = [i for i in indexes if ours and i.kind in ("packages", "sources")]

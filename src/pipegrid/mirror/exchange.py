@@ -10,7 +10,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.http11 import Exchange, Limits
 from pipegrid.http11.parser import ResponseHead
 from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.sink import Receiver, Sink
+from pipegrid.mirror.sink import ArchiveSink, FileReceiver
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that say "not now"; the others say "not this"."""
@@ -20,9 +20,9 @@ class Asks(Protocol):
     """Who asks for files, and is told what comes of them; see ``Source``."""
 
     is_paused: bool
-    sink: Sink
+    sink: ArchiveSink
 
-    def received(self, errand: Errand, receiver: Receiver) -> None:
+    def received(self, errand: Errand, receiver: FileReceiver) -> None:
         """All of it is here."""
 
     def refused(self, errand: Errand, reason: str) -> None:
@@ -48,7 +48,7 @@ class FileExchange(Exchange):
         Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
         self._source = source
         self.errand = errand
-        self._receiver: Receiver | None = None
+        self._receiver: FileReceiver | None = None
 
     def head_received(self, head: ResponseHead) -> None:
         wanted = self.errand.wanted

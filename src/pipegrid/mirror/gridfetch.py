@@ -39,7 +39,7 @@ INDEXES = ("dists/", "repodata/")
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class HasFiles(Protocol):
     """What has files: a ``Grid``."""
 
     def get(self, cap: Any, sink: Any) -> Deferred[Any]:
@@ -65,7 +65,7 @@ class GridFetch:
     """
 
     def __init__(
-        self, mirror: Mirror, grid: Store, cap: str, further_names: FurtherNames | None = None
+        self, mirror: Mirror, grid: HasFiles, cap: str, further_names: FurtherNames | None = None
     ) -> None:
         parsed = parse_cap(cap)
         if not isinstance(parsed, DirectoryCap) or not isinstance(parsed.file, (ChkCap, LitCap)):

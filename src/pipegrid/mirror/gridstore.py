@@ -39,7 +39,7 @@ MAX_NOTE_BYTES = 4096
 _NOTE = re.compile(rb"([0-9a-f]{64,128}) (URI:[!-~]+)\n")
 
 
-class Store(Protocol):
+class StoresArchives(Protocol):
     """What stores files: a ``Grid``."""
 
     def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
@@ -55,7 +55,9 @@ class GridStore:
         again: store what was stored before, too, which renews its leases.
     """
 
-    def __init__(self, mirror: Mirror, grid: Store, grid_name: str, again: bool = False) -> None:
+    def __init__(
+        self, mirror: Mirror, grid: StoresArchives, grid_name: str, again: bool = False
+    ) -> None:
         self._mirror = mirror
         self._grid = grid
         self._root = mirror.destination.path

@@ -28,7 +28,7 @@ from pipegrid.mirror.report import Report
 from pipegrid.mirror.small import SmallFiles
 from pipegrid.mirror.source import CONNECTIONS
 from pipegrid.mirror.sprint.sprint import can_sprint
-from pipegrid.mirror.sync import Options, Sync
+from pipegrid.mirror.sync import Sync, SyncOptions
 from pipegrid.mirror.verify import verify
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.work import Work
@@ -227,8 +227,8 @@ class Mirror:
             return lambda: self._endpoints.endpointForURI(via)
         return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy)
 
-    def _options(self, dry_run: bool) -> Options:
-        return Options(
+    def _options(self, dry_run: bool) -> SyncOptions:
+        return SyncOptions(
             policy=self._durability,
             connections=self._connections,
             connect=self._connector,

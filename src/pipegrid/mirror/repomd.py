@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, Version
+from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, RpmVersion
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
 from pipegrid.mirror.xmlstream import XmlParser
 
@@ -75,7 +75,7 @@ class Package:
 
     name: str
     arch: str
-    version: Version
+    version: RpmVersion
     file: Wanted
 
 
@@ -276,4 +276,4 @@ class _PrimaryReader:
             raise BadEntry(
                 f"{shown(file.path)} has a name or version of more than {MAX_VERSION_CHARS} characters"
             )
-        return Package(name, arch, Version(*parts), file)
+        return Package(name, arch, RpmVersion(*parts), file)

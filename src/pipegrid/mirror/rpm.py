@@ -49,7 +49,7 @@ MODULAR = ".module"
 
 
 @attrs.define
-class Outcome:
+class RpmOutcome:
     """
     What has become of a run.
 
@@ -87,7 +87,7 @@ class RpmRepository:
         self._keys = keys
         self._newest_only = newest_only
 
-    def sync(self, delete: bool = False, dry_run: bool = False) -> Deferred[Outcome]:
+    def sync(self, delete: bool = False, dry_run: bool = False) -> Deferred[RpmOutcome]:
         """
         Bring it up to date. To be called once.
 
@@ -101,10 +101,10 @@ class RpmRepository:
         """
         return Deferred.fromCoroutine(self._sync(delete, dry_run))
 
-    async def _sync(self, delete: bool, dry_run: bool) -> Outcome:
+    async def _sync(self, delete: bool, dry_run: bool) -> RpmOutcome:
         found = await self._find()
         indexes = [each.file for each in found.repomd.files]
-        outcome = Outcome(Report())
+        outcome = RpmOutcome(Report())
         fetched = await obtain(self._mirror, indexes)
         outcome.index_bytes = fetched.size_bytes
         for path, why in fetched.lacking.items():

@@ -19,7 +19,7 @@ MAX_VERSION_CHARS = 256
 
 
 @attrs.frozen
-class Version:
+class RpmVersion:
     """
     The version of a package.
 
@@ -63,7 +63,7 @@ def _compare_tokens(mine: str, yours: str) -> int:
     return (mine > yours) - (mine < yours)
 
 
-def compare_versions(one: Version, other: Version) -> int:
+def compare_versions(one: RpmVersion, other: RpmVersion) -> int:
     """Return -1, 0 or 1: one version is older, as good, or newer than another."""
     return (
         compare(one.epoch or "0", other.epoch or "0")

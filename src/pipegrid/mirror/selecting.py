@@ -31,7 +31,7 @@ Kept = Literal["packed", "unpacked", "zstd"]
 
 
 @attrs.frozen
-class ArchiveSelection:
+class Selection:
     """
     What of an archive is wanted.
 
@@ -96,7 +96,7 @@ def _bounded(path: str, index: Index) -> Iterator[bytes]:
         raise BadEntry(f"the index {index.path} cannot be read: {error}") from error
 
 
-def indexes_of(suite: Suite, selection: ArchiveSelection) -> Iterator[Index]:
+def indexes_of(suite: Suite, selection: Selection) -> Iterator[Index]:
     """
     Yield the indexes to be kept, each once.
 
@@ -129,7 +129,7 @@ def indexes_of(suite: Suite, selection: ArchiveSelection) -> Iterator[Index]:
             yield Index(suite, "", [each])
 
 
-def _is_wanted_also(path: str, release: Release, selection: ArchiveSelection) -> bool:
+def _is_wanted_also(path: str, release: Release, selection: Selection) -> bool:
     # Archives name what packed forms hold as well, and do not have it.
     if any(path + ending in release.files for ending in READ if ending):
         return False
@@ -137,7 +137,7 @@ def _is_wanted_also(path: str, release: Release, selection: ArchiveSelection) ->
 
 
 def _index(
-    suite: Suite, kind: Literal["packages", "sources"], base: str, selection: ArchiveSelection
+    suite: Suite, kind: Literal["packages", "sources"], base: str, selection: Selection
 ) -> Index:
     named = suite.release.files
     endings = [ending for ending in READ if base + ending in named]

@@ -40,7 +40,7 @@ MAX_GROUP_FILES = 128
 MAX_GROUP_BYTES = 8 << 20
 
 
-class Receiver:
+class FileReceiver:
     """
     One file that is being received. To be used by one mirror's answer.
 
@@ -50,7 +50,7 @@ class Receiver:
 
     __slots__ = ("_gathered_bytes", "_sink", "arrival", "is_over", "pieces", "size_bytes")
 
-    def __init__(self, sink: Sink, wanted: Wanted) -> None:
+    def __init__(self, sink: ArchiveSink, wanted: Wanted) -> None:
         self._sink = sink
         self.arrival = Arrival(sink.destination, wanted, sink.staged)
         self.pieces: list[bytes] = []
@@ -188,7 +188,7 @@ class Arrival:
             self._destination.discard(self._name)
 
 
-class Sink:
+class ArchiveSink:
     """
     Args:
         workers: with one thread, so that jobs are done in their order.
@@ -226,9 +226,9 @@ class Sink:
         self._busy = False
         self._idle: list[Deferred[None]] = []
 
-    def receiver(self, wanted: Wanted) -> Receiver:
+    def receiver(self, wanted: Wanted) -> FileReceiver:
         """Begin to receive a file."""
-        return Receiver(self, wanted)
+        return FileReceiver(self, wanted)
 
     def hold(self, size_bytes: int) -> None:
         """So many bytes more are in memory."""
@@ -249,7 +249,7 @@ class Sink:
     def finish(
         self, arrival: Arrival, pieces: list[bytes], ended: Callable[[str | None], None]
     ) -> None:
-        """See ``Receiver.finish``."""
+        """See ``FileReceiver.finish``."""
         if self._error is not None:
             self.drop(arrival, pieces)
             return
@@ -258,7 +258,7 @@ class Sink:
             self._next_group()
 
     def drop(self, arrival: Arrival, pieces: list[bytes]) -> None:
-        """See ``Receiver.discard``."""
+        """See ``FileReceiver.discard``."""
         self._release(sum(map(len, pieces)))
         if arrival.opened or arrival._hasher is not None:
             self._workers.run(arrival.discard).addErrback(lambda _: None)

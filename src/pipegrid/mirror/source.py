@@ -1,8 +1,8 @@
 """
 One mirror: its connections, what is asked on them, and how it does.
 
-A ``Source`` owns its connections (``http11.Owner``) and fills each as far as its window allows, from the
-plan, largest files first. What becomes of a request is told to the plan; a mirror that fails again and
+A ``MirrorSource`` owns its connections (``http11.Owner``) and fills each as far as its window allows, from
+the plan, largest files first. What becomes of a request is told to the plan; a mirror that fails again and
 again rests, longer each time, and is given up in the end.
 
 What a mirror answers is looked at before a byte of it is kept: anything but 200 with the right length is
@@ -26,7 +26,7 @@ from pipegrid.mirror.address import Address, head_tail, target_of
 from pipegrid.mirror.exchange import LIMITS, FileExchange
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sink import Receiver, Sink
+from pipegrid.mirror.sink import ArchiveSink, FileReceiver
 
 CONNECTIONS = 4
 REST_S = 0.5
@@ -37,14 +37,14 @@ MAX_RESTS = 6
 class SourceEvents(Protocol):
     """What a source tells whoever runs it."""
 
-    def arrived(self, source: Source, errand: Errand, size_bytes: int) -> None:
+    def arrived(self, source: MirrorSource, errand: Errand, size_bytes: int) -> None:
         """A file is there, under its name."""
 
     def changed(self) -> None:
         """Something was put back, failed or refused: others may have something to do, or all is over."""
 
 
-class Source:
+class MirrorSource:
     """
     Args:
         number: of this mirror in the plan.
@@ -61,7 +61,7 @@ class Source:
         number: int,
         address: Address,
         plan: Plan,
-        sink: Sink,
+        sink: ArchiveSink,
         clock: IReactorTime,
         connect: Callable[[], IStreamClientEndpoint],
         events: SourceEvents,
@@ -93,7 +93,7 @@ class Source:
         self._head_tail = head_tail(address)
 
     def __repr__(self) -> str:
-        return f"<Source {self._name}: {self._connections}, {self.tally}>"
+        return f"<MirrorSource {self._name}: {self._connections}, {self.tally}>"
 
     @property
     def connections(self) -> list[PipelinedConnection]:
@@ -243,7 +243,7 @@ class Source:
 
     # What exchanges tell.
 
-    def received(self, errand: Errand, receiver: Receiver) -> None:
+    def received(self, errand: Errand, receiver: FileReceiver) -> None:
         """All of it is here."""
         size = receiver.size_bytes
         self.tally.received_bytes += size

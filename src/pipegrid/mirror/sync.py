@@ -21,10 +21,10 @@ from pipegrid.mirror.address import Address
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.present import Entry, checked
 from pipegrid.mirror.report import Report
-from pipegrid.mirror.sink import Sink
-from pipegrid.mirror.source import Source
+from pipegrid.mirror.sink import ArchiveSink
+from pipegrid.mirror.source import MirrorSource
 from pipegrid.mirror.wanted import Wanted
-from pipegrid.mirror.watch import Pace, Standing, has_stalled, theft
+from pipegrid.mirror.watch import GivingRate, MirrorStanding, has_stalled, theft
 from pipegrid.mirror.work import Work
 from pipegrid.reactor.workers import CpuWorkers
 
@@ -35,7 +35,7 @@ AHEAD_S = 0.05
 
 
 @attrs.frozen
-class Options:
+class SyncOptions:
     """
     How it is done.
 
@@ -63,14 +63,14 @@ class Sync:
         addresses: Sequence[Any],
         work: Work,
         workers: CpuWorkers,
-        options: Options,
+        options: SyncOptions,
     ) -> None:
         self._clock = reactor
         self._work_done = work
         self._workers = workers
         self._options = options
         self._plan = work.plan
-        self._sink = Sink(
+        self._sink = ArchiveSink(
             work.destination,
             workers,
             options.policy,
@@ -80,7 +80,7 @@ class Sync:
             work.staged,
         )
         self._sources = [
-            Source(
+            MirrorSource(
                 number,
                 address,
                 self._plan,
@@ -93,7 +93,7 @@ class Sync:
             )
             for number, address in enumerate(addresses)
         ]
-        self._paces = [Pace() for _ in addresses]
+        self._paces = [GivingRate() for _ in addresses]
         self._all_read = False
         self._closed = False
         self._sink_is_full = False
@@ -169,7 +169,7 @@ class Sync:
 
     # What happens.
 
-    def arrived(self, source: Source, errand: Errand, size_bytes: int) -> None:
+    def arrived(self, source: MirrorSource, errand: Errand, size_bytes: int) -> None:
         """See ``SourceEvents``."""
         if errand.under_way:
             for other in self._sources:
@@ -229,7 +229,7 @@ class Sync:
     def _steal(self) -> None:
         move = theft(
             [
-                Standing(
+                MirrorStanding(
                     source.number,
                     source.owed_bytes,
                     pace.bytes_per_s,

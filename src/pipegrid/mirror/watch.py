@@ -27,7 +27,7 @@ RATE_MEMORY_S = 2.0
 
 
 @dataclass(slots=True)
-class Pace:
+class GivingRate:
     """How fast one mirror gives, lately."""
 
     bytes_per_s: float = 0.0
@@ -46,7 +46,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MirrorStanding:
     """
     How one mirror stands.
 
@@ -89,7 +89,7 @@ class Theft:
     size_bytes: int
 
 
-def theft(standings: Sequence[Standing], reserve_bytes: int = 64 << 10) -> Theft | None:
+def theft(standings: Sequence[MirrorStanding], reserve_bytes: int = 64 << 10) -> Theft | None:
     """
     Return who should take over from whom, now that nothing waits; None: nobody needs to.
 

@@ -23,7 +23,7 @@ FED_BYTES = 64 << 10
 """At once: so much may be read behind what is refused."""
 
 
-class Reader(Protocol):
+class ElementReader(Protocol):
     """What is told of a document."""
 
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
@@ -56,7 +56,7 @@ class XmlParser:
         name: of the document, for errors.
     """
 
-    def __init__(self, reader: Reader, name: str) -> None:
+    def __init__(self, reader: ElementReader, name: str) -> None:
         self._name = name
         self._names: dict[str, str] = {}
         self._reader = reader

@@ -31,7 +31,7 @@ from pipegrid.errors import UsageError
 from pipegrid.reactor.reconnecting import Reconnecting
 from pipegrid.version import __version__
 from pipegrid.wire import announcements, gbs_bundles
-from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, Signed, SigningKey
+from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, AnnouncementKey, Signed
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.introducing import Connect, call, connect_introducer, reason_of, until_lost
 
@@ -51,7 +51,7 @@ class AnnouncedIdentity:
         seqnum: of the next announcement.
     """
 
-    key: SigningKey
+    key: AnnouncementKey
     permutation_seed: bytes
     seqnum: int
 
@@ -83,7 +83,7 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
         ) from error
 
 
-def _load_key(directory: Path) -> SigningKey:
+def _load_key(directory: Path) -> AnnouncementKey:
     path = directory / "private" / "node.privkey"
     try:
         key = announcements.parse_signing_key(

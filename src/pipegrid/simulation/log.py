@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pipegrid.links.link import to_seconds
 
 
-class Sent(NamedTuple):
+class SentAcross(NamedTuple):
     """
     One thing on its way from one host to another.
 
@@ -31,9 +31,9 @@ class Sent(NamedTuple):
     size_bytes: int
 
 
-def bursts(log: Iterable[Sent]) -> list[Sent]:
+def bursts(log: Iterable[SentAcross]) -> list[SentAcross]:
     """Join data of one connection and direction that left without a pause in between."""
-    joined: list[Sent] = []
+    joined: list[SentAcross] = []
     last: dict[tuple[int, str], int] = {}
     for sent in log:
         key = (sent.connection, sent.from_host)
@@ -48,7 +48,7 @@ def bursts(log: Iterable[Sent]) -> list[Sent]:
     return joined
 
 
-def timeline(log: Iterable[Sent]) -> str:
+def timeline(log: Iterable[SentAcross]) -> str:
     """Return one line for each entry, for people."""
     return "\n".join(
         f"{to_seconds(sent.start_ns):12.6f} → {to_seconds(sent.arrival_ns):12.6f}  "

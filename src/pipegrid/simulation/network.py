@@ -25,10 +25,10 @@ from random import Random
 
 from twisted.internet.task import Clock
 
-from pipegrid.links.link import Flow, Line, Packet, Path, to_ns, to_seconds
+from pipegrid.links.link import Bottleneck, Flow, Packet, Path, to_ns, to_seconds
 from pipegrid.simulation.agenda import Agenda
 from pipegrid.simulation.hosts import Connecting, Host, SimulatedEndpoint
-from pipegrid.simulation.log import Sent
+from pipegrid.simulation.log import SentAcross
 from pipegrid.simulation.tcp import Socket, TcpOptions
 from pipegrid.simulation.transport import SimulatedTransport
 
@@ -59,7 +59,7 @@ class SimulatedNetwork(Agenda):
         super().__init__(clock)
         self.random = Random(seed)
         self.options = options or TcpOptions()
-        self.log: deque[Sent] = deque(maxlen=log_limit)
+        self.log: deque[SentAcross] = deque(maxlen=log_limit)
         self.hosts: dict[str, Host] = {}
         self.transports: dict[SimulatedTransport, None] = {}
         self.connecting: dict[Connecting, None] = {}
@@ -67,7 +67,7 @@ class SimulatedNetwork(Agenda):
         self._bytes_per_s = bytes_per_s
         self._paths: dict[tuple[str, str], Path] = {}
         self._held: dict[Path, deque[Callable[[], object]]] = {}
-        self._line_wakes: set[Line] = set()
+        self._line_wakes: set[Bottleneck] = set()
         self._cuts: dict[tuple[str, str, int], list[tuple[str, int, bool]]] = {}
         self._connections_between: dict[tuple[str, str], int] = {}
         self._numbers = count()
@@ -85,7 +85,7 @@ class SimulatedNetwork(Agenda):
         key = (from_host, to_host)
         if key not in self._paths:
             latency_s = 0.0 if from_host == to_host else self._latency_s
-            self._paths[key] = Path(latency_s, Line(self._bytes_per_s))
+            self._paths[key] = Path(latency_s, Bottleneck(self._bytes_per_s))
         return self._paths[key]
 
     def join(
@@ -93,8 +93,8 @@ class SimulatedNetwork(Agenda):
         one: str,
         other: str,
         latency_s: float,
-        there: Line | None = None,
-        back: Line | None = None,
+        there: Bottleneck | None = None,
+        back: Bottleneck | None = None,
         line_per_connection: bool = False,
     ) -> None:
         """
@@ -109,7 +109,7 @@ class SimulatedNetwork(Agenda):
         for key, line in (((one, other), there), ((other, one), back)):
             if key in self._paths:
                 raise ValueError(f"{one} and {other} are joined already; join them before use")
-            self._paths[key] = Path(latency_s, line or Line(), line_per_connection)
+            self._paths[key] = Path(latency_s, line or Bottleneck(), line_per_connection)
 
     def endpoint(
         self, from_host: str, to_host: str, port: int, timeout_s: float = 30.0
@@ -209,7 +209,7 @@ class SimulatedNetwork(Agenda):
         if flow.line not in self._line_wakes:
             self._run_line(flow.line)
 
-    def _run_line(self, line: Line) -> None:
+    def _run_line(self, line: Bottleneck) -> None:
         for packet in line.transmit(self.now_ns()):
             owner = packet.flow.owner
             assert isinstance(owner, Socket)
@@ -219,7 +219,7 @@ class SimulatedNetwork(Agenda):
             self._line_wakes.add(line)
             self.at(next_ns, self._wake_line, line)
 
-    def _wake_line(self, line: Line) -> None:
+    def _wake_line(self, line: Bottleneck) -> None:
         self._line_wakes.discard(line)
         self._run_line(line)
 
@@ -233,7 +233,7 @@ class SimulatedNetwork(Agenda):
     def note(self, socket: Socket, packet: Packet, kind: str) -> None:
         """Write something that a socket sends into the log."""
         self.log.append(
-            Sent(
+            SentAcross(
                 packet.start_ns,
                 packet.end_ns,
                 packet.arrival_ns,

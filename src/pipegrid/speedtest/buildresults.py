@@ -162,7 +162,7 @@ def _name(measured: Measurement) -> str:
     return title if measured.group == SCENARIO else f"{measured.group} {title}"
 
 
-class Baseline:
+class EarlierBuilds:
     """
     Chooses which earlier builds a run is compared with: the last few that were like it, and good.
 
@@ -234,7 +234,7 @@ def judge(run: Run, baseline: Sequence[Run], unlike: int = 0) -> Verdict:
     Compare a run with earlier ones; takes a second or so, so better in a thread.
 
     Args:
-        baseline: what ``Baseline`` chose.
+        baseline: what ``EarlierBuilds`` chose.
         unlike: and how many it left out.
     """
     if not baseline:

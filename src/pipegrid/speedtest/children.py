@@ -36,7 +36,7 @@ class ChildError(PipegridError):
     """A process that the speed test needs did not start; what it printed says why."""
 
 
-class Child:
+class ChildProcess:
     """
     A running process.
 
@@ -64,7 +64,9 @@ class Child:
         await in_thread(self._reactor, lambda: _reap(self._process))
 
 
-def start_child(reactor: Any, module: str, job: Any, timeout_s: float = START_S) -> Deferred[Child]:
+def start_child(
+    reactor: Any, module: str, job: Any, timeout_s: float = START_S
+) -> Deferred[ChildProcess]:
     """
     Start ``python -m module``; fires when it has said its line. Cancelling ends it.
 
@@ -76,7 +78,7 @@ def start_child(reactor: Any, module: str, job: Any, timeout_s: float = START_S)
     return Deferred.fromCoroutine(_start(reactor, module, job, timeout_s))
 
 
-async def _start(reactor: Any, module: str, job: Any, timeout_s: float) -> Child:
+async def _start(reactor: Any, module: str, job: Any, timeout_s: float) -> ChildProcess:
     process = subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -84,7 +86,7 @@ async def _start(reactor: Any, module: str, job: Any, timeout_s: float) -> Child
         text=True,
         env={**_environment(), _JOB: json.dumps(job)},
     )
-    child = Child(reactor, process)
+    child = ChildProcess(reactor, process)
     assert process.stdout is not None
     # Killing it ends the read, so no thread is left behind.
     limit = reactor.callLater(timeout_s, process.kill)

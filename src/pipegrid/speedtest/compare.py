@@ -30,12 +30,12 @@ from pipegrid.speedtest.comparison import (
     SAME,
     SLOWER,
     UNJUDGED,
-    Change,
     Comparison,
+    FigureChange,
     title,
 )
-from pipegrid.speedtest.results import Link, Measurement, Parameters, Run
-from pipegrid.speedtest.significance import Pair, greater, least_p
+from pipegrid.speedtest.results import EmulatedLink, Measurement, Parameters, Run
+from pipegrid.speedtest.significance import PairedSamples, greater, least_p
 
 ROUNDS_TO_RUNS = 2.0
 """
@@ -130,7 +130,7 @@ def _differences(runs: Sequence[Run]) -> list[str]:
 
 def _named(value: object) -> str:
     """Return a parameter as a person calls it."""
-    if isinstance(value, Link):
+    if isinstance(value, EmulatedLink):
         rates = [value.up_bytes_per_s, value.down_bytes_per_s]
         carries = [f"{rate / 1000:g} kB/s" for rate in rates if rate is not None]
         return " ".join([value.name, f"{value.rtt_s * 1000:g} ms", *carries])
@@ -216,7 +216,7 @@ def _tamed(values: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(min(max(value, middle - reach), middle + reach) for value in values)
 
 
-def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[Change]:
+def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[FigureChange]:
     """Test all measurements together, in both directions."""
     scatter = {key: max(old.scatter(key), new.scatter(key)) for key in keys}
     # Five rounds may agree by chance where the machine was restless.
@@ -236,8 +236,8 @@ def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[Change]:
     before = {key: old.pooled(key) for key in keys}
     after = {key: new.pooled(key) for key in keys}
     judged = [key for key in keys if least_p(len(before[key]), len(after[key])) <= LEVEL]
-    up = greater([Pair(before[key], after[key], slower[key]) for key in judged])
-    down = greater([Pair(after[key], before[key], faster[key]) for key in judged])
+    up = greater([PairedSamples(before[key], after[key], slower[key]) for key in judged])
+    down = greater([PairedSamples(after[key], before[key], faster[key]) for key in judged])
     p_slower = dict(zip(judged, up, strict=True))
     p_faster = dict(zip(judged, down, strict=True))
     rng = random.Random(_SEED)
@@ -257,7 +257,7 @@ def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[Change]:
         low, high = _interval(old.samples[key], new.samples[key], rng)
         group, direction, name = key
         changes.append(
-            Change(
+            FigureChange(
                 name=name,
                 group=group,
                 direction=direction,

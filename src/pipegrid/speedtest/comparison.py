@@ -29,7 +29,7 @@ what else the machine did in those minutes. A single run a side holds no trace o
 
 
 @attrs.frozen(kw_only=True)
-class Change:
+class FigureChange:
     """
     One measurement, before and after.
 
@@ -73,22 +73,22 @@ class Comparison:
         missing, added: names of measurements that only the runs before, or after, have.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[FigureChange, ...]
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
 
-    def having(self, verdict: str) -> tuple[Change, ...]:
+    def having(self, verdict: str) -> tuple[FigureChange, ...]:
         """Return the changes with this verdict."""
         return tuple(each for each in self.changes if each.verdict == verdict)
 
     @property
-    def slower(self) -> tuple[Change, ...]:
+    def slower(self) -> tuple[FigureChange, ...]:
         """What takes longer now."""
         return self.having(SLOWER)
 
     @property
-    def faster(self) -> tuple[Change, ...]:
+    def faster(self) -> tuple[FigureChange, ...]:
         """What takes less time now."""
         return self.having(FASTER)
 
@@ -163,7 +163,7 @@ def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
 
-def _table(changes: Sequence[Change]) -> list[str]:
+def _table(changes: Sequence[FigureChange]) -> list[str]:
     """Return a line for each change, with a head, in columns."""
     rows = [("", "before", "after", "change (95 %)", "p", "")]
     rows += [

@@ -48,7 +48,7 @@ _ASIDE_COLUMN = 46
 
 
 @attrs.frozen
-class Line:
+class ReportLine:
     """
     One line.
 
@@ -64,7 +64,7 @@ class Line:
         return f"{self.text:<{_ASIDE_COLUMN}}  {self.aside}".rstrip()
 
 
-def render(run: Run) -> list[Line]:
+def render(run: Run) -> list[ReportLine]:
     """Return all lines about a run."""
     return [
         *_setting(run),
@@ -98,16 +98,16 @@ def rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.2f}Bps"
 
 
-def _setting(run: Run) -> Iterator[Line]:
+def _setting(run: Run) -> Iterator[ReportLine]:
     parameters = run.parameters
-    yield Line(
+    yield ReportLine(
         f"{parameters.target}: {parameters.servers} servers, {parameters.transport},"
         f" {parameters.required_shares} of {parameters.total_shares}, window {parameters.window},"
         f" {describe(parameters.link)}"
     )
     if run.round_trips:
         samples = [sample for trip in run.round_trips for sample in trip.samples_s]
-        yield Line(
+        yield ReportLine(
             f"round trip: {1000 * min(samples):.3f} ms minimum,"
             f" {1000 * (run.average_rtt_s or 0):.3f} ms average",
             f"{1000 * max(samples):.3f} ms at most; {len(samples)} samples",
@@ -117,7 +117,7 @@ def _setting(run: Run) -> Iterator[Line]:
             measured = spread(each.samples)
             kind = "TLS" if each.tls else "TCP"
             streams = f"{each.streams} stream{'s' if each.streams > 1 else ''}"
-            yield Line(
+            yield ReportLine(
                 f"raw {kind} {each.direction} ({streams}): {rate(measured.median)}",
                 f"{rate(measured.minimum)} .. {rate(measured.maximum)} of {measured.count}",
             )
@@ -133,13 +133,13 @@ def _pairs(run: Run) -> Iterator[tuple[str, str, dict[str, Measurement]]]:
         yield group, name, directions
 
 
-def _times(run: Run) -> Iterator[Line]:
+def _times(run: Run) -> Iterator[ReportLine]:
     for _group, name, measured in _pairs(run):
         figures = ", ".join(
             f"{measured[way].median_s:.3f} {way}" for way in DIRECTIONS if way in measured
         )
         asides = [_aside(run, measured[way]) for way in DIRECTIONS if way in measured]
-        yield Line(f"TIME ({name}): {figures}", "; ".join(asides))
+        yield ReportLine(f"TIME ({name}): {figures}", "; ".join(asides))
 
 
 def _aside(run: Run, measured: Measurement) -> str:
@@ -152,7 +152,7 @@ def _aside(run: Run, measured: Measurement) -> str:
     return text
 
 
-def _per_file(run: Run) -> Iterator[Line]:
+def _per_file(run: Run) -> Iterator[ReportLine]:
     for way in DIRECTIONS:
         found = (run.find(name, way) for name in _PER_FILE)
         measured = next((each for each in found if each is not None), None)
@@ -161,33 +161,33 @@ def _per_file(run: Run) -> Iterator[Line]:
         sampled = spread([sample / measured.files for sample in measured.samples_s])
         aside = f"{sampled.minimum:.3f}s .. {sampled.maximum:.3f}s of {sampled.count}"
         word = f"{WORDS[way]} per-file"
-        yield Line(f"{word} time: {measured.per_file_s:.3f}s", aside)
+        yield ReportLine(f"{word} time: {measured.per_file_s:.3f}s", aside)
         for kind, trip_s in (("avg", run.average_rtt_s), ("total", run.total_rtt_s)):
             if trip_s:
-                yield Line(
+                yield ReportLine(
                     f"{word} times-{kind}-RTT: {measured.per_file_s / trip_s:f}",
                     f"{sampled.minimum / trip_s:.3f} .. {sampled.maximum / trip_s:.3f}"
                     f" of {sampled.count}",
                 )
 
 
-def _speeds(run: Run) -> Iterator[Line]:
+def _speeds(run: Run) -> Iterator[ReportLine]:
     for group, name, directions in _pairs(run):
         if group not in (SCENARIO, ENCODING):
             continue
         for way in DIRECTIONS:
             measured = directions.get(way)
             if measured is not None and measured.file_bytes > SMALL_BYTES:
-                yield Line(
+                yield ReportLine(
                     f"{WORDS[way]} speed ({name}): {rate(measured.bytes_per_s)}",
                     _throughput(run, measured),
                 )
 
 
-def _windows(run: Run) -> Iterator[Line]:
+def _windows(run: Run) -> Iterator[ReportLine]:
     for measured in run.measurements:
         if measured.group == WINDOW:
-            yield Line(
+            yield ReportLine(
                 f"{WORDS[measured.direction]} speed (window {measured.name}):"
                 f" {rate(measured.bytes_per_s)}",
                 _throughput(run, measured),

@@ -14,7 +14,7 @@ import attrs
 
 from pipegrid.errors import UsageError
 from pipegrid.links.relay import LinkShape
-from pipegrid.speedtest.results import Link
+from pipegrid.speedtest.results import EmulatedLink
 
 CUSTOM = "custom"
 UNLIMITED = "unlimited"
@@ -23,13 +23,13 @@ PROFILES = {
     link.name: link
     for link in (
         # The line on which pipelining was first measured.
-        Link("dsl", 0.011, 80e3, 520e3),
+        EmulatedLink("dsl", 0.011, 80e3, 520e3),
         # Two machines in one rack: latency only.
-        Link("colo", 0.00012),
+        EmulatedLink("colo", 0.00012),
         # A good connection to another country: 100 Mbit/s; half a megabyte is under way.
-        Link("wan", 0.040, 12.5e6, 12.5e6),
+        EmulatedLink("wan", 0.040, 12.5e6, 12.5e6),
         # Long and fat, 1 Gbit/s: 25 MB are under way.
-        Link("lfn", 0.200, 125e6, 125e6),
+        EmulatedLink("lfn", 0.200, 125e6, 125e6),
     )
 }
 
@@ -86,7 +86,7 @@ def make_link(
     rtt: str | None = None,
     up: str | None = None,
     down: str | None = None,
-) -> Link | None:
+) -> EmulatedLink | None:
     """
     Return the link that options ask for; None if they ask for none.
 
@@ -100,7 +100,7 @@ def make_link(
     if profile is None:
         if rtt is None and up is None and down is None:
             return None
-        link = Link(CUSTOM, 0.0)
+        link = EmulatedLink(CUSTOM, 0.0)
     elif profile in PROFILES:
         link = PROFILES[profile]
     else:
@@ -117,12 +117,12 @@ def make_link(
     return link if changed == link else attrs.evolve(changed, name=CUSTOM)
 
 
-def shape_of(link: Link) -> LinkShape:
+def shape_of(link: EmulatedLink) -> LinkShape:
     """Return what the relay is told; its lines count whole bytes a second."""
     return LinkShape(link.rtt_s, _whole(link.up_bytes_per_s), _whole(link.down_bytes_per_s))
 
 
-def describe(link: Link | None) -> str:
+def describe(link: EmulatedLink | None) -> str:
     """Return a few words for people: ``dsl (11 ms, 80 kB/s up, 520 kB/s down)``."""
     if link is None:
         return "the network as it is"

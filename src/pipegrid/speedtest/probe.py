@@ -22,7 +22,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.speedtest.children import in_thread
-from pipegrid.speedtest.rawstream import Buffers, Stream
+from pipegrid.speedtest.rawstream import Buffers, RawStream
 from pipegrid.speedtest.session import HELLO, LineReader, nonce_of, proof, refusal_of
 
 ANSWER_S = 15.0
@@ -108,7 +108,7 @@ class Probe:
         self._now = now
         self._answer_s = answer_s
         self._lines = LineReader()
-        self._stream: Stream | None = None
+        self._stream: RawStream | None = None
         self._waiting: Deferred[Any] | None = None
         self._deadline: Any = None
         self._send_bytes = 0
@@ -353,7 +353,7 @@ class Probe:
         sock.setblocking(False)
         code = sock.connect_ex(address)
         del code  # whatever it is, the socket says it again when it is asked
-        self._stream = Stream(
+        self._stream = RawStream(
             self._reactor,
             sock,
             self,

@@ -319,10 +319,10 @@ def relay(rtt_s: float, targets: Sequence[str]) -> None:
     from twisted.internet.protocol import Factory
     from twisted.protocols.wire import Echo
 
-    from pipegrid.links.relay import Link, LinkShape, RelayFactory
+    from pipegrid.links.relay import LinkShape, RelayFactory, SharedLink
 
     reactor: Any = installed_reactor
-    link = Link(reactor, LinkShape(rtt_s))
+    link = SharedLink(reactor, LinkShape(rtt_s))
     echo = reactor.listenTCP(0, Factory.forProtocol(Echo), interface=LOOPBACK)
     ports = []
     for target in [*targets, f"{LOOPBACK}:{echo.getHost().port}"]:

@@ -25,8 +25,8 @@ from twisted.internet.tcp import Port
 
 from pipegrid.errors import UsageError
 from pipegrid.links.precise import PreciseClock
-from pipegrid.links.relay import Link, LinkShape, RelayFactory
-from pipegrid.speedtest.children import Child, be_child, start_child
+from pipegrid.links.relay import LinkShape, RelayFactory, SharedLink
+from pipegrid.speedtest.children import ChildProcess, be_child, start_child
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
@@ -39,7 +39,7 @@ _IPV4 = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}")
 
 
 @attrs.frozen
-class Pair:
+class Forwarding:
     """Where to listen (port 0: any free one), and where to go on to."""
 
     listen_host: str
@@ -48,7 +48,7 @@ class Pair:
     target_port: int
 
 
-def parse_pair(text: str) -> Pair:
+def parse_pair(text: str) -> Forwarding:
     """
     Return what ``8000=example.net:80`` or ``[::1]:0=localhost:80`` says; it listens on 127.0.0.1 by default.
 
@@ -61,11 +61,14 @@ def parse_pair(text: str) -> Pair:
             f"{text!r} does not say what to relay; write PORT=HOST:PORT, such as 8000=example.net:80"
         )
     listen_host = (match[1] or LOOPBACK).strip("[]")
-    return Pair(listen_host, int(match[2]), match[3].strip("[]"), int(match[4]))
+    return Forwarding(listen_host, int(match[2]), match[3].strip("[]"), int(match[4]))
 
 
 def proxy_main(
-    reactor: Any, shape: LinkShape, pairs: Sequence[Pair], say: Callable[[str], object] = print
+    reactor: Any,
+    shape: LinkShape,
+    pairs: Sequence[Forwarding],
+    say: Callable[[str], object] = print,
 ) -> Deferred[None]:
     """
     Relay until cancelled; then stop to listen, and fire.
@@ -79,7 +82,7 @@ def proxy_main(
 
 
 async def _proxy_main(
-    reactor: Any, shape: LinkShape, pairs: Sequence[Pair], say: Callable[[str], object]
+    reactor: Any, shape: LinkShape, pairs: Sequence[Forwarding], say: Callable[[str], object]
 ) -> None:
     clock = PreciseClock(reactor)
     ports: list[Port] = []
@@ -102,7 +105,7 @@ def listen(
     reactor: Any,
     clock: PreciseClock,
     shape: LinkShape,
-    pairs: Sequence[Pair],
+    pairs: Sequence[Forwarding],
     ports: list[Port],
 ) -> list[Port]:
     """
@@ -114,7 +117,7 @@ def listen(
     Raises:
         UsageError: a port cannot be had.
     """
-    link = Link(clock, shape, clock.early_s, clock.behind_s)
+    link = SharedLink(clock, shape, clock.early_s, clock.behind_s)
     for pair in pairs:
         factory = RelayFactory(link, _endpoint(reactor, pair))
         try:
@@ -131,7 +134,7 @@ def listen(
     return ports
 
 
-def _endpoint(reactor: Any, pair: Pair) -> IStreamClientEndpoint:
+def _endpoint(reactor: Any, pair: Forwarding) -> IStreamClientEndpoint:
     if _IPV4.fullmatch(pair.target_host):  # needs no resolver, and none of its threads
         return TCP4ClientEndpoint(reactor, pair.target_host, pair.target_port)
     return HostnameEndpoint(reactor, pair.target_host, pair.target_port)
@@ -151,7 +154,7 @@ class RunningProxy:
     """
 
     ports: list[int]
-    _child: Child
+    _child: ChildProcess
 
     @property
     def pid(self) -> int:
@@ -181,7 +184,7 @@ async def _start_proxy(
 def _child(reactor: Any, job: Any) -> list[int]:
     with contextlib.suppress(OSError):  # only root may
         os.nice(-NICER)
-    pairs = [Pair(LOOPBACK, 0, host, port) for host, port in job["targets"]]
+    pairs = [Forwarding(LOOPBACK, 0, host, port) for host, port in job["targets"]]
     shape = LinkShape(**job["shape"])
     ports = listen(reactor, PreciseClock(reactor), shape, pairs, [])
     return [cast(int, port.getHost().port) for port in ports]

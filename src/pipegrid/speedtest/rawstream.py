@@ -6,7 +6,7 @@ written twice, and what is read once, and its TLS stands on a memory BIO; here b
 buffer and sent from another, and OpenSSL works on the socket. On the loopback interface that is two to three
 times as fast.
 
-A ``Stream`` calls its ``Talker``; nothing is buffered here but lines to be sent.
+A ``RawStream`` calls its ``Talker``; nothing is buffered here but lines to be sent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Talker(Protocol):
         """The other side has closed the connection, or it broke. Called once, unless we closed it."""
 
 
-class Stream:
+class RawStream:
     """
     One connection.
 

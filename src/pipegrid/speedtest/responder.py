@@ -23,8 +23,8 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.probe import Responder, is_token
-from pipegrid.speedtest.rawstream import Buffers, Stream
-from pipegrid.speedtest.session import BUSY, NO_TIME, TLS_HANDSHAKE, Allowance, ServerSession
+from pipegrid.speedtest.rawstream import Buffers, RawStream
+from pipegrid.speedtest.session import BUSY, NO_TIME, TLS_HANDSHAKE, ByteAllowance, ServerSession
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8097
@@ -88,7 +88,7 @@ class Key:
     spki_hash: bytes
 
 
-class Service:
+class ResponderService:
     """
     The listening port, and who is connected.
 
@@ -112,7 +112,7 @@ class Service:
         self.reactor = reactor
         self.settings = settings
         self.clock = reactor if clock is None else clock
-        self.allowance = Allowance(settings.max_bytes)
+        self.allowance = ByteAllowance(settings.max_bytes)
         self.buffers = Buffers()
         key = make_key() if key is None else key
         self.context, self.spki_hash = make_context(key), key.spki_hash
@@ -174,12 +174,12 @@ class Service:
 class Visitor:
     """One connection to the service."""
 
-    def __init__(self, service: Service, sock: socket.socket, busy: bool) -> None:
+    def __init__(self, service: ResponderService, sock: socket.socket, busy: bool) -> None:
         self._service = service
         self._busy = busy
         self._sock = sock
         self._session = ServerSession(service.settings.token, service.allowance)
-        self._stream: Stream | None = None
+        self._stream: RawStream | None = None
         self._patience = service.clock.callLater(PROVE_S, self._gone)
         sock.setblocking(False)
         # The first byte tells whether it is TLS.
@@ -219,7 +219,7 @@ class Visitor:
         service = self._service
         service.reactor.removeReader(self)
         secure = self._secure if first[0] == TLS_HANDSHAKE else None
-        self._stream = Stream(service.reactor, self._sock, self, service.buffers, secure=secure)
+        self._stream = RawStream(service.reactor, self._sock, self, service.buffers, secure=secure)
         self._stream.start()
 
     def _secure(self, sock: socket.socket) -> ssl.SSLSocket:
@@ -331,7 +331,7 @@ def responder_main(
 async def _responder_main(
     reactor: Any, settings: ResponderSettings, say: Callable[[str], object]
 ) -> None:
-    service = Service(reactor, settings)
+    service = ResponderService(reactor, settings)
     try:
         host, port = service.address
         if host in ("0.0.0.0", "::"):

@@ -9,13 +9,13 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
 
-from pipegrid.speedtest.children import Child, be_child, in_thread, start_child
+from pipegrid.speedtest.children import ChildProcess, be_child, in_thread, start_child
 from pipegrid.speedtest.probe import Responder
 from pipegrid.speedtest.responder import (
     LOOPBACK,
     Key,
+    ResponderService,
     ResponderSettings,
-    Service,
     make_key,
     make_token,
 )
@@ -35,7 +35,7 @@ class RunningResponders:
 
     responders: list[Responder]
     _reactor: Any
-    _children: list[Child]
+    _children: list[ChildProcess]
 
     @property
     def pids(self) -> list[int]:
@@ -59,7 +59,7 @@ async def _start_responders(reactor: Any, count: int) -> RunningResponders:
     key = await in_thread(reactor, make_key)
     job = {"token": token, "pem": key.pem.decode(), "spki_hash": key.spki_hash.hex()}
     starting = [start_child(reactor, "pipegrid.speedtest.responders", job) for _ in range(count)]
-    children: list[Child] = []
+    children: list[ChildProcess] = []
     try:
         for each in starting:
             child = await each
@@ -78,7 +78,7 @@ async def _start_responders(reactor: Any, count: int) -> RunningResponders:
 def _child(reactor: Any, job: Any) -> int:
     settings = ResponderSettings(LOOPBACK, 0, job["token"], _NO_LIMIT_BYTES, _NO_LIMIT_S)
     key = Key(job["pem"].encode(), bytes.fromhex(job["spki_hash"]))
-    return Service(reactor, settings, key=key).address[1]
+    return ResponderService(reactor, settings, key=key).address[1]
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 @attrs.frozen
-class Link:
+class EmulatedLink:
     """
     An emulated link.
 
@@ -110,7 +110,7 @@ class Parameters:
     seed: int
     window: str = "auto"
     durability: str | None = None
-    link: Link | None = None
+    link: EmulatedLink | None = None
 
 
 @attrs.frozen
@@ -332,7 +332,7 @@ def parse_run(text: str | bytes, name: str) -> Run:
 def _run(document: dict[str, Any]) -> Run:
     parameters = dict(document["parameters"])
     link = parameters.get("link")
-    parameters["link"] = None if link is None else _of(Link, link)
+    parameters["link"] = None if link is None else _of(EmulatedLink, link)
     timeline = document.get("timeline")
     if timeline is not None:
         bursts = tuple(_of(Burst, each) for each in timeline["bursts"])

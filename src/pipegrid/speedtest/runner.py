@@ -47,7 +47,7 @@ from pipegrid.speedtest.results import (
     Timeline,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.target import Target, check_room, in_thread
+from pipegrid.speedtest.target import FileTarget, check_room, in_thread
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 Say = Callable[[str], object]
@@ -83,8 +83,8 @@ class Settings:
 
 def run(
     reactor: Any,
-    target: Target,
-    choose: Callable[[Target], Sequence[Scenario]],
+    target: FileTarget,
+    choose: Callable[[FileTarget], Sequence[Scenario]],
     settings: Settings,
     say: Say,
 ) -> Deferred[Run]:
@@ -104,8 +104,8 @@ def run(
 
 async def _run(
     reactor: Any,
-    target: Target,
-    choose: Callable[[Target], Sequence[Scenario]],
+    target: FileTarget,
+    choose: Callable[[FileTarget], Sequence[Scenario]],
     settings: Settings,
     say: Say,
 ) -> Run:
@@ -151,7 +151,7 @@ async def _run(
     )
 
 
-async def _baselines(reactor: Any, target: Target, effort: Effort, say: Say) -> list[Baseline]:
+async def _baselines(reactor: Any, target: FileTarget, effort: Effort, say: Say) -> list[Baseline]:
     if not target.responders:
         return []
     say("measuring raw TCP on the same path")
@@ -169,7 +169,7 @@ class Rounds:
     def __init__(
         self,
         reactor: Any,
-        target: Target,
+        target: FileTarget,
         scenarios: Sequence[Scenario],
         settings: Settings,
         say: Say,
@@ -333,7 +333,9 @@ class Rounds:
 _WARM_UP = Scenario("warm-up", "scenario", (10**6,))
 
 
-async def record(reactor: Any, target: Target, round_trips: Sequence[RoundTrip]) -> Timeline | None:
+async def record(
+    reactor: Any, target: FileTarget, round_trips: Sequence[RoundTrip]
+) -> Timeline | None:
     """
     Record uploads of a small file, and return the one that took the median time.
 

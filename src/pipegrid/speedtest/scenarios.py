@@ -21,7 +21,7 @@ from pipegrid.speedtest.results import (
     SCENARIO,
     UP,
     WINDOW,
-    Link,
+    EmulatedLink,
 )
 
 KB = 10**3
@@ -200,7 +200,7 @@ def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> l
     ]
 
 
-def sweep_bytes(link: Link | None, params: Params) -> int:
+def sweep_bytes(link: EmulatedLink | None, params: Params) -> int:
     """Return the size of the window sweep's file: long enough on this link, and no longer."""
     if link is None or link.up_bytes_per_s is None:
         return _SWEEP_UNLIMITED
@@ -210,7 +210,9 @@ def sweep_bytes(link: Link | None, params: Params) -> int:
     return min(max(rounded, SWEEP_LEAST), SWEEP_MOST)
 
 
-def transfers_s(scenario: Scenario, link: Link | None, params: Params) -> tuple[float, float]:
+def transfers_s(
+    scenario: Scenario, link: EmulatedLink | None, params: Params
+) -> tuple[float, float]:
     """Return the least that storing and fetching can take, by the link alone."""
     if link is None:
         return 0.0, 0.0
@@ -223,7 +225,7 @@ def transfers_s(scenario: Scenario, link: Link | None, params: Params) -> tuple[
     return up_s, down_s if scenario.fetches else 0.0
 
 
-def in_time(scenario: Scenario, link: Link | None, params: Params) -> Scenario:
+def in_time(scenario: Scenario, link: EmulatedLink | None, params: Params) -> Scenario:
     """Return a scenario with as few rounds as keep it within ``ALL_ROUNDS_S``, and at least two."""
     round_s = sum(transfers_s(scenario, link, params))
     if not round_s:
@@ -234,7 +236,7 @@ def in_time(scenario: Scenario, link: Link | None, params: Params) -> Scenario:
     return attrs.evolve(scenario, most_rounds=rounds)
 
 
-def full(link: Link | None, params: Params, servers: int) -> list[Scenario]:
+def full(link: EmulatedLink | None, params: Params, servers: int) -> list[Scenario]:
     """Return all scenarios, the shorter ones of each group first."""
     scenarios = [
         Scenario(STARTUP, SCENARIO, (200,), fresh=True),
@@ -295,7 +297,7 @@ def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenari
 
 
 def split_by_patience(
-    scenarios: Iterable[Scenario], link: Link | None, params: Params
+    scenarios: Iterable[Scenario], link: EmulatedLink | None, params: Params
 ) -> tuple[list[Scenario], list[Scenario]]:
     """Return those that the link lets through in reasonable time, and those that it does not."""
     within: list[Scenario] = []

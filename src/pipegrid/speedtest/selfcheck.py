@@ -27,18 +27,18 @@ from pipegrid.speedtest.baseline import (
 from pipegrid.speedtest.links import shape_of
 from pipegrid.speedtest.proxy import start_proxy
 from pipegrid.speedtest.responders import start_responders
-from pipegrid.speedtest.results import DOWN, UP, Link
+from pipegrid.speedtest.results import DOWN, UP, EmulatedLink
 
-RTT_LINK = Link("100 ms", 0.1)
-RATE_LINK = Link("10 Mbit/s", 0.0, 1.25e6, 1.25e6)
+RTT_LINK = EmulatedLink("100 ms", 0.1)
+RATE_LINK = EmulatedLink("10 Mbit/s", 0.0, 1.25e6, 1.25e6)
 STREAMS = 10
-PIPE_LINK = Link("100 Mbit/s", 0.020, 12.5e6, 12.5e6)
+PIPE_LINK = EmulatedLink("100 Mbit/s", 0.020, 12.5e6, 12.5e6)
 PIPE_BYTES = 25 * 10**6
 PINGS = 15
 
 
 @attrs.frozen
-class Check:
+class KnownFigure:
     """
     One figure whose value was known.
 
@@ -77,17 +77,17 @@ def check(
     tolerance: float,
     unit: str,
     take: Callable[[Sequence[float]], float] = statistics.median,
-) -> Check:
+) -> KnownFigure:
     """Judge some samples, by their median or what else is taken of them."""
-    return Check(name, take(samples), expected, tolerance, unit, min(samples), max(samples))
+    return KnownFigure(name, take(samples), expected, tolerance, unit, min(samples), max(samples))
 
 
-def self_check(reactor: Any, say: Callable[[str], object]) -> Deferred[list[Check]]:
+def self_check(reactor: Any, say: Callable[[str], object]) -> Deferred[list[KnownFigure]]:
     """Measure; fires with what came of it."""
     return Deferred.fromCoroutine(_self_check(reactor, say))
 
 
-async def _self_check(reactor: Any, say: Callable[[str], object]) -> list[Check]:
+async def _self_check(reactor: Any, say: Callable[[str], object]) -> list[KnownFigure]:
     running = await start_responders(reactor, STREAMS)
     try:
         say("an emulated round trip of 100 ms")
@@ -102,7 +102,7 @@ async def _self_check(reactor: Any, say: Callable[[str], object]) -> list[Check]
 
 
 async def _behind(
-    reactor: Any, responders: Sequence[Responder], link: Link, measure: Callable[..., Any]
+    reactor: Any, responders: Sequence[Responder], link: EmulatedLink, measure: Callable[..., Any]
 ) -> Any:
     targets = [(each.host, each.port) for each in responders]
     proxy = await start_proxy(reactor, shape_of(link), targets)
@@ -118,12 +118,12 @@ async def _behind(
         await proxy.stop()
 
 
-async def _round_trip(reactor: Any, responders: Sequence[Responder]) -> Check:
+async def _round_trip(reactor: Any, responders: Sequence[Responder]) -> KnownFigure:
     [trip] = await ping_responders(reactor, responders, PINGS)
     return check("100 ms link", [1000 * sample for sample in trip.samples_s], 100, 1, "ms", min)
 
 
-async def _rate(reactor: Any, responders: Sequence[Responder]) -> list[Check]:
+async def _rate(reactor: Any, responders: Sequence[Responder]) -> list[KnownFigure]:
     effort = Effort(rounds=3, sample_s=2.0)
     found = await measure_baselines(reactor, responders, effort, tls=(False,))
     return [
@@ -139,7 +139,7 @@ async def _rate(reactor: Any, responders: Sequence[Responder]) -> list[Check]:
     ]
 
 
-async def _pipe(reactor: Any, responders: Sequence[Responder]) -> list[Check]:
+async def _pipe(reactor: Any, responders: Sequence[Responder]) -> list[KnownFigure]:
     effort = Effort(rounds=3, sample_s=1.0)
     before = await measure_baselines(reactor, responders, effort, tls=(False,))
     measured = await perfect_pipe(reactor, responders, PIPE_BYTES, effort)

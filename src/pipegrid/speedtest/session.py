@@ -21,7 +21,7 @@ connection, and proofs are compared in constant time. Sizes are decimal, without
 least 1.
 
 **No open traffic source.** Nothing but the nonce is sent to who has not proved to know the token. All bytes
-taken and given count against one ``Allowance`` of the whole service, when they are asked for.
+taken and given count against one ``ByteAllowance`` of the whole service, when they are asked for.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def refusal_of(line: bytes) -> str | None:
     return REFUSALS.get(match[1].decode(), "refuses, for a reason that this version does not know")
 
 
-class Allowance:
+class ByteAllowance:
     """Bytes that a service may still move, for all of its connections together."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -125,7 +125,7 @@ class ServerSession:
     def __init__(
         self,
         token: str,
-        allowance: Allowance,
+        allowance: ByteAllowance,
         make_nonce: Callable[[], str] = lambda: secrets.token_hex(32),
     ) -> None:
         self._token = token

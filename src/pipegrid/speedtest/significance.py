@@ -37,7 +37,7 @@ _SEED = 5
 
 
 @attrs.frozen
-class Pair:
+class PairedSamples:
     """
     Samples of one measurement; at least one each, on a scale where noise adds (logarithms of seconds).
 
@@ -56,7 +56,7 @@ def least_p(before: int, after: int) -> float:
     return max(1 / math.comb(before + after, after), 1 / (RELABELLINGS + 1))
 
 
-def greater(pairs: Sequence[Pair]) -> list[float]:
+def greater(pairs: Sequence[PairedSamples]) -> list[float]:
     """
     Test for each pair whether ``after`` is greater than ``before`` by more than the margin.
 
@@ -120,7 +120,7 @@ class _Prepared:
     squares: float
 
     @classmethod
-    def of(cls, pair: Pair) -> _Prepared:
+    def of(cls, pair: PairedSamples) -> _Prepared:
         values = pair.before + tuple(value - pair.margin for value in pair.after)
         middle = statistics.fmean(values)
         centred = tuple(value - middle for value in values)

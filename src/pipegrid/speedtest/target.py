@@ -20,7 +20,7 @@ from pipegrid.grid.grid import Grid
 from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.baseline import Responder
 from pipegrid.speedtest.clients import GridSession, Session
-from pipegrid.speedtest.results import Link, RoundTrip
+from pipegrid.speedtest.results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.timeline import Address
 
 GBS = "gbs"
@@ -31,7 +31,7 @@ SPARE_BYTES = 100 * 10**6
 """What a disk should have left when all is stored."""
 
 
-class Target:
+class FileTarget:
     """
     Something to put files on.
 
@@ -54,7 +54,7 @@ class Target:
     servers = 1
     params = Params()
     happy = 0
-    link: Link | None = None
+    link: EmulatedLink | None = None
     durability: str | None = None
     responders: Sequence[Responder] = ()
     directory: Path | None = None
@@ -95,7 +95,7 @@ class Target:
         """End all that was started."""
 
 
-async def check_room(target: Target, needed_bytes: int) -> None:
+async def check_room(target: FileTarget, needed_bytes: int) -> None:
     """
     Raises:
         UsageError: there is less room than all shares need.

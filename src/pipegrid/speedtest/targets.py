@@ -30,8 +30,8 @@ from pipegrid.speedtest.links import describe, shape_of
 from pipegrid.speedtest.processes import LOOPBACK, Servers, make_client, server_name
 from pipegrid.speedtest.proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.responders import RunningResponders, start_responders
-from pipegrid.speedtest.results import Link, RoundTrip
-from pipegrid.speedtest.target import FOOLSCAP, GATEWAY, GBS, Target, connect_s, in_thread
+from pipegrid.speedtest.results import EmulatedLink, RoundTrip
+from pipegrid.speedtest.target import FOOLSCAP, GATEWAY, GBS, FileTarget, connect_s, in_thread
 from pipegrid.speedtest.timeline import Address
 
 _TRANSPORT_NAMES = {"https": GBS}
@@ -40,7 +40,7 @@ DEFAULT_SERVERS = 10
 MAX_SERVERS = 100
 
 
-class PrivateGrid(Target):
+class PrivateGrid(FileTarget):
     """
     Storage servers of its own, each a process on this machine, perhaps behind an emulated link.
 
@@ -59,7 +59,7 @@ class PrivateGrid(Target):
         count: int = DEFAULT_SERVERS,
         *,
         transport: str = GBS,
-        link: Link | None = None,
+        link: EmulatedLink | None = None,
         params: Params | None = None,
         happy: int | None = None,
         durability: str = "batch",
@@ -162,7 +162,7 @@ class PrivateGrid(Target):
             self._stack.close()
 
 
-class ConfiguredGrid(Target):
+class ConfiguredGrid(FileTarget):
     """
     The grid that a client's directory configures.
 
@@ -236,7 +236,7 @@ class ConfiguredGrid(Target):
         return self._free
 
 
-class Gateway(Target):
+class Gateway(FileTarget):
     """A gateway, by its URL."""
 
     kind = "gateway"

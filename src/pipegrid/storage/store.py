@@ -42,7 +42,7 @@ from pipegrid.storage.reader import ShareReader, open_reader
 from pipegrid.storage.room import Room
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client
 from pipegrid.storage.uploads.table import UnfinishedUploads
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.version import __version__
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
@@ -250,7 +250,7 @@ class ShareStore:
         share_number: int,
         upload_secret: bytes,
         client: Client = NOBODY,
-    ) -> Upload:
+    ) -> ShareUpload:
         """
         Return an unfinished upload to write to, be it of this process or left by a dead one.
 

@@ -31,7 +31,7 @@ from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRef
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.found import Found, judge, ueb_in, ueb_place
+from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import Waves
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -112,7 +112,7 @@ class Check:
         self._fit = CapFit(self._cap)
         self._sampled_bytes = 0
         self._seen: set[tuple[int, Peer]] = set()
-        self.found = Found()
+        self.found = FoundShares()
 
     async def run(self) -> CheckResult:
         """

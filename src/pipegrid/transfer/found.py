@@ -18,7 +18,7 @@ from pipegrid.transfer.results import CheckResult
 
 
 @attrs.define
-class Found:
+class FoundShares:
     """
     What the servers said.
 
@@ -41,7 +41,7 @@ class Found:
     reasons: dict[str, str] = attrs.field(factory=dict)
 
 
-def judge(cap: ChkCap | ChkVerifierCap, found: Found) -> CheckResult:
+def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
     """Return what follows from what was found."""
     good = {number: peers for number, peers in found.holders.items() if peers}
     return CheckResult(

@@ -32,10 +32,10 @@ from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
-from pipegrid.transfer.found import Found
+from pipegrid.transfer.found import FoundShares
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
-from pipegrid.transfer.put.allocations import Allocations, Answer
+from pipegrid.transfer.put.allocations import Allocations, RoomAnswer
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.pace import until_silence
 from pipegrid.transfer.put.plan import UploadPlan
@@ -118,7 +118,7 @@ class Repair:
         return await self._make_whole(before, found)
 
     async def run_after(
-        self, before: CheckResult, found: Found, packed_ueb: bytes, renewed: Collection[Peer]
+        self, before: CheckResult, found: FoundShares, packed_ueb: bytes, renewed: Collection[Peer]
     ) -> RepairResult:
         """
         Make whole what is not, after a check that read no bytes.
@@ -139,7 +139,7 @@ class Repair:
         self._renewed.update(renewed)
         return await self._make_whole(before, found)
 
-    async def _make_whole(self, before: CheckResult, found: Found) -> RepairResult:
+    async def _make_whole(self, before: CheckResult, found: FoundShares) -> RepairResult:
         if not before.recoverable:
             raise too_few_shares(
                 "repair",
@@ -359,7 +359,7 @@ class Repair:
         done = sum(lane.acknowledged_bytes for lane in [*self._lanes.open, *self._lanes.ended])
         self._report.report(min(done, self._wanted_bytes))
 
-    def _allocated(self, answer: Answer) -> None:
+    def _allocated(self, answer: RoomAnswer) -> None:
         peer, result = answer.peer, answer.result
         if isinstance(result, Failure):
             if not result.check(ServerError, CancelledError):

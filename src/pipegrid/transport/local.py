@@ -9,7 +9,7 @@ writes, streams, and whatever waits for the disk (``storage.durability``), run i
 stream holds two chunks of 256 KiB at most.
 
 **Cancellation.** A write that is cancelled while a thread carries it out gives its buffers back at once, as
-every Deferred does. What the thread writes from then on is not counted as received (see ``Upload.write``).
+every Deferred does. What the thread writes from then on is not counted as received: ``ShareUpload.write``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipegrid.disk.durability import Durability, Workers
 from pipegrid.errors import ServerError
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import Operation, Ordering
@@ -119,7 +119,7 @@ class LocalServer(StoresApart):
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract."""
 
-        def fill(operation: Operation) -> Upload:
+        def fill(operation: Operation) -> ShareUpload:
             upload = self.store.upload(storage_index, share_number, upload_secret)
             upload.write(offset, data, lambda: operation.wanted)
             if not upload.complete:

@@ -35,7 +35,7 @@ class LooksAfter(ReadsFiles, Protocol):
 
 
 @attrs.frozen
-class Place:
+class FirstMet:
     """
     Where in a tree an object was met first.
 
@@ -60,8 +60,8 @@ class TreeSummary(UpkeepSummary):
     unreadable: int = 0
 
 
-Ended = Callable[[int, Place, Outcome], None]
-Unread = Callable[[int, Place, Exception], None]
+Ended = Callable[[int, FirstMet, Outcome], None]
+Unread = Callable[[int, FirstMet, Exception], None]
 
 
 def check_tree(
@@ -70,8 +70,8 @@ def check_tree(
     todo: Todo,
     *,
     bounds: UpkeepSettings | None = None,
-    ended: Callable[[Place, Outcome], None] | None = None,
-    unreadable: Callable[[Place, Exception], None] | None = None,
+    ended: Callable[[FirstMet, Outcome], None] | None = None,
+    unreadable: Callable[[FirstMet, Exception], None] | None = None,
     walk_limits: WalkLimits | None = None,
     listing_limits: ListingLimits | None = None,
 ) -> Deferred[TreeSummary]:
@@ -158,7 +158,7 @@ class _Trees:
         return self._summary
 
     async def _look_after(self, number: int, met: Met, upkeep: Upkeep) -> None:
-        place = Place(met.path, met.cap)
+        place = FirstMet(met.path, met.cap)
         best = met.cap if isinstance(met, Unreadable) else met.best or met.cap
         if isinstance(met, Unreadable):
             self._summary.unreadable += 1
@@ -178,7 +178,7 @@ class _Trees:
         await upkeep.room()
         upkeep.begin(cap, told)
 
-    def _note(self, number: int, place: Place, outcome: Outcome) -> None:
+    def _note(self, number: int, place: FirstMet, outcome: Outcome) -> None:
         self._summary.note(outcome)
         if self._ended is not None:
             self._ended(number, place, outcome)

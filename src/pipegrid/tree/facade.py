@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pipegrid.reactor.workers import CpuWorkers
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep.upkeep import Outcome
-    from pipegrid.tree.check import Place as Met
+    from pipegrid.tree.check import PathEnd as Met
     from pipegrid.tree.check import TreeSummary
     from pipegrid.tree.directory import Directory
     from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
     from pipegrid.tree.listing import Listing, ListingLimits
-    from pipegrid.tree.paths import Place
-    from pipegrid.tree.selection import Selection
+    from pipegrid.tree.paths import PathEnd
+    from pipegrid.tree.selection import TreeSelection
     from pipegrid.tree.uploaded import TreeReports, TreeResult
     from pipegrid.tree.walk import Walk, WalkLimits
 
@@ -43,7 +43,7 @@ class Trees:
         self._start = start
         self._workers = workers
 
-    def resolve(self, path: str, limits: ListingLimits | None = None) -> Deferred[Place]:
+    def resolve(self, path: str, limits: ListingLimits | None = None) -> Deferred[PathEnd]:
         """
         Find what a path leads to: a listing for each name.
 
@@ -58,7 +58,7 @@ class Trees:
         """
         from pipegrid.tree.paths import parse_here, resolve
 
-        async def work() -> Place:
+        async def work() -> PathEnd:
             root, names = parse_here(path, self._grid.config.directory)
             return await resolve(self._grid, root, names, limits)
 
@@ -164,7 +164,7 @@ class Trees:
         self,
         directory: str | os.PathLike[str],
         *,
-        selection: Selection | None = None,
+        selection: TreeSelection | None = None,
         one_file_system: bool = False,
         reports: TreeReports | None = None,
         **options: Any,

@@ -26,7 +26,7 @@ from typing import Any
 import attrs
 
 from pipegrid.tree.plan import MAX_ENTRIES
-from pipegrid.tree.selection import Selection
+from pipegrid.tree.selection import TreeSelection
 
 SMALL_BYTES = 128 << 10
 """Files up to this come with their content; larger ones are read when they are stored."""
@@ -40,11 +40,11 @@ _OPEN_LEVELS = 32
 _TRIES = 3
 """So often is a small file read that changes meanwhile."""
 
-_NOTHING = Selection()
+_NOTHING = TreeSelection()
 
 
 @attrs.frozen
-class Begun:
+class DirectoryBegun:
     """A directory; ``number`` is new, ``parent`` that of the one it is in (-1: the root)."""
 
     number: int
@@ -55,7 +55,7 @@ class Begun:
 
 
 @attrs.frozen
-class Ended:
+class DirectoryEnded:
     """All that is in a directory was met."""
 
     number: int
@@ -98,7 +98,7 @@ class LeftOut:
     why: str
 
 
-Thing = Begun | Ended | Met | LeftOut
+Thing = DirectoryBegun | DirectoryEnded | Met | LeftOut
 
 
 class LocalWalk:
@@ -119,7 +119,7 @@ class LocalWalk:
         self,
         root: str,
         *,
-        selection: Selection = _NOTHING,
+        selection: TreeSelection = _NOTHING,
         one_file_system: bool = False,
         without: Collection[tuple[int, int]] = (),
         know: Callable[[str, os.stat_result], Any] = lambda path, found: None,
@@ -194,7 +194,7 @@ class LocalWalk:
         while self._levels:
             level = self._levels[-1]
             if not level.names:
-                yield Ended(level.number)
+                yield DirectoryEnded(level.number)
                 yield from self._leave()
                 continue
             name, is_directory = level.names.pop()
@@ -211,14 +211,14 @@ class LocalWalk:
         for path in self._selection.unmet:
             yield LeftOut(path, "it was listed, and is not there")
 
-    def _enter(self, fd: int, path: str, name: bytes, found: os.stat_result) -> Begun:
+    def _enter(self, fd: int, path: str, name: bytes, found: os.stat_result) -> DirectoryBegun:
         parent = self._levels[-1].number if self._levels else -1
         level = _Level(self._numbers, fd, path, (found.st_dev, found.st_ino))
         self._numbers += 1
         self._levels.append(level)
         if len(self._levels) > _OPEN_LEVELS:
             self._levels[-_OPEN_LEVELS - 1].close()
-        return Begun(level.number, parent, name, path, found)
+        return DirectoryBegun(level.number, parent, name, path, found)
 
     def _list(self) -> Iterator[LeftOut]:
         """Read the names in the lowest directory."""

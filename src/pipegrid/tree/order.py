@@ -46,7 +46,7 @@ def _expected_bytes(cap: DirectoryCap) -> int:
 
 
 @attrs.define(eq=False)
-class Directory:
+class AheadDirectory:
     """
     A directory that is to be read, is being read, or lies open; the book of ``WalkOrder``.
 
@@ -73,7 +73,7 @@ class Directory:
     identity: bytes | None = None
     position: int = 0
     next_ahead: int = 0
-    children: dict[int, Directory] = attrs.Factory(dict)
+    children: dict[int, AheadDirectory] = attrs.Factory(dict)
     dropped: bool = False
 
     @property
@@ -108,10 +108,10 @@ class WalkOrder:
         self._root: Cap | None = cap
         self._began = False
         self._over = False
-        self._head: Directory | None = None
-        self._stack: list[Directory] = []
+        self._head: AheadDirectory | None = None
+        self._stack: list[AheadDirectory] = []
         self._path: list[str] = []
-        self._cursors: list[tuple[bytes, int, Directory]] = []
+        self._cursors: list[tuple[bytes, int, AheadDirectory]] = []
         self._tie = 0
         self._seen: set[bytes | None] = set()
         self._reading_ids: set[bytes | None] = set()
@@ -134,7 +134,7 @@ class WalkOrder:
 
     # Reading.
 
-    def next_read(self) -> Directory | None:
+    def next_read(self) -> AheadDirectory | None:
         """Return the directory to read now, if any; tell its end to ``arrived``."""
         if self._over:
             return None
@@ -164,7 +164,7 @@ class WalkOrder:
         """Return whether an object was met, or is read at another place of the tree."""
         return identity in self._seen or identity in self._reading_ids
 
-    def _begin(self, directory: Directory) -> Directory:
+    def _begin(self, directory: AheadDirectory) -> AheadDirectory:
         directory.state = "reading"
         self._reading += 1
         if directory.identity is not None:
@@ -173,7 +173,7 @@ class WalkOrder:
             self._ahead_bytes += directory.memory_bytes
         return directory
 
-    def arrived(self, directory: Directory, outcome: Listing | Exception) -> None:
+    def arrived(self, directory: AheadDirectory, outcome: Listing | Exception) -> None:
         """A directory was read, or could not be."""
         assert directory.state == "reading"
         self._reading -= 1
@@ -189,7 +189,7 @@ class WalkOrder:
         if directory.ahead:
             self._ahead_bytes += directory.memory_bytes - before
 
-    def _next_child(self, parent: Directory) -> DirectoryCap | None:
+    def _next_child(self, parent: AheadDirectory) -> DirectoryCap | None:
         """
         Return the next directory in an open one that was not begun, if any; ``next_ahead`` is its place.
         """
@@ -203,11 +203,11 @@ class WalkOrder:
         parent.next_ahead = len(entries)
         return None
 
-    def _child(self, parent: Directory, index: int, cap: DirectoryCap) -> Directory:
+    def _child(self, parent: AheadDirectory, index: int, cap: DirectoryCap) -> AheadDirectory:
         return self._directory(cap, parent.depth + 1, parent.key + index.to_bytes(4, "big"))
 
-    def _directory(self, cap: DirectoryCap, depth: int, key: bytes) -> Directory:
-        return Directory(cap, depth, key, _expected_bytes(cap), identity=identity_of(cap))
+    def _directory(self, cap: DirectoryCap, depth: int, key: bytes) -> AheadDirectory:
+        return AheadDirectory(cap, depth, key, _expected_bytes(cap), identity=identity_of(cap))
 
     def _ticket(self) -> int:
         self._tie += 1
@@ -263,7 +263,7 @@ class WalkOrder:
         self._met = 1
         return met
 
-    def _enter(self, child: Directory, entry: Entry | None) -> Met | None:
+    def _enter(self, child: AheadDirectory, entry: Entry | None) -> Met | None:
         """Meet a directory by its entry, or the root, which has none; None if it is not read yet."""
         cap: Cap | None = child.cap
         path, metadata_json, best = tuple(self._path), self._metadata_json, None
@@ -297,7 +297,7 @@ class WalkOrder:
             self._path.append(entry.name)
         return Found(path, cap, "directory", metadata_json, again, child.listing, best)
 
-    def _obstacle(self, child: Directory) -> Exception | None:
+    def _obstacle(self, child: AheadDirectory) -> Exception | None:
         if child.depth > self.limits.depth:
             return DirectoryError(
                 f"this directory lies {child.depth} levels deep, and was not entered; if you mean it, begin "
@@ -318,20 +318,20 @@ class WalkOrder:
         self._seen.add(identity)
         return False
 
-    def _move_to_open(self, directory: Directory) -> None:
+    def _move_to_open(self, directory: AheadDirectory) -> None:
         if directory.ahead:
             self._ahead_bytes -= directory.memory_bytes
             directory.ahead = False
         self._open_bytes += directory.memory_bytes
 
-    def _leave(self, top: Directory) -> None:
+    def _leave(self, top: AheadDirectory) -> None:
         self._stack.pop()
         if self._stack:
             self._path.pop()
         self._open_bytes -= top.memory_bytes
         self._forget(top)
 
-    def _drop(self, directory: Directory) -> None:
+    def _drop(self, directory: AheadDirectory) -> None:
         """Forget a directory that is not entered, and all that was read ahead below it."""
         dropping = [directory]
         while dropping:
@@ -342,7 +342,7 @@ class WalkOrder:
                 each.ahead = False
             self._forget(each)
 
-    def _forget(self, directory: Directory) -> None:
+    def _forget(self, directory: AheadDirectory) -> None:
         directory.dropped = True
         directory.children.clear()
         if directory.identity is not None:

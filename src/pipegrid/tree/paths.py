@@ -32,7 +32,7 @@ _CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
 
 
 @attrs.frozen
-class Place:
+class PathEnd:
     """
     Where a path leads.
 
@@ -130,7 +130,7 @@ async def resolve(
     root: str | Cap,
     names: Sequence[str] = (),
     limits: ListingLimits | None = None,
-) -> Place:
+) -> PathEnd:
     """
     Return what a path leads to: a listing for each name.
 
@@ -146,7 +146,7 @@ async def resolve(
         PipegridError: the grid could not fetch it.
     """
     cap: Cap | None = parse_cap(root.strip()) if isinstance(root, str) else root
-    place = Place(cap)
+    place = PathEnd(cap)
     for depth, name in enumerate(names):
         directory = place.best or place.cap
         if isinstance(directory, UnknownCap) and not depth:
@@ -166,7 +166,7 @@ async def resolve(
                 f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is",
                 name,
             )
-        place = Place(entry.cap, (*place.names, name), entry.metadata_json, entry.best)
+        place = PathEnd(entry.cap, (*place.names, name), entry.metadata_json, entry.best)
     return place
 
 

@@ -45,7 +45,7 @@ class _Entry:
     metadata: dict[str, Any]
 
 
-class Place:
+class TreeNode:
     """
     Where in the tree something belongs: a file under way, or a directory.
 
@@ -56,12 +56,12 @@ class Place:
 
     __slots__ = ("name", "parent")
 
-    def __init__(self, parent: Directory | None, name: str) -> None:
+    def __init__(self, parent: DirectoryNode | None, name: str) -> None:
         self.parent = parent
         self.name = name
 
 
-class Directory(Place):
+class DirectoryNode(TreeNode):
     """A directory that is not settled yet; its fields are the plan's."""
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Directory(Place):
         "unsettled",
     )
 
-    def __init__(self, parent: Directory | None, name: str) -> None:
+    def __init__(self, parent: DirectoryNode | None, name: str) -> None:
         super().__init__(parent, name)
         self.entries: dict[str, _Entry] = {}
         self.bytes = 0
@@ -92,7 +92,7 @@ class Directory(Place):
 
     def __repr__(self) -> str:
         return (
-            f"<Directory {self.name!r}: {len(self.entries)} entries, {self.unknown} unknown, "
+            f"<DirectoryNode {self.name!r}: {len(self.entries)} entries, {self.unknown} unknown, "
             f"{self.unsettled} unsettled>"
         )
 
@@ -109,7 +109,7 @@ class TreePlan:
     def __init__(self) -> None:
         self.root_cap: Cap | None = None
         self.root_failed = False
-        self._ready: deque[Directory] = deque()
+        self._ready: deque[DirectoryNode] = deque()
 
     @property
     def done(self) -> bool:
@@ -118,33 +118,35 @@ class TreePlan:
 
     # What the walk meets.
 
-    def enter(self, parent: Directory | None, name: str, metadata: dict[str, Any]) -> Directory:
+    def enter(
+        self, parent: DirectoryNode | None, name: str, metadata: dict[str, Any]
+    ) -> DirectoryNode:
         """A directory begins; of the root, name and metadata do not count."""
-        directory = Directory(parent, name)
+        directory = DirectoryNode(parent, name)
         if parent is not None:
             self._expect(parent, name, metadata)
         return directory
 
-    def expect(self, parent: Directory, name: str, metadata: dict[str, Any]) -> Place:
+    def expect(self, parent: DirectoryNode, name: str, metadata: dict[str, Any]) -> TreeNode:
         """A file is met, the cap of which will follow."""
         self._expect(parent, name, metadata)
-        return Place(parent, name)
+        return TreeNode(parent, name)
 
-    def has_room(self, directory: Directory) -> bool:
+    def has_room(self, directory: DirectoryNode) -> bool:
         """Whether readers would take the directory with one more entry."""
         return len(directory.entries) < MAX_ENTRIES and directory.bytes < MAX_DIRECTORY_BYTES
 
-    def leave(self, directory: Directory) -> None:
+    def leave(self, directory: DirectoryNode) -> None:
         """The walk has met all that is in it."""
         directory.left = True
         self._look_at(directory)
 
     # What becomes of it.
 
-    def known(self, place: Place, cap: Cap) -> None:
+    def known(self, place: TreeNode, cap: Cap) -> None:
         """The cap of something is known; it is not stored yet. Telling it again changes nothing."""
         parent = place.parent
-        if isinstance(place, Directory):
+        if isinstance(place, DirectoryNode):
             place.cap = cap
         entry = None if parent is None or parent.failed else parent.entries.get(place.name)
         if parent is None or entry is None or entry.cap == cap:
@@ -156,21 +158,21 @@ class TreePlan:
         entry.cap = cap
         self._look_at(parent)
 
-    def stored(self, place: Place, cap: Cap) -> None:
+    def stored(self, place: TreeNode, cap: Cap) -> None:
         """Something is stored under this cap; of a directory: what was packed last."""
-        if isinstance(place, Directory):
+        if isinstance(place, DirectoryNode):
             if place.failed:
                 return
             place.sending = False
         self.known(place, cap)
-        if isinstance(place, Directory):
+        if isinstance(place, DirectoryNode):
             self._look_at(place)
         else:
             self._child_ended(place)
 
-    def failed(self, place: Place) -> None:
+    def failed(self, place: TreeNode) -> None:
         """Something cannot be stored, and is left out; a directory with all that is in it."""
-        if isinstance(place, Directory):
+        if isinstance(place, DirectoryNode):
             if place.failed:
                 return
             place.failed = True
@@ -187,7 +189,7 @@ class TreePlan:
             parent.dirty = True
         self._child_ended(place)
 
-    def take_ready(self) -> tuple[Directory, list[Child]] | None:
+    def take_ready(self) -> tuple[DirectoryNode, list[Child]] | None:
         """Return a directory that is to be stored now, and what is to be packed; None: there is none."""
         while self._ready:
             directory = self._ready.popleft()
@@ -197,7 +199,7 @@ class TreePlan:
 
     # Within.
 
-    def _expect(self, parent: Directory, name: str, metadata: dict[str, Any]) -> None:
+    def _expect(self, parent: DirectoryNode, name: str, metadata: dict[str, Any]) -> None:
         assert not parent.left
         assert name not in parent.entries
         parent.entries[name] = _Entry(None, metadata)
@@ -205,13 +207,13 @@ class TreePlan:
         parent.unknown += 1
         parent.unsettled += 1
 
-    def _child_ended(self, place: Place) -> None:
+    def _child_ended(self, place: TreeNode) -> None:
         parent = place.parent
         if parent is not None and not parent.failed:
             parent.unsettled -= 1
             self._look_at(parent)
 
-    def _look_at(self, directory: Directory) -> None:
+    def _look_at(self, directory: DirectoryNode) -> None:
         """Pack a directory if that is due, or settle it, and those above that this settles."""
         while not (
             directory.failed or not directory.left or directory.unknown or directory.sending
@@ -234,7 +236,7 @@ class TreePlan:
             directory = parent
 
 
-def _children(directory: Directory) -> list[Child]:
+def _children(directory: DirectoryNode) -> list[Child]:
     children = []
     for name, entry in directory.entries.items():
         assert entry.cap is not None

@@ -37,7 +37,7 @@ MAX_PATTERN = 4096
 MAX_LISTED = 1_000_000
 
 
-class Selection:
+class TreeSelection:
     """
     Decides for one walk through a directory.
 

@@ -25,7 +25,7 @@ Source = bytes | io.FileIO | None
 FileCap = ChkCap | LitCap
 
 
-class Store(Protocol):
+class StoresFiles(Protocol):
     """Takes files."""
 
     def put(
@@ -44,7 +44,7 @@ class Store(Protocol):
         """Give up all checks; fires when they are let go of."""
 
 
-class GridStore:
+class GridFiles:
     """
     A grid.
 

@@ -29,12 +29,19 @@ from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree.localwalk import Begun, Ended, LeftOut, LocalWalk, Met, own_directories
+from pipegrid.tree.localwalk import (
+    DirectoryBegun,
+    DirectoryEnded,
+    LeftOut,
+    LocalWalk,
+    Met,
+    own_directories,
+)
 from pipegrid.tree.memory import Memory, NoMemory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
-from pipegrid.tree.plan import Directory, Place, TreePlan
-from pipegrid.tree.selection import Selection
-from pipegrid.tree.store import GridStore, Source, Store
+from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
+from pipegrid.tree.selection import TreeSelection
+from pipegrid.tree.store import GridFiles, Source, StoresFiles
 from pipegrid.tree.underway import MAX_BYTES, UnderWay
 from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult
 
@@ -51,7 +58,7 @@ _LARGE_DIRECTORY = 1000
 def tree_upload(
     grid: Grid,
     path: str | os.PathLike[str],
-    selection: Selection | None = None,
+    selection: TreeSelection | None = None,
     one_file_system: bool = False,
     reports: TreeReports | None = None,
     options: Mapping[str, Any] | None = None,
@@ -64,7 +71,7 @@ def tree_upload(
     local = grid.config.local
     walk = LocalWalk(
         root,
-        selection=selection or Selection(),
+        selection=selection or TreeSelection(),
         one_file_system=one_file_system,
         without=own_directories(
             *([] if local is None else [local.directory]),
@@ -72,7 +79,7 @@ def tree_upload(
         ),
         know=(memory or NoMemory()).file,
     )
-    store = GridStore(grid, **(options or {}))
+    store = GridFiles(grid, **(options or {}))
     return TreeUpload(
         grid.workers, grid.clock.seconds, walk, store, root, reports, memory, grid.limits
     )
@@ -95,7 +102,7 @@ class TreeUpload:
         workers: CpuWorkers,
         seconds: Callable[[], float],
         walk: LocalWalk,
-        store: Store,
+        store: StoresFiles,
         root: str,
         reports: TreeReports | None = None,
         memory: Memory | None = None,
@@ -110,11 +117,11 @@ class TreeUpload:
         self._memory: Memory = memory or NoMemory()
         self._plan = TreePlan()
         self.counts = TreeCounts()
-        self._directories: dict[int, Directory] = {}
+        self._directories: dict[int, DirectoryNode] = {}
         self._root_metadata: dict[str, Any] = {}
         self._batch: Deferred[Any] | None = None
         self._walked = False
-        self._under_way: UnderWay[Place] = UnderWay(self._ended, limits or Limits())
+        self._under_way: UnderWay[TreeNode] = UnderWay(self._ended, limits or Limits())
         self._stored = self._failures = 0
         self._error: BaseException | None = None
         self._waiter: Deferred[None] | None = None
@@ -184,9 +191,9 @@ class TreeUpload:
             for thing in batch:
                 if isinstance(thing, Met):
                     self._meet(thing)
-                elif isinstance(thing, Begun):
+                elif isinstance(thing, DirectoryBegun):
                     self._enter(thing)
-                elif isinstance(thing, Ended):
+                elif isinstance(thing, DirectoryEnded):
                     directory = self._directories.pop(thing.number, None)
                     if directory is not None:
                         self._plan.leave(directory)
@@ -205,7 +212,7 @@ class TreeUpload:
         self._error = error
         self._wake()
 
-    def _enter(self, thing: Begun) -> None:
+    def _enter(self, thing: DirectoryBegun) -> None:
         if thing.parent < 0:
             self._root_metadata = entry_metadata(thing.found)
             self._directories[thing.number] = self._plan.enter(None, "", {})
@@ -220,7 +227,7 @@ class TreeUpload:
 
     def _entry(
         self, number: int, raw: bytes, path: str, found: os.stat_result, link: bytes | None
-    ) -> tuple[Directory, str, dict[str, Any]] | None:
+    ) -> tuple[DirectoryNode, str, dict[str, Any]] | None:
         """Return where something goes, under which name, with which metadata; None: nowhere."""
         parent = self._directories.get(number)
         if parent is None:
@@ -265,7 +272,7 @@ class TreeUpload:
 
     # What is stored.
 
-    async def _store_file(self, place: Place, met: Met, source: Source, size: int) -> None:
+    async def _store_file(self, place: TreeNode, met: Met, source: Source, size: int) -> None:
         try:
             cap = await self._put(place, source, size, partial(self._plan.known, place))
             if isinstance(source, io.FileIO) and not met.is_same(os.fstat(source.fileno())):
@@ -283,7 +290,7 @@ class TreeUpload:
             self._memory.file_stored(met, cap)
         self._plan.stored(place, cap)
 
-    async def _check_file(self, place: Place, met: Met, known: Remembered) -> None:
+    async def _check_file(self, place: TreeNode, met: Met, known: Remembered) -> None:
         self.counts.checked += 1
         if await self._is_whole(known):
             self._plan.stored(place, known.cap)
@@ -296,7 +303,7 @@ class TreeUpload:
             return
         await self._store_file(place, met, file, met.found.st_size)
 
-    async def _store_directory(self, directory: Directory, children: list[Child]) -> None:
+    async def _store_directory(self, directory: DirectoryNode, children: list[Child]) -> None:
         path = _path_of(directory)
         try:
             if len(children) < _LARGE_DIRECTORY:
@@ -338,7 +345,7 @@ class TreeUpload:
         return whole
 
     async def _put(
-        self, place: Place, source: Source, size: int, cap_known: Callable[[ChkCap], None]
+        self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
         def progress(done: int, total: int) -> None:
             if self._under_way.weigh(place, size * (total - done) // max(1, total)):
@@ -355,7 +362,7 @@ class TreeUpload:
         self.counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
         return cap
 
-    def _lose(self, place: Place, path: str, error: PipegridError) -> None:
+    def _lose(self, place: TreeNode, path: str, error: PipegridError) -> None:
         """Something could not be stored."""
         self._leave_out(path, str(error))
         self._failures += isinstance(error, GridError)
@@ -367,7 +374,7 @@ class TreeUpload:
         self.counts.left_out += 1
         self._reports.left_out(path or ".", why)
 
-    def _begin(self, size: int, work: Coroutine[Any, Any, None], place: Place) -> None:
+    def _begin(self, size: int, work: Coroutine[Any, Any, None], place: TreeNode) -> None:
         self._under_way.begin(size, work, place)
 
     def _ended(self, outcome: Any) -> None:
@@ -382,9 +389,9 @@ class TreeUpload:
             waiter.callback(None)
 
 
-def _path_of(directory: Directory) -> str:
+def _path_of(directory: DirectoryNode) -> str:
     names = []
-    at: Place | None = directory
+    at: TreeNode | None = directory
     while at is not None and at.parent is not None:
         names.append(at.name)
         at = at.parent

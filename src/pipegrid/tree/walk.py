@@ -20,7 +20,7 @@ from pipegrid.core.caps import Cap, parse_cap
 from pipegrid.errors import PipegridError
 from pipegrid.tree.listing import Listing, ListingLimits, ReadsFiles, read_listing
 from pipegrid.tree.met import Found, Met, Path, Unreadable, WalkLimits, identity_of
-from pipegrid.tree.order import Directory, WalkOrder
+from pipegrid.tree.order import AheadDirectory, WalkOrder
 
 __all__ = ["Found", "Met", "Path", "Unreadable", "Walk", "WalkLimits", "identity_of", "walk"]
 
@@ -38,7 +38,7 @@ class Walk:
         self._grid = grid
         self._order = order
         self._listing = listing
-        self._running: dict[Directory, Deferred[Any]] = {}
+        self._running: dict[AheadDirectory, Deferred[Any]] = {}
         self._waiter: Deferred[None] | None = None
         self._bug: Failure | None = None
         self._closed = False
@@ -99,7 +99,7 @@ class Walk:
             self._bug.raiseException()
         return arrived
 
-    def _arrived(self, outcome: Listing | Failure, directory: Directory) -> None:
+    def _arrived(self, outcome: Listing | Failure, directory: AheadDirectory) -> None:
         self._running.pop(directory, None)
         if self._closed:
             return

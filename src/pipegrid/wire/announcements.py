@@ -58,7 +58,7 @@ Signed = tuple[bytes, bytes, bytes]
 
 
 @attrs.frozen
-class SigningKey:
+class AnnouncementKey:
     """The secret half of an Ed25519 key, as in ``private/node.privkey``."""
 
     seed: bytes = attrs.field(repr=False)
@@ -91,12 +91,12 @@ class SigningKey:
         return Ed25519PrivateKey.from_private_bytes(self.seed)
 
 
-def make_signing_key() -> SigningKey:
+def make_signing_key() -> AnnouncementKey:
     """Return a new key."""
-    return SigningKey(os.urandom(_SEED_BYTES))
+    return AnnouncementKey(os.urandom(_SEED_BYTES))
 
 
-def parse_signing_key(text: str) -> SigningKey:
+def parse_signing_key(text: str) -> AnnouncementKey:
     """
     Return the key that a text spells.
 
@@ -109,7 +109,7 @@ def parse_signing_key(text: str) -> SigningKey:
     seed = base32.decode(text.removeprefix(prefix))
     if len(seed) != _SEED_BYTES:
         raise ValueError(f"a signing key has {_SEED_BYTES} bytes, not {len(seed)}")
-    return SigningKey(seed)
+    return AnnouncementKey(seed)
 
 
 @attrs.frozen
@@ -132,7 +132,7 @@ class Announcement:
         return seqnum if isinstance(seqnum, int) and not isinstance(seqnum, bool) else None
 
 
-def sign(fields: Mapping[str, Any], key: SigningKey) -> Signed:
+def sign(fields: Mapping[str, Any], key: AnnouncementKey) -> Signed:
     """Return the announcement to publish."""
     message = json.dumps(fields).encode("ascii")
     signature = _VERSION + base32.encode(key.sign(message))

@@ -47,7 +47,7 @@ class Resource(Enum):
 
 
 @attrs.frozen
-class Target:
+class GbsTarget:
     """
     What one path leads to.
 
@@ -107,7 +107,7 @@ _RESOURCES = {
 }
 
 
-def parse_path(path: str) -> Target | None:
+def parse_path(path: str) -> GbsTarget | None:
     """
     Return what a path leads to, or None if to nothing.
 
@@ -119,7 +119,7 @@ def parse_path(path: str) -> Target | None:
         return None
     alone, kind, si, number, verb = match.groups()
     if alone is not None:
-        return Target(_RESOURCES[alone])
+        return GbsTarget(_RESOURCES[alone])
     shape = f"{kind}/si"
     if number is not None:
         shape += "/n"
@@ -129,7 +129,7 @@ def parse_path(path: str) -> Target | None:
     storage_index = decode_storage_index(si)
     if resource is None or storage_index is None:
         return None
-    return Target(resource, storage_index, int(number or 0))
+    return GbsTarget(resource, storage_index, int(number or 0))
 
 
 _DIGITS_OF_32 = str.maketrans(

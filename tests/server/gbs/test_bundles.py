@@ -19,7 +19,7 @@ from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import MAX_COMMITS
 from pipegrid.storage import containers
 from pipegrid.storage.uploads import note as sidecar
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation, UploadSecrets
@@ -950,16 +950,16 @@ class OpenFilesTests(BundleTestCase):
         super().setUp()
         self.store = self.make_store(max_open_uploads=4)
         self.disk = self.slow()
-        self.asked: list[Upload] = []
-        suspend = Upload.suspend
+        self.asked: list[ShareUpload] = []
+        suspend = ShareUpload.suspend
 
-        def record(upload: Upload) -> bool:
+        def record(upload: ShareUpload) -> bool:
             self.asked.append(upload)
             return suspend(upload)
 
-        self.patch(Upload, "suspend", record)
+        self.patch(ShareUpload, "suspend", record)
 
-    def uploads(self, complete: bool) -> list[Upload]:
+    def uploads(self, complete: bool) -> list[ShareUpload]:
         """Return all that are, or are not, complete."""
         every = self.store._unfinished._uploads.values()
         return [upload for upload in every if upload.complete is complete]

@@ -21,7 +21,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.geometry import SALT_BYTES, Format, MutableGeometry
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.sections import Header, new_sections
-from pipegrid.core.mutable.segments import CodedSegment, code_segment
+from pipegrid.core.mutable.segments import MutableSegment, code_segment
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.segmentjob import cut
 
@@ -94,7 +94,7 @@ def encode(
 
 
 def assemble(
-    coded: Sequence[CodedSegment],
+    coded: Sequence[MutableSegment],
     geometry: MutableGeometry,
     sequence_number: int,
     key: SigningKey,

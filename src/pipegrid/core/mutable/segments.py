@@ -24,7 +24,7 @@ from pipegrid.core.segmentjob import Block, SegmentResult, cut
 
 
 @attrs.frozen(eq=False)
-class CodedSegment:
+class MutableSegment:
     """
     One segment after encryption and erasure coding.
 
@@ -46,7 +46,7 @@ def code_segment(
     salt: bytes,
     readkey: bytes,
     shares: Set[int] | None = None,
-) -> CodedSegment:
+) -> MutableSegment:
     """
     Encrypt, erasure-code and hash one segment; pure, any thread, any order.
 
@@ -78,7 +78,7 @@ def code_segment(
         made = erasure.encode_stripe(stripe, parity, k, n)
         for number, piece in zip(parity, made, strict=True):
             blocks[number].append(piece)
-    return CodedSegment(
+    return MutableSegment(
         index,
         tuple(BLOCK.hash_pieces(blocks[number]) for number in range(n)),
         {

@@ -30,7 +30,7 @@ from pipegrid.core.mutable.geometry import Format, MutableGeometry
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.reading import VersionReader, share_leaf
 from pipegrid.core.mutable.sections import Header, Sections
-from pipegrid.core.mutable.segments import CodedSegment, MutableSegmentJob, code_segment
+from pipegrid.core.mutable.segments import MutableSegment, MutableSegmentJob, code_segment
 from pipegrid.core.mutable.share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.segmentjob import SegmentResult, cut
@@ -383,5 +383,5 @@ def _proven(tree: VerifiedTree, number: int) -> bytes:
     return value
 
 
-def _blocks(coded: Sequence[CodedSegment], share_number: int) -> list[Buffer]:
+def _blocks(coded: Sequence[MutableSegment], share_number: int) -> list[Buffer]:
     return [piece for segment in coded for piece in segment.blocks[share_number]]

@@ -18,7 +18,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.sprint.store import PAGE_BYTES, Page, Part, Store
+from pipegrid.mirror.sprint.store import PAGE_BYTES, IncomingFile, Page, SprintStore
 
 MAX_HEAD_BYTES = 64 << 10
 SKIPPED_BYTES = 64 << 10
@@ -49,10 +49,10 @@ class Lost(Exception):
         self.ours = ours
 
 
-class Runner(Protocol):
+class SprintRunner(Protocol):
     """What a connection tells whoever runs it."""
 
-    store: Store
+    store: SprintStore
 
     def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
         """The mirror lacks the file, or has it wrong."""
@@ -145,7 +145,7 @@ class Connection:
         received_bytes: of files, in all.
     """
 
-    def __init__(self, runner: Runner, mirror: int, sock: socket.socket, tls: bool) -> None:
+    def __init__(self, runner: SprintRunner, mirror: int, sock: socket.socket, tls: bool) -> None:
         self.mirror = mirror
         self.sock: Any = sock
         self.asked: deque[Errand] = deque()
@@ -161,7 +161,7 @@ class Connection:
         self._errand: Errand | None = None  # whose body is being received
         self._left = 0  # of that
         self._gathered: bytearray | None = None
-        self._part: Part | None = None
+        self._part: IncomingFile | None = None
         self._closes = False
 
     @property

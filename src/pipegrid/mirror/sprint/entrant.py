@@ -8,8 +8,8 @@ from typing import Any
 
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sprint.connection import Connection, Runner
-from pipegrid.mirror.watch import Pace
+from pipegrid.mirror.sprint.connection import Connection, SprintRunner
+from pipegrid.mirror.watch import GivingRate
 
 QUOTA = 1000
 """Requests on one connection: nginx closes it after so many."""
@@ -39,7 +39,7 @@ class Entrant:
         self.window_bytes = FIRST_WINDOW_BYTES
         self.gone_bytes = 0
         self.doubled_at_bytes = 0
-        self.pace = Pace()
+        self.pace = GivingRate()
         self.busy_since_s: float | None = None
         self.tail = head_tail(address)
         self.refused = 0
@@ -66,7 +66,7 @@ class Entrant:
             self.doubled_at_bytes = received
             self.window_bytes *= 2
 
-    def connect(self, runner: Runner) -> Connection:
+    def connect(self, runner: SprintRunner) -> Connection:
         """
         Begin to connect.
 

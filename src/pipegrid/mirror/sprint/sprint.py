@@ -30,9 +30,9 @@ from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint.connection import Connection, Lost, Odd
 from pipegrid.mirror.sprint.entrant import Entrant
-from pipegrid.mirror.sprint.store import Store
+from pipegrid.mirror.sprint.store import SprintStore
 from pipegrid.mirror.wanted import Wanted
-from pipegrid.mirror.watch import Standing, has_stalled, theft
+from pipegrid.mirror.watch import MirrorStanding, has_stalled, theft
 
 ALONE_WINDOW_BYTES = 256 << 20
 WATCH_S = 0.1
@@ -95,7 +95,7 @@ class Sprint:
             self._entrants[0].window_bytes = ALONE_WINDOW_BYTES
         self._watched_s = time.monotonic()
         self._all_read = False
-        self.store = Store(
+        self.store = SprintStore(
             destination,
             policy,
             staged,
@@ -353,7 +353,7 @@ class Sprint:
         """Who has finished takes over from who would finish last; whoever is first has given it."""
         move = theft(
             [
-                Standing(each.number, each.owed_bytes, each.pace.bytes_per_s, not each.is_out)
+                MirrorStanding(each.number, each.owed_bytes, each.pace.bytes_per_s, not each.is_out)
                 for each in self._entrants
             ]
         )

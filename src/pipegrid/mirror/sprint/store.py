@@ -59,10 +59,10 @@ class Page:
         self.users = 0
 
 
-class Part:
+class IncomingFile:
     """A long file that is being received, by the page."""
 
-    def __init__(self, store: Store, errand: Errand, mirror: int) -> None:
+    def __init__(self, store: SprintStore, errand: Errand, mirror: int) -> None:
         self._store = store
         self.errand = errand
         self.mirror = mirror
@@ -123,7 +123,7 @@ class Part:
             self._store.destination.discard(self.name)
 
 
-class Store:
+class SprintStore:
     """
     Args:
         stored: called with errand, mirror and size of each file that has its name.
@@ -145,7 +145,7 @@ class Store:
     ) -> None:
         self.destination = destination
         self.wrong = wrong
-        self.parts: set[Part] = set()
+        self.parts: set[IncomingFile] = set()
         self._policy = policy
         self._staged = staged
         self._stored = stored
@@ -219,9 +219,9 @@ class Store:
         self.complete(errand, mirror, fd, name, len(data))
         return None
 
-    def begin(self, errand: Errand, mirror: int) -> Part:
+    def begin(self, errand: Errand, mirror: int) -> IncomingFile:
         """Begin to store a long one."""
-        return Part(self, errand, mirror)
+        return IncomingFile(self, errand, mirror)
 
     def open(self, errand: Errand) -> tuple[int, str]:
         """Make the file of something that comes; returns descriptor and name."""

@@ -38,7 +38,7 @@ from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.standing import Client, address_of
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire.foolscap import (
     RIBucketReader,
     RIBucketWriter,
@@ -191,7 +191,7 @@ class _Batch:
     """The uploads of one allocation, and their common end if the connection is lost."""
 
     def __init__(
-        self, service: GbsService, batches: set[_Batch], uploads: dict[int, Upload]
+        self, service: GbsService, batches: set[_Batch], uploads: dict[int, ShareUpload]
     ) -> None:
         self.service = service
         self._batches = batches
@@ -227,7 +227,7 @@ class _Batch:
 class BucketWriter(Referenceable):  # type: ignore[misc]
     """One share that is being written."""
 
-    def __init__(self, batch: _Batch, upload: Upload) -> None:
+    def __init__(self, batch: _Batch, upload: ShareUpload) -> None:
         self._batch = batch
         self._service = batch.service
         self._upload = upload
@@ -328,7 +328,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
         _advise(self._service.store, self._storage_index, self._share_number, reason)
 
 
-async def _commit(service: GbsService, upload: Upload) -> None:
+async def _commit(service: GbsService, upload: ShareUpload) -> None:
     while not service.has_room:
         room: Deferred[None] = Deferred()
         service.call_when_room(partial(room.callback, None))

@@ -22,7 +22,7 @@ from pipegrid.server.gbs.answers import STREAM_PIECE_BYTES, Answer
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import Key
 from pipegrid.storage.reader import ShareReader
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs
 
 GATHER_BYTES = 128 * 1024
@@ -39,10 +39,10 @@ class Service(Protocol):
     def hold(self, more_bytes: int, large: bool = False) -> bool:
         """Take note that so much more of messages is held in memory, or of less; whether that may be."""
 
-    def received(self, upload: Upload, length: int) -> None:
+    def received(self, upload: ShareUpload, length: int) -> None:
         """So many bytes of share data have been written, or refused."""
 
-    def commit(self, upload: Upload) -> Deferred[None]:
+    def commit(self, upload: ShareUpload) -> Deferred[None]:
         """Make a complete share durable and visible."""
 
     def answer_error(self, operation: Operation, error: Exception) -> Answer:
@@ -227,7 +227,7 @@ class InSteps(Call):
 class Write:
     """Writes share data where it belongs, while it comes."""
 
-    def __init__(self, service: Service, upload: Upload, begin: int, end: int) -> None:
+    def __init__(self, service: Service, upload: ShareUpload, begin: int, end: int) -> None:
         self.shares: Sequence[Key] = ((upload.storage_index, upload.share_number),)
         self._service = service
         self._upload = upload

@@ -23,7 +23,7 @@ from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.standing import NOBODY, Client
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation
@@ -43,7 +43,7 @@ class BundleService(Service, Protocol):
         """Whether so many may have to become durable more than do now."""
 
     def commit_each(
-        self, uploads: Sequence[Upload], ended: Callable[[Upload, Ending], None]
+        self, uploads: Sequence[ShareUpload], ended: Callable[[ShareUpload, Ending], None]
     ) -> None:
         """Make shares durable and visible; ``ended`` is told of each, perhaps before this returns."""
 
@@ -59,7 +59,7 @@ class Bundle(InSteps):
         self._unpacking: Iterator[None] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
-        self._committing: dict[Upload, dict[int, int]] = {}  # with where its status belongs
+        self._committing: dict[ShareUpload, dict[int, int]] = {}  # with where its status belongs
         self._reserved = 0
 
     def may_begin(self, committing: Container[bytes]) -> bool:
@@ -151,7 +151,7 @@ class Bundle(InSteps):
 
     def _write(
         self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]
-    ) -> Upload | None:
+    ) -> ShareUpload | None:
         """Write one whole share; returns it if it has to become durable now."""
         service = self._service
         try:
@@ -174,7 +174,7 @@ class Bundle(InSteps):
             statuses[number] = service.answer_error(Operation.WRITE, error).status
         return None
 
-    def _ended_one(self, upload: Upload, outcome: Ending) -> None:
+    def _ended_one(self, upload: ShareUpload, outcome: Ending) -> None:
         statuses = self._committing.pop(upload)
         if outcome is None:
             status = _STORED

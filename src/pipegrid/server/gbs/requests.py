@@ -18,7 +18,7 @@ from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
 from pipegrid.storage.uploads.standing import NOBODY, Client
 from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
-from pipegrid.wire.gbs_http import Resource, Target
+from pipegrid.wire.gbs_http import GbsTarget, Resource
 
 WANTED_HEADERS = frozenset(
     {b"authorization", b"accept", b"content-type", b"content-range", b"range", b"expect"}
@@ -61,7 +61,7 @@ class Request:
         self.content_length: int | None = 0
         self.keep_alive = True
         self.http10 = False
-        self.target: Target | None = None
+        self.target: GbsTarget | None = None
         self.client = NOBODY
 
     def locate(self) -> None:
@@ -172,7 +172,7 @@ class Admitted:
     """A request that may be carried out once its body is there."""
 
     rule: Rule
-    target: Target
+    target: GbsTarget
     secrets: dict[str, bytes] = attrs.field(repr=False)
     client: Client = NOBODY
 

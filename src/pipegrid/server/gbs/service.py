@@ -42,9 +42,9 @@ from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.paths import MAX_SHARE_NUMBER
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
-from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, Target
+from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, GbsTarget
 from pipegrid.wire.messages import LeaseSecrets
 
 INLINE_READ_BYTES = 64 * 1024
@@ -126,7 +126,7 @@ class GbsService:
         """Have a function called, once, when there may be room again."""
         self._waiting_for_room.append(call)
 
-    def received(self, upload: Upload, length: int) -> None:
+    def received(self, upload: ShareUpload, length: int) -> None:
         """So many bytes of share data have been written, or refused."""
         self.received_bytes += length
         self._durability.written(upload)
@@ -137,19 +137,19 @@ class GbsService:
         if shares < 0:
             self._tell_room()
 
-    def commit(self, upload: Upload) -> Deferred[None]:
+    def commit(self, upload: ShareUpload) -> Deferred[None]:
         """Make a complete share durable and visible."""
         self.commits += 1
         return self._durability.commit(upload).addBoth(self._committed)
 
     def commit_each(
-        self, uploads: Sequence[Upload], ended: Callable[[Upload, Ending], None]
+        self, uploads: Sequence[ShareUpload], ended: Callable[[ShareUpload, Ending], None]
     ) -> None:
         """The same for many; ``ended`` is told of each, perhaps before this returns."""
         self.commits += len(uploads)
 
         def one(upload: Committable, outcome: Ending) -> None:
-            assert isinstance(upload, Upload)
+            assert isinstance(upload, ShareUpload)
             self._committed(None)
             ended(upload, outcome)
 
@@ -273,12 +273,12 @@ class GbsService:
     def _list(self, admitted: Admitted, body: Buffer) -> Answer:
         return answers.cbor(gbs.pack_shares(self.store.list_shares(admitted.target.storage_index)))
 
-    def _read(self, target: Target, wanted: bytes | None) -> Answer:
+    def _read(self, target: GbsTarget, wanted: bytes | None) -> Answer:
         _check_number(target)
         reader = self.store.open_share(target.storage_index, target.share_number)
         return self._answer_read(reader, wanted)
 
-    def _read_slot(self, target: Target, wanted: bytes | None) -> Deferred[Answer]:
+    def _read_slot(self, target: GbsTarget, wanted: bytes | None) -> Deferred[Answer]:
         _check_number(target)
         index, number = target.storage_index, target.share_number
         reader = self.slots.read(index, self.store.slots.open_share, index, number)
@@ -370,6 +370,6 @@ class GbsService:
             memory.give_back()
 
 
-def _check_number(target: Target) -> None:
+def _check_number(target: GbsTarget) -> None:
     if target.share_number > MAX_SHARE_NUMBER:
         raise NoSuchShare(f"there is no share {target.share_number}, nor can there be one")

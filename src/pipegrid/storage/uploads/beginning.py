@@ -26,7 +26,7 @@ and lease go with one call.
 
 
 @attrs.frozen
-class Begun:
+class BegunFile:
     """
     A file that may be written to, and is locked.
 
@@ -48,7 +48,7 @@ def begin(
     boot_id: bytes,
     make_lease: Callable[[], bytes],
     new_index: bool,
-) -> Begun | None:
+) -> BegunFile | None:
     """
     Open the file of an upload that begins, or goes on with what had arrived; None if it may not.
 
@@ -93,7 +93,7 @@ def begin(
         if fd is not None:
             incoming.give_up(path, fd)
         raise
-    return Begun(fd, note, lease)
+    return BegunFile(fd, note, lease)
 
 
 def take_up(path: str, key: Key, secret_hash: bytes, boot_id: bytes) -> tuple[int, sidecar.Note]:

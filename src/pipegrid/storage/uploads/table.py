@@ -45,7 +45,7 @@ from pipegrid.storage.uploads import beginning, standing
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import LEFT_BEHIND, NOBODY, Asked, Client
-from pipegrid.storage.uploads.upload import Upload
+from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.storage.uploads.yielding import Yielding
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
@@ -85,14 +85,14 @@ class UnfinishedUploads:
         self._max_uploads = max_uploads
         self._read_boot_id = boot_id
         self._boot_id: bytes | None = None
-        self._uploads: dict[Key, Upload] = {}
+        self._uploads: dict[Key, ShareUpload] = {}
         self.allocated_bytes = 0
         self._promised_bytes = 0
         self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
         self._given_up = 0  # to make room, since it was last told
-        self._yielding: Yielding[Upload] = Yielding()
+        self._yielding: Yielding[ShareUpload] = Yielding()
         # Those that may be closed, the longest unused first.
-        self._open: OrderedDict[Key, Upload] = OrderedDict()
+        self._open: OrderedDict[Key, ShareUpload] = OrderedDict()
         self._table_lock = threading.Lock()  # for these three; nothing is waited for under it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
@@ -190,7 +190,7 @@ class UnfinishedUploads:
         upload.new_index = new_index
         return True
 
-    def _yields(self, upload: Upload, secret_hash: bytes, share_bytes: int) -> bool:
+    def _yields(self, upload: ShareUpload, secret_hash: bytes, share_bytes: int) -> bool:
         """Whether it makes room for another upload of the same number: others' that is stale, or was left."""
         if upload.left_behind:
             mine = hmac.compare_digest(upload.secret_hash, secret_hash)
@@ -215,7 +215,7 @@ class UnfinishedUploads:
         share_number: int,
         upload_secret: bytes,
         client: Client = NOBODY,
-    ) -> Upload:
+    ) -> ShareUpload:
         """Return one to write to; see ``ShareStore.upload``."""
         key = check_key(storage_index, share_number)
         secret_hash = sidecar.hash_secret(upload_secret)
@@ -230,7 +230,7 @@ class UnfinishedUploads:
             self._hand_over(upload, client)
         return upload
 
-    def _hand_over(self, upload: Upload, client: Client) -> None:
+    def _hand_over(self, upload: ShareUpload, client: Client) -> None:
         """Have an upload belong to a client from now on."""
         with self._table_lock:
             self._yielding.hand_over(upload, client)
@@ -315,7 +315,7 @@ class UnfinishedUploads:
         version, now = containers.WRITTEN_VERSION, self._clock()
         return containers.make_lease(version, containers.OWNER_ALLOCATE, lease, now).pack()
 
-    def _take_up(self, key: Key, secret_hash: bytes) -> Upload:
+    def _take_up(self, key: Key, secret_hash: bytes) -> ShareUpload:
         path = self._paths.unfinished(*key)
         fd, note = beginning.take_up(path, key, secret_hash, self._known_boot_id())
         return self._adopt(key, note.share_bytes, secret_hash, fd, note)
@@ -329,8 +329,8 @@ class UnfinishedUploads:
         note: sidecar.Note | None,
         fresh_lease: bytes | None = None,
         client: Client = NOBODY,
-    ) -> Upload:
-        upload = Upload(
+    ) -> ShareUpload:
+        upload = ShareUpload(
             *key,
             share_bytes,
             secret_hash,
@@ -352,7 +352,7 @@ class UnfinishedUploads:
         self._used(upload)
         return upload
 
-    def _used(self, upload: Upload) -> None:
+    def _used(self, upload: ShareUpload) -> None:
         """
         Count what is still to come of it, and keep the number of open files bounded.
 
@@ -379,7 +379,7 @@ class UnfinishedUploads:
                     if not other.is_open:
                         self._open.pop(key, None)
 
-    def _forget(self, upload: Upload) -> None:
+    def _forget(self, upload: ShareUpload) -> None:
         with self._table_lock:
             key = (upload.storage_index, upload.share_number)
             if self._uploads.get(key) is upload:

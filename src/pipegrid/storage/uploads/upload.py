@@ -33,7 +33,7 @@ from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.writer import ShareWriter, slice_pieces
 
 
-class Upload(ShareWriter):
+class ShareUpload(ShareWriter):
     """
     A share that is being written; made by ``UnfinishedUploads`` alone.
 
@@ -65,8 +65,8 @@ class Upload(ShareWriter):
         final_path: str,
         boot_id: bytes,
         clock: Callable[[], float],
-        on_open: Callable[[Upload], None],
-        on_gone: Callable[[Upload], None],
+        on_open: Callable[[ShareUpload], None],
+        on_gone: Callable[[ShareUpload], None],
         received: Sequence[Range] = (),
         fresh_lease: bytes | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class Upload(ShareWriter):
 
     def __repr__(self) -> str:
         state = "gone" if self.gone else "closed" if self._fd is None else "open"
-        return f"<Upload {self._incoming!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
+        return f"<ShareUpload {self._incoming!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
 
     @property
     def came_bytes(self) -> int:

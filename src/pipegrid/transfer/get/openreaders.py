@@ -20,7 +20,7 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.fit import CapFit
 from pipegrid.errors import CorruptionError, ServerError
-from pipegrid.transfer.get.readers import ShareReader
+from pipegrid.transfer.get.readers import ShareFeed
 from pipegrid.transfer.get.search import ShareSearch
 from pipegrid.transfer.get.tactics import Tactics
 from pipegrid.transfer.peers import Peer, ring
@@ -55,7 +55,7 @@ class OpenReaders:
         holders: Mapping[int, Sequence[Peer]] | None,
         changed: Callable[[], None],
     ) -> None:
-        self.open: dict[int, ShareReader] = {}
+        self.open: dict[int, ShareFeed] = {}
         self.homes: dict[int, Peer] = {}
         self._clock = clock
         self._cap = cap
@@ -144,7 +144,7 @@ class OpenReaders:
     def _add(self, number: int, peer: Peer) -> None:
         self._decoder.add_share(number)
         self.homes[number] = peer
-        self.open[number] = ShareReader(
+        self.open[number] = ShareFeed(
             self._decoder,
             peer,
             number,
@@ -153,7 +153,7 @@ class OpenReaders:
             self._changed,
         )
 
-    def close(self, reader: ShareReader) -> None:
+    def close(self, reader: ShareFeed) -> None:
         """Read this share no more; what has come of it remains in use."""
         del self.open[reader.share_number]
         reader.close()

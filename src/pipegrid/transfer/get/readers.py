@@ -26,7 +26,7 @@ STREAM_BYTES = 1 << 18
 """Longer spans are streamed: their bytes can be used, and held back, while they come."""
 
 
-class ShareReader:
+class ShareFeed:
     """
     The bytes of one share, from one server to the decoder.
 
@@ -67,7 +67,7 @@ class ShareReader:
         self._streams: set[_SpanConsumer] = set()
 
     def __repr__(self) -> str:
-        return f"<ShareReader share {self.share_number} from {self.peer.name}: {self.state}>"
+        return f"<ShareFeed share {self.share_number} from {self.peer.name}: {self.state}>"
 
     @property
     def waiting(self) -> bool:
@@ -176,7 +176,7 @@ class ShareReader:
 class _SpanConsumer:
     """Takes one stream's bytes for the decoder, and paces their producer."""
 
-    def __init__(self, reader: ShareReader, span: Span) -> None:
+    def __init__(self, reader: ShareFeed, span: Span) -> None:
         self._reader = reader
         self._offset = span.offset
         self._end = span.end

@@ -118,7 +118,7 @@ class Tactics:
         self.race = Race(now, line.time_s(length) / BURSTS if narrow else 0.0)
         # No server lags because the line is narrow.
         hedge_s = max(settings.hedge_s, 2 * line.time_s(geometry.segment_bytes))
-        self._patience = Patience(hedge_s, settings.silence_s, now)
+        self._patience = ReadPatience(hedge_s, settings.silence_s, now)
         self._hedged = False
         self._misplaced = False
         self._seen_bytes = 0
@@ -276,7 +276,7 @@ class Tactics:
         return not paces or 2 * min(paces) <= max(paces)
 
 
-class Patience:
+class ReadPatience:
     """
     How long a download waits, and for what: arithmetic over times that it is told.
 

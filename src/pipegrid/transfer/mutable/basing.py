@@ -26,7 +26,7 @@ from pipegrid.transfer.mutable.reading import read_whole
 from pipegrid.transfer.mutable.refusals import nothing_to_change, rollback
 from pipegrid.transfer.mutable.remembering import Base
 from pipegrid.transfer.mutable.slot import Slot
-from pipegrid.transfer.mutable.surveying import Hints, Survey
+from pipegrid.transfer.mutable.surveying import FileSurvey, Hints
 from pipegrid.transfer.mutable.told import Told
 
 REFUSAL_BYTES = 4000
@@ -126,7 +126,7 @@ class BaseSearch:
     async def look(self, everyone: bool) -> Base:
         """Ask servers until it is clear what to build on."""
         while True:
-            survey = Survey(
+            survey = FileSurvey(
                 self._slot,
                 self.book,
                 self._slot.settings.write_read_bytes,

@@ -23,7 +23,7 @@ from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, Uncoordin
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.slot import Slot
-from pipegrid.transfer.mutable.surveying import Survey
+from pipegrid.transfer.mutable.surveying import FileSurvey
 from pipegrid.transfer.mutable.written import WriteResult
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.results import CheckResult, RepairResult
@@ -84,7 +84,7 @@ class MutableCheck:
     async def run(self) -> MutableCheckResult:
         """Ask, verify, judge."""
         book = ShareBook(self._slot.cap)
-        survey = Survey(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
+        survey = FileSurvey(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
         found = await survey.everyone()
         self._corrupt = list(found.corrupt)
         best = found.choice().best

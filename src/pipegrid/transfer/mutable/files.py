@@ -45,7 +45,7 @@ from pipegrid.transfer.mutable.refusals import not_writable, rollback, unreadabl
 from pipegrid.transfer.mutable.remembering import remember
 from pipegrid.transfer.mutable.signingkeys import SigningKeys
 from pipegrid.transfer.mutable.slot import Slot, open_slot
-from pipegrid.transfer.mutable.surveying import Hints, Survey
+from pipegrid.transfer.mutable.surveying import FileSurvey, Hints
 from pipegrid.transfer.mutable.updating import Update, splice
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult, write_result
 from pipegrid.transfer.peers import Peer
@@ -173,7 +173,7 @@ class MutableFiles:
                 hints[by_id[server]] = frozenset(numbers)
         least = (0, b"") if accept_older else known.newest
         book = ShareBook(cap, signing_key=known.signing_key)
-        survey = Survey(slot, book, self._settings.read_bytes, hints, self._usual)
+        survey = FileSurvey(slot, book, self._settings.read_bytes, hints, self._usual)
         found = await survey.for_reader(least)
         best = found.choice().best
         if best is None:

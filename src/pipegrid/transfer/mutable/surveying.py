@@ -24,7 +24,7 @@ Hints = dict[Peer, frozenset[int]]
 """Which shares servers had when they were last asked."""
 
 
-class Survey:
+class FileSurvey:
     """
     One look at a file.
 

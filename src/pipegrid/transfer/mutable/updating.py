@@ -30,7 +30,7 @@ from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.publishing import Places, Publication
 from pipegrid.transfer.mutable.remembering import remember
 from pipegrid.transfer.mutable.slot import Slot
-from pipegrid.transfer.mutable.surveying import Survey
+from pipegrid.transfer.mutable.surveying import FileSurvey
 from pipegrid.transfer.mutable.written import WriteResult, write_result
 from pipegrid.transfer.peers import Peer
 
@@ -127,7 +127,7 @@ class Update:
         """Return one copy of each share, of a version of which all are there; else nothing."""
         slot = self._slot
         book = ShareBook(slot.cap, signing_key=self._known.signing_key)
-        survey = Survey(slot, book, slot.settings.read_bytes, {}, self._usual)
+        survey = FileSurvey(slot, book, slot.settings.read_bytes, {}, self._usual)
         found = await survey.for_writer(self._known.newest, quorum(slot, self._usual[1]))
         if not found.choice().healthy() or found.answered < quorum(slot, self._usual[1]):
             return {}

@@ -19,7 +19,7 @@ from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 
 
 @attrs.frozen
-class Answer:
+class RoomAnswer:
     """
     What one server said to one question for room.
 
@@ -55,7 +55,7 @@ class Allocations:
         self._changed = changed
         self._asked: dict[Peer, frozenset[int]] = {}
         self._unanswered: set[Deferred[Allocation]] = set()
-        self._answers: list[Answer] = []
+        self._answers: list[RoomAnswer] = []
 
     @property
     def waiting(self) -> bool:
@@ -107,7 +107,7 @@ class Allocations:
         sent_before: frozenset[int],
     ) -> None:
         self._unanswered.discard(question)
-        self._answers.append(Answer(peer, share_numbers, sent_before, result))
+        self._answers.append(RoomAnswer(peer, share_numbers, sent_before, result))
         as_hoped = (
             isinstance(result, Allocation)
             and not result.already_have
@@ -116,7 +116,7 @@ class Allocations:
         if not (as_hoped and self._unanswered):
             self._changed()
 
-    def take_answers(self) -> list[Answer]:
+    def take_answers(self) -> list[RoomAnswer]:
         """Return the answers that have come since the last time."""
         answers, self._answers = self._answers, []
         return answers

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, WrongSecret
-from pipegrid.transfer.put.allocations import Answer
+from pipegrid.transfer.put.allocations import RoomAnswer
 from pipegrid.transfer.put.parts import Parts
 from pipegrid.transfer.put.sharestate import State, is_unexplained
 from pipegrid.transfer.put.shareway import ShareWay
@@ -67,7 +67,7 @@ class News:
                 answer.result.raiseException()
         return bool(answers)
 
-    def _allocated(self, allocation: Allocation, answer: Answer) -> None:
+    def _allocated(self, allocation: Allocation, answer: RoomAnswer) -> None:
         peer = answer.peer
         there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
         for lane in self._lanes.open:

@@ -20,7 +20,7 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fit import CapFit
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import ServerError
-from pipegrid.transfer.found import Found, judge, ueb_in, ueb_place
+from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import Waves
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.results import CheckResult, RenewResult
@@ -88,7 +88,7 @@ class Inquiry:
         self.leased: list[Peer] = []
         self._leases: dict[int, list[str]] = {}
         self._no_lease: list[str] = []
-        self.found = Found()
+        self.found = FoundShares()
         self.packed_ueb = b""
         self.needs_a_closer_look = False
 

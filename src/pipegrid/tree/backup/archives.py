@@ -20,7 +20,7 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.edits import Edit, Link, Unlink
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
-from pipegrid.tree.backup.catalogue import Run
+from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.directory import Directory, check_writable
 from pipegrid.tree.listing import unpack
 from pipegrid.tree.lookup import make_directories
@@ -63,7 +63,7 @@ class Archives:
         self._to = Directory(self._grid, to.cap, self._now)
         self._archives = Directory(self._grid, archives.cap, self._now)
 
-    async def keep(self, run: Run, forgotten: Sequence[Run] = ()) -> None:
+    async def keep(self, run: BackupRun, forgotten: Sequence[BackupRun] = ()) -> None:
         """
         Keep a run, as the latest; take out those that are forgotten, if they are still what they were.
 

@@ -31,7 +31,7 @@ TIME_FORMAT = "%Y-%m-%d_%H:%M:%SZ"
 
 
 @attrs.frozen
-class Run:
+class BackupRun:
     """
     One stored state of a directory.
 
@@ -58,12 +58,12 @@ class Run:
         return parse_time(self.time)
 
 
-def entry_name(run: Run) -> str:
+def entry_name(run: BackupRun) -> str:
     """Return what a run's entry is called."""
     return f"{run.name} {run.time}"
 
 
-def entry_of(run: Run) -> Link:
+def entry_of(run: BackupRun) -> Link:
     """Return the edit that lists a run; of two with one name in one second the later one counts."""
     ours = dict(run.metadata.get(KEY) or {})
     ours["backup"] = {
@@ -76,7 +76,7 @@ def entry_of(run: Run) -> Link:
     return Link(entry_name(run), run.cap, metadata={**run.metadata, KEY: ours})
 
 
-def runs_of(cap: DirectoryCap, content: bytes) -> list[Run]:
+def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
     """
     Return the runs that a catalogue lists, oldest first.
 
@@ -104,7 +104,7 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[Run]:
         kept = {key: value for key, value in metadata.items() if key not in (KEY, "tahoe")}
         kept[KEY] = {key: value for key, value in ours.items() if key != "backup"}
         counts = [_count(said.get(key)) for key in ("files", "bytes", "left_out")]
-        runs.append(Run(name, time, entry.cap, kept, *counts))
+        runs.append(BackupRun(name, time, entry.cap, kept, *counts))
     if entries and not runs:
         raise DirectoryError(
             "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"
@@ -141,7 +141,7 @@ def parse_time(text: str) -> datetime:
     )
 
 
-def chosen(runs: Sequence[Run], name: str | None, at: str | None) -> Run:
+def chosen(runs: Sequence[BackupRun], name: str | None, at: str | None) -> BackupRun:
     """
     Return the run that was the newest at a time (now, if None is given).
 

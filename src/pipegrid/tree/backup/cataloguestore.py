@@ -16,13 +16,13 @@ from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.edits import Edit, Unlink
 from pipegrid.errors import CapError, DirectoryError
 from pipegrid.grid.grid import Grid
-from pipegrid.tree.backup.catalogue import MAX_BYTES, Run, entry_name, entry_of, runs_of
+from pipegrid.tree.backup.catalogue import MAX_BYTES, BackupRun, entry_name, entry_of, runs_of
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.directory import Directory, create_directory
 
 
 @attrs.frozen
-class Change:
+class CatalogueChange:
     """
     What a run does to the catalogue, whatever is in it.
 
@@ -31,10 +31,10 @@ class Change:
         retention: which runs of all are kept.
     """
 
-    added: tuple[Run, ...]
+    added: tuple[BackupRun, ...]
     retention: Retention = attrs.field(factory=Retention)
 
-    def apply(self, listed: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    def apply(self, listed: Sequence[BackupRun]) -> tuple[list[BackupRun], list[BackupRun]]:
         """Return the runs that are listed then, oldest first, and those that are forgotten."""
         every = {entry_name(run): run for run in (*listed, *self.added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
@@ -42,7 +42,7 @@ class Change:
         staying = set(map(entry_name, stay))
         return stay, [run for run in runs if entry_name(run) not in staying]
 
-    def edits(self, listed: Sequence[Run]) -> list[Edit]:
+    def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
         """Return what changes a directory with these runs so."""
         stay, forgotten = self.apply(listed)
         staying = set(map(entry_name, stay))
@@ -66,8 +66,8 @@ class Changed:
 
     content: bytes = attrs.field(repr=False)
     version: int
-    runs: tuple[Run, ...]
-    forgotten: tuple[Run, ...]
+    runs: tuple[BackupRun, ...]
+    forgotten: tuple[BackupRun, ...]
 
 
 class CatalogueStore(Protocol):
@@ -90,7 +90,7 @@ class CatalogueStore(Protocol):
         """
 
     async def change(
-        self, cap: DirectoryCap, change: Change, remembered: bytes | None = None
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
     ) -> Changed:
         """
         Change a catalogue, whatever others have made of it.
@@ -103,7 +103,9 @@ class CatalogueStore(Protocol):
             PipegridError: it could not be changed.
         """
 
-    async def write_anew(self, cap: DirectoryCap, change: Change, remembered: bytes) -> Changed:
+    async def write_anew(
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
+    ) -> Changed:
         """Change what is remembered of a catalogue, and put that in the place of whatever is there."""
 
 
@@ -136,7 +138,7 @@ class GridCatalogues:
         raise DirectoryError("this is no catalogue of backups: it is too large for one")
 
     async def change(
-        self, cap: DirectoryCap, change: Change, remembered: bytes | None = None
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
     ) -> Changed:
         """Change a catalogue."""
         directory = Directory(self._grid, cap, self._now)
@@ -152,7 +154,9 @@ class GridCatalogues:
         assert done is not None
         return attrs.evolve(done, content=content, version=written.version.sequence_number)
 
-    async def write_anew(self, cap: DirectoryCap, change: Change, remembered: bytes) -> Changed:
+    async def write_anew(
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
+    ) -> Changed:
         """Write what is remembered."""
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)

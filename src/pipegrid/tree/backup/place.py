@@ -28,7 +28,7 @@ from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.mutables import KNOWN_NAME
-from pipegrid.tree.backup.catalogue import Run, entry_name, entry_of, runs_of
+from pipegrid.tree.backup.catalogue import BackupRun, entry_name, entry_of, runs_of
 
 _MAX_BYTES = 128 << 20
 
@@ -50,13 +50,13 @@ class Noted:
 
     cap: DirectoryCap | None = None
     content: bytes | None = attrs.field(default=None, repr=False)
-    unlisted: tuple[Run, ...] = ()
+    unlisted: tuple[BackupRun, ...] = ()
     version: int = 0
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[BackupRun, ...]:
         """All runs that are remembered, oldest first."""
-        listed: list[Run] = []
+        listed: list[BackupRun] = []
         if self.cap is not None and self.content is not None:
             listed = runs_of(self.cap, self.content)
         every = {entry_name(run): run for run in (*listed, *self.unlisted)}
@@ -194,7 +194,7 @@ class BackupPlace:
         return cap
 
 
-def _packed(runs: Sequence[Run]) -> bytes:
+def _packed(runs: Sequence[BackupRun]) -> bytes:
     links = map(entry_of, runs)
     return pack_immutable([Child(link.name, link.cap, link.metadata or {}) for link in links])
 

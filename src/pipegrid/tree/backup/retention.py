@@ -7,7 +7,7 @@ from datetime import datetime
 
 import attrs
 
-from pipegrid.tree.backup.catalogue import Run
+from pipegrid.tree.backup.catalogue import BackupRun
 
 
 @attrs.frozen
@@ -31,11 +31,11 @@ class Retention:
         return self.last is None and self.daily is None and self.weekly is None
 
 
-def kept(runs: Sequence[Run], rules: Retention) -> list[Run]:
+def kept(runs: Sequence[BackupRun], rules: Retention) -> list[BackupRun]:
     """Return the runs that some rule keeps, in the order given; the newest of each backup always stays."""
     if rules.keeps_all:
         return list(runs)
-    keep: set[Run] = set()
+    keep: set[BackupRun] = set()
     for name in {run.name for run in runs}:
         newest_first = sorted(
             (run for run in runs if run.name == name), key=lambda run: run.time, reverse=True
@@ -49,9 +49,9 @@ def kept(runs: Sequence[Run], rules: Retention) -> list[Run]:
 
 
 def _first_of_each(
-    runs: Sequence[Run], count: int, period_of: Callable[[datetime], object]
-) -> list[Run]:
-    found: dict[object, Run] = {}
+    runs: Sequence[BackupRun], count: int, period_of: Callable[[datetime], object]
+) -> list[BackupRun]:
+    found: dict[object, BackupRun] = {}
     for run in runs:
         found.setdefault(period_of(run.at), run)
     return list(found.values())[:count]

@@ -23,14 +23,19 @@ from pipegrid.errors import PipegridError, RollbackError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
 from pipegrid.tree.backup.archives import Archives
-from pipegrid.tree.backup.catalogue import Run, check_name, entry_name, runs_of, shown_time
-from pipegrid.tree.backup.cataloguestore import CatalogueStore, Change, Changed, GridCatalogues
+from pipegrid.tree.backup.catalogue import BackupRun, check_name, entry_name, runs_of, shown_time
+from pipegrid.tree.backup.cataloguestore import (
+    CatalogueChange,
+    CatalogueStore,
+    Changed,
+    GridCatalogues,
+)
 from pipegrid.tree.backup.database import Database
 from pipegrid.tree.backup.place import BackupPlace, Noted
 from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.localwalk import LocalWalk, own_directories
-from pipegrid.tree.selection import Selection
-from pipegrid.tree.store import GridStore, NoStore, Store
+from pipegrid.tree.selection import TreeSelection
+from pipegrid.tree.store import GridFiles, NoStore, StoresFiles
 from pipegrid.tree.upload import TreeUpload
 from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult
 
@@ -49,7 +54,7 @@ class BackupOptions:
             yet: where the run is kept as Tahoe-LAFS's ``backup`` keeps it, beside the catalogue.
     """
 
-    selection: Callable[[], Selection] = Selection
+    selection: Callable[[], TreeSelection] = TreeSelection
     one_file_system: bool = False
     retention: Retention = attrs.field(factory=Retention)
     archives: tuple[str, tuple[str, ...]] | None = None
@@ -69,10 +74,10 @@ class BackupResult:
         problems: why the run is stored, and is not listed, or not under its alias; see ``run``.
     """
 
-    run: Run
+    run: BackupRun
     catalogue: DirectoryCap
     counts: TreeCounts
-    forgotten: tuple[Run, ...]
+    forgotten: tuple[BackupRun, ...]
     elapsed_s: float
     problems: tuple[PipegridError, ...] = ()
 
@@ -148,7 +153,7 @@ class Backups:
             noted = self.place.noted(self._say)
             database = self._database(directory)
             try:
-                store = GridStore(self._grid)
+                store = GridFiles(self._grid)
                 (noted, archives), result = await _both(
                     Deferred.fromCoroutine(self._prepare(noted, options)),
                     Deferred.fromCoroutine(
@@ -159,7 +164,7 @@ class Backups:
             finally:
                 database.close()
             counts = result.counts
-            run = Run(
+            run = BackupRun(
                 name,
                 _own_time(name, self._now(), noted.runs),
                 result.cap,
@@ -201,8 +206,8 @@ class Backups:
         return made
 
     async def _list(
-        self, noted: Noted, archives: Archives | None, run: Run, retention: Retention
-    ) -> tuple[tuple[Run, ...], tuple[PipegridError, ...]]:
+        self, noted: Noted, archives: Archives | None, run: BackupRun, retention: Retention
+    ) -> tuple[tuple[BackupRun, ...], tuple[PipegridError, ...]]:
         """List a run that is stored; returns which others are forgotten, and what went wrong."""
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
         noted = attrs.evolve(noted, unlisted=(*others, run))
@@ -216,8 +221,8 @@ class Backups:
                 problems.append(error)
                 return None
 
-        change = Change(noted.unlisted, retention)
-        forgotten: tuple[Run, ...] = ()
+        change = CatalogueChange(noted.unlisted, retention)
+        forgotten: tuple[BackupRun, ...] = ()
         if noted.content is not None:
             assert noted.cap is not None
             forgotten = tuple(change.apply(runs_of(noted.cap, noted.content))[1])
@@ -231,7 +236,7 @@ class Backups:
         self.place.note(Noted(noted.cap, changed.content, (), changed.version))
         return changed.forgotten, tuple(problems)
 
-    async def _change(self, noted: Noted, change: Change) -> Changed:
+    async def _change(self, noted: Noted, change: CatalogueChange) -> Changed:
         assert noted.cap is not None
         try:
             return await self.catalogues.change(noted.cap, change, noted.content)
@@ -270,7 +275,7 @@ class Backups:
         share_bytes = store.bytes * params.total_shares // params.required_shares
         return WouldSend(store.objects, store.bytes, share_bytes, store.checks, result.counts)
 
-    async def runs(self) -> tuple[Run, ...]:
+    async def runs(self) -> tuple[BackupRun, ...]:
         """
         Return all runs that are listed, oldest first; if the grid cannot tell, those that are remembered.
 
@@ -303,7 +308,7 @@ class Backups:
         self,
         directory: str,
         options: BackupOptions,
-        store: Store,
+        store: StoresFiles,
         database: Database,
         reports: TreeReports | None,
         read: bool = True,
@@ -333,7 +338,7 @@ class Backups:
         return await upload.run()
 
 
-def _own_time(name: str, now: float, runs: Iterable[Run]) -> str:
+def _own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
     """Return the time of a run; what follows another within its second gets the next, so that both stay."""
     taken = {run.time for run in runs if run.name == name}
     while (when := shown_time(now)) in taken:
