@@ -14,7 +14,7 @@ another round, on another server.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from twisted.internet.defer import CancelledError
@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core import ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
-from pipegrid.core.encoder import CodedSegment, ShareWrite
+from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import check_segment_bytes
 from pipegrid.core.reencoder import Reencoder
@@ -42,6 +42,7 @@ from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.reasons import each_once
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
+from pipegrid.transfer.recoding import Recoding
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.shortage import too_few_shares
@@ -95,6 +96,7 @@ class Repair:
             verify=True,
             silence_s=settings.silence_s,
         )
+        self._recoding = Recoding(clock, workers, peers, self._cap, settings)
         # As many servers of happiness as there are shares: as widely as servers allow.
         n = self._cap.total_shares
         self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, peers), n, n)
@@ -250,12 +252,9 @@ class Repair:
         header = encoder.layout.pack_header()
         while True:
             self._take_stock()
-            moves = self._plan.moves()
-            for peer in dict.fromkeys(moves.values()):
-                numbers = {number for number, home in moves.items() if home is peer}
-                for lane in self._open_lanes(peer, numbers, encoder.share_bytes):
-                    lane.send(ShareWrite(lane.share_number, 0, (header,)))
-                    lane.flush()
+            for lane in self._open_missing(encoder):
+                lane.send(ShareWrite(lane.share_number, 0, (header,)))
+                lane.flush()
             if all(lane.acknowledged_bytes for lane in self._lanes.open):
                 return
             await self._wait()
@@ -269,21 +268,25 @@ class Repair:
         if not self._plan.moves():
             return False
         shares: dict[int, list[ShareWrite]] = {}
-        async for writes in self._code_segments(encoder):
+        async for writes in self._recoding.shares(encoder, self._check.found):
             for write in writes:
                 shares.setdefault(write.share_number, []).append(write)
         while True:
             self._take_stock()
-            moves = self._plan.moves()
-            for peer in dict.fromkeys(moves.values()):
-                numbers = {number for number, home in moves.items() if home is peer}
-                for lane in self._open_lanes(peer, numbers, encoder.share_bytes):
-                    for write in shares[lane.share_number]:
-                        lane.send(write)
-                    lane.finish()
+            for lane in self._open_missing(encoder):
+                for write in shares[lane.share_number]:
+                    lane.send(write)
+                lane.finish()
             if not self._lanes.open:
                 return True
             await self._wait()
+
+    def _open_missing(self, encoder: Reencoder) -> Iterator[ShareWay]:
+        """Open lanes for all that is missing and has a place to go, and yield them, server by server."""
+        moves = self._plan.moves()
+        for peer in dict.fromkeys(moves.values()):
+            numbers = {number for number, home in moves.items() if home is peer}
+            yield from self._open_lanes(peer, numbers, encoder.share_bytes)
 
     def _open_lanes(self, peer: Peer, numbers: set[int], share_bytes: int) -> list[ShareWay]:
         secrets = self._allocations.secrets_for(peer)
@@ -306,15 +309,14 @@ class Repair:
         return opened
 
     async def _send_segments(self, encoder: Reencoder) -> None:
-        async with self._ciphertext(encoder) as feed:
+        async with self._recoding.ciphertext(encoder, self._check.found) as feed:
             for index in range(encoder.geometry.num_segments):
                 ciphertext = await feed.take()
                 await self._wait_for_room()
                 if not self._lanes.open:
                     return
-                size = 8 * encoder.geometry.segment_length(index)
                 numbers = {lane.share_number for lane in self._lanes.open}
-                coded = await self._workers.run_if_large(size, _code, encoder, ciphertext, numbers)
+                coded = await self._recoding.coded(encoder, index, ciphertext, numbers)
                 self._send(encoder.add(coded), encoder)
         numbers = {lane.share_number for lane in self._lanes.open}
         trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
@@ -386,10 +388,3 @@ class Repair:
             self._plan.failed(peer)
         else:
             self._plan.refused(number, peer)
-
-
-def _code(
-    encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int] | None
-) -> CodedSegment:
-    # All hashes are needed, but only some blocks.
-    return encoder.code(encoder.encrypt(ciphertext), numbers)
