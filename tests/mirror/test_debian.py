@@ -16,7 +16,7 @@ from unittest.mock import patch
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import deb822, debian
+from pipegrid.mirror import deb822, debian, selecting
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
 from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.selecting import Selection
@@ -553,7 +553,7 @@ class PatchTests(DebianCase):
             )
             archive.files = {f"{SUITE}/Release": release, f"{SUITE}/{BINARY}.gz": bomb}
             self.make(archive)
-            self.patch(debian, "MAX_INDEX_BYTES", 1 << 20)
+            self.patch(selecting, "MAX_INDEX_BYTES", 1 << 20)
             self.refused("bytes, unpacked", error=BadEntry)
             if named:
                 self.refused("more than 5 bytes", indexes="unpacked", error=Exception)
@@ -624,11 +624,11 @@ class RefusalTests(DebianCase):
         archive.add()
         archive.publish()
         self.make(archive)
-        self.patch(debian, "MAX_INDEX_BYTES", 1000)
+        self.patch(selecting, "MAX_INDEX_BYTES", 1000)
         self.refused("which no index has", error=BadEntry)
         self.assertEqual([p for p in self.world.hosts[0].requests if "elease" not in p], [])
-        self.patch(debian, "MAX_INDEX_BYTES", 1 << 20)
-        self.patch(debian, "MAX_RELEASE_BYTES", 2000)
+        self.patch(selecting, "MAX_INDEX_BYTES", 1 << 20)
+        self.patch(selecting, "MAX_RELEASE_BYTES", 2000)
         archive = Archive(by_hash=False)
         archive.further = {f"{BINARY}.diff/Index": bytes(3000)}
         archive.publish()
