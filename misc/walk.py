@@ -202,7 +202,7 @@ def traced(source: str, command: str, arguments: Sequence[str], result: str) -> 
     sys.argv = ["pipegrid", *arguments]
     status: object = 0
     try:
-        status = pipegrid.cli.main()
+        pipegrid.cli.main()
     except SystemExit as exit:
         status = exit.code
     finally:

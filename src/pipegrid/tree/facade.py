@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipegrid.reactor.workers import CpuWorkers
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep.upkeep import Outcome
-    from pipegrid.tree.check import PathEnd as Met
+    from pipegrid.tree.check import FirstMet as Met
     from pipegrid.tree.check import TreeSummary
     from pipegrid.tree.directory import Directory
     from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
