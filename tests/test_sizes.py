@@ -14,22 +14,6 @@ MOST_LINES = 400
 MOST_FUNCTION_LINES = 60
 """From ``def`` to the end, what its docstring says included; decorators are not."""
 
-STILL_BEING_CUT = {
-    "grid/opening.py",
-    "http11/agent.py",
-    "http11/connection.py",
-    "reactor/clienttls.py",
-    "server/foolscap/broker.py",
-    "server/foolscap/service.py",
-    "server/gbs/connection.py",
-    "server/serve.py",
-    "transport/gbs/bundles.py",
-    "transport/gbs/client.py",
-    "transport/local.py",
-    "transport/memory.py",
-}
-"""This list only becomes shorter: what is short enough must not stand in it."""
-
 
 def functions(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, int]]:
     """Yield the name and the lines of each function, of methods and inner ones, too."""
@@ -63,10 +47,8 @@ class SizesTests(SynchronousTestCase):
     """What is cut along ideas is short."""
 
     def test_modules_and_functions_are_short(self) -> None:
-        """But for those that are still being cut, all of which are too long."""
-        found = too_long()
-        self.assertEqual({name: found[name] for name in found.keys() - STILL_BEING_CUT}, {})
-        self.assertEqual(STILL_BEING_CUT - found.keys(), set())
+        """Every one of them."""
+        self.assertEqual(too_long(), {})
 
     def test_functions_are_found(self) -> None:
         """Methods and inner functions count, decorators do not."""

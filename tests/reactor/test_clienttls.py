@@ -19,9 +19,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from pipegrid.reactor.clientcontext import client_context, http_context
+from pipegrid.reactor.clientendpoint import ClientTLSEndpoint
 from pipegrid.reactor.clienttls import (
     ClientTLS,
-    ClientTLSEndpoint,
     TlsFailed,
 )
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES

@@ -18,7 +18,7 @@ from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import config as configuration
-from pipegrid.grid.config import GridConfig
+from pipegrid.grid.config import GridConfig, LocalGrid
 from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME, default_directory, is_configured
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.members import Members, Warnings
@@ -31,6 +31,7 @@ from pipegrid.wire.announcements import KnownServer
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
+    from pipegrid.grid.local import OpenLocalGrid
     from pipegrid.reactor.ahead import Ahead
 
 
@@ -71,25 +72,14 @@ def open_grid(
     Raises:
         UsageError: the directory is not configured, or says something impossible.
     """
-    if directory is not None:
-        check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
     if fixed_window_bytes is not None:
         check_whole(fixed_window_bytes, "window_bytes", least=1)
     if tracer is not None:
         check_has(tracer, ("span",), "a tracer", "a Tracer")
-    created = None
-    path = default_directory() if directory is None else Path(directory)
-    if directory is None and not is_configured(path):
-        from pipegrid.grid.creation import create_local
-
-        create_local(path)
-        created = (
-            f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
-            f"storage directories was made in {path}; it is as safe as that disk"
-        )
+    path, created = _directory_of(directory)
     config = configuration.load(path)
-    static, introducers = config.static.servers, config.introducers.addresses
-    if config.local is None and not static and not introducers:
+    introducers = config.introducers.addresses
+    if config.local is None and not config.static.servers and not introducers:
         raise UsageError(
             f"{path} names no servers that can be used; list some in {SERVERS_NAME}, or introducers"
             f" in {INTRODUCERS_NAME}, or add a [local] section to {CONFIG_NAME}"
@@ -97,75 +87,23 @@ def open_grid(
         )
     if not IReactorFromThreads.providedBy(reactor):
         raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
-    real_reactor: Any = reactor
-    total_shares = config.params.total_shares
-    shares = total_shares if introducers else min(len(static) or 1, total_shares)
     limits = limits or Limits()
-    windows = Windows.shared_by(shares, limits.memory_bytes)
-    throttle = None
-    if limits.bytes_per_s is not None:
-        from pipegrid.transport.throttled import Throttle
-
-        throttle = Throttle(reactor, limits.bytes_per_s)
-
-    def finished(peer: Peer) -> Peer:
-        if tracer is not None:
-            from pipegrid.grid.tracing import TracedServer
-
-            peer.server = TracedServer(peer.server, tracer)
-        if fixed_window_bytes is not None:
-            peer.pipeline = Pipeline(FixedWindow(fixed_window_bytes), reactor)
-        return peer
-
-    def open_finished(known: KnownServer) -> Peer:
-        peer = open_server(
-            real_reactor,
-            known,
-            windows,
-            force_foolscap=config.force_foolscap,
-            throttle=throttle,
-            ahead=ahead,
-        )
-        return finished(peer)
-
+    opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits, ahead)
     warnings = Warnings(config.warnings)
-    members = Members([], open_finished, config.preferred, warnings)
-    for server in static:
+    members = Members([], opener.open, config.preferred, warnings)
+    for server in config.static.servers:
         members.add_static(server)
-    local = None
-    if config.local is not None:
-        from pipegrid.grid.local import open_local  # with all that keeps shares on a disk
-
-        local = open_local(real_reactor, config.local)
-        members.peers += map(finished, local.peers)
-        if throttle is not None:
-            warnings.add(
-                "an embedded grid sends nothing over a network, so --limit-rate bounds nothing on its disks"
-            )
+    local = None if config.local is None else _open_local(reactor, config.local, members, opener)
+    if local is not None and limits.bytes_per_s is not None:
+        warnings.add(
+            "an embedded grid sends nothing over a network, so --limit-rate bounds nothing on its disks"
+        )
     if not members.peers and not introducers:
         raise UsageError(
             f"{path} names no servers that can be used; "
             + "".join(f" ({warning})" for warning in warnings()[:1]).strip()
         )
-    discovery, tub = None, None
-    if introducers:
-        # Foolscap takes long to import.
-        from pipegrid.grid.discovery import Discovery
-        from pipegrid.wire.introducing import BOUNDS, LOST_AFTER_S
-        from pipegrid.wire.tub import make_tub
-
-        tub = make_tub(LOST_AFTER_S, BOUNDS)
-        tub.startService()
-        discovery = Discovery(
-            introducers,
-            tub.getReference,
-            reactor,
-            caches=config.caches,
-            found=members.found,
-            warn=warnings.add,
-            nickname=config.nickname,
-        )
-        discovery.start()
+    discovery, tub = _discover(reactor, config, members, warnings) if introducers else (None, None)
 
     async def close() -> None:
         if ahead is not None:
@@ -175,18 +113,129 @@ def open_grid(
         if local is not None:
             await local.close()
 
-    workers: CpuWorkers = Workers(reactor)
-    if tracer is not None:
-        from pipegrid.grid.tracing import TracedWorkers
-
-        workers = TracedWorkers(workers, tracer)
     return Opened(
         config=config,
         peers=members.peers,
-        workers=workers,
+        workers=_workers(reactor, tracer),
         created=created,
         on_close=lambda: Deferred.fromCoroutine(close()),
         members=members,
         discovery=discovery,
         warnings=warnings,
     )
+
+
+def _directory_of(directory: str | os.PathLike[str] | None) -> tuple[Path, str | None]:
+    """
+    Return the client's directory, and what to tell the user if a grid was just made in it.
+
+    Args:
+        directory: None for the user's own.
+    """
+    if directory is not None:
+        check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
+        return Path(directory), None
+    path = default_directory()
+    if is_configured(path):
+        return path, None
+    from pipegrid.grid.creation import create_local
+
+    create_local(path)
+    return path, (
+        f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
+        f"storage directories was made in {path}; it is as safe as that disk"
+    )
+
+
+class _Opener:
+    """Makes the peers of one grid, each with a window of its own and what watches it."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        config: GridConfig,
+        tracer: Tracing | None,
+        fixed_window_bytes: int | None,
+        limits: Limits,
+        ahead: Ahead | None,
+    ) -> None:
+        self._reactor = reactor
+        self._tracer = tracer
+        self._fixed_window_bytes = fixed_window_bytes
+        self._force_foolscap = config.force_foolscap
+        self._ahead = ahead
+        total_shares = config.params.total_shares
+        known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
+        self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
+        self._throttle = None
+        if limits.bytes_per_s is not None:
+            from pipegrid.transport.throttled import Throttle
+
+            self._throttle = Throttle(reactor, limits.bytes_per_s)
+
+    def open(self, known: KnownServer) -> Peer:
+        """
+        Return a peer for a server; nothing is connected yet.
+
+        Raises:
+            ValueError: no protocol that it speaks is spoken here; the text says why.
+        """
+        peer = open_server(
+            self._reactor,
+            known,
+            self._windows,
+            force_foolscap=self._force_foolscap,
+            throttle=self._throttle,
+            ahead=self._ahead,
+        )
+        return self.finished(peer)
+
+    def finished(self, peer: Peer) -> Peer:
+        """Return a peer with what all of them have."""
+        if self._tracer is not None:
+            from pipegrid.grid.tracing import TracedServer
+
+            peer.server = TracedServer(peer.server, self._tracer)
+        if self._fixed_window_bytes is not None:
+            peer.pipeline = Pipeline(FixedWindow(self._fixed_window_bytes), self._reactor)
+        return peer
+
+
+def _open_local(reactor: Any, grid: LocalGrid, members: Members, opener: _Opener) -> OpenLocalGrid:
+    from pipegrid.grid.local import open_local  # with all that keeps shares on a disk
+
+    local = open_local(reactor, grid)
+    members.peers += map(opener.finished, local.peers)
+    return local
+
+
+def _discover(
+    reactor: IReactorTime, config: GridConfig, members: Members, warnings: Warnings
+) -> tuple[Discovery, Any]:
+    """Begin to ask introducers; returns who does, and the tub that is to be stopped."""
+    # Foolscap takes long to import.
+    from pipegrid.grid.discovery import Discovery
+    from pipegrid.wire.introducing import BOUNDS, LOST_AFTER_S
+    from pipegrid.wire.tub import make_tub
+
+    tub = make_tub(LOST_AFTER_S, BOUNDS)
+    tub.startService()
+    discovery = Discovery(
+        config.introducers.addresses,
+        tub.getReference,
+        reactor,
+        caches=config.caches,
+        found=members.found,
+        warn=warnings.add,
+        nickname=config.nickname,
+    )
+    discovery.start()
+    return discovery, tub
+
+
+def _workers(reactor: Any, tracer: Tracing | None) -> CpuWorkers:
+    if tracer is None:
+        return Workers(reactor)
+    from pipegrid.grid.tracing import TracedWorkers
+
+    return TracedWorkers(Workers(reactor), tracer)

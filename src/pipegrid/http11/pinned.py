@@ -24,7 +24,8 @@ from pipegrid.errors import UsageError
 from pipegrid.http11.certificates import Unusual, check_signed_by_itself, read
 from pipegrid.http11.errors import WrongServerKey
 from pipegrid.reactor.clientcontext import http_context
-from pipegrid.reactor.clienttls import Check, ClientTLSEndpoint
+from pipegrid.reactor.clientendpoint import ClientTLSEndpoint
+from pipegrid.reactor.clienttls import Check
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -10,7 +10,8 @@ from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClie
 from zope.interface import implementer
 
 from pipegrid.reactor.ahead import Address, Ahead, Begun
-from pipegrid.reactor.clienttls import Check, ClientTLSEndpoint, ClientTLSFactory
+from pipegrid.reactor.clientendpoint import ClientTLSEndpoint, ClientTLSFactory
+from pipegrid.reactor.clienttls import Check
 
 
 @implementer(IStreamClientEndpoint)

@@ -31,17 +31,13 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IHandshakeListener,
-    IProtocol,
-    IProtocolFactory,
-    IStreamClientEndpoint,
 )
-from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from zope.interface import directlyProvides, implementer, providedBy
+from zope.interface import directlyProvides, providedBy
 
 from pipegrid.reactor.ahead import Begun, handshake
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
@@ -374,68 +370,3 @@ def _failed(error: Exception) -> Exception:
     failed = TlsFailed(f"TLS failed: {reason}")
     failed.__cause__ = error
     return failed
-
-
-class ClientTLSFactory(Factory):
-    """
-    Adds TLS to the connections of another factory.
-
-    Args:
-        begun: the only connection, if it was made ahead.
-
-    Attributes:
-        built: the last protocol; None: the other factory wanted no connection.
-    """
-
-    noisy = False
-
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        check: Check,
-        wrapped: IProtocolFactory,
-        begun: Begun | None = None,
-    ) -> None:
-        self.built: ClientTLS | None = None
-        self._context = context
-        self._check = check
-        self._wrapped = wrapped
-        self._begun = begun
-
-    def doStart(self) -> None:
-        self._wrapped.doStart()
-
-    def doStop(self) -> None:
-        self._wrapped.doStop()
-
-    def buildProtocol(self, addr: Any) -> ClientTLS | None:
-        wrapped = self._wrapped.buildProtocol(addr)
-        self.built = None
-        if wrapped is not None:
-            self.built = ClientTLS(self._context, self._check, wrapped, self._begun)
-        return self.built
-
-
-@implementer(IStreamClientEndpoint)
-class ClientTLSEndpoint:
-    """
-    Such TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's.
-
-    Args:
-        context: see ``clientcontext``.
-        check: of each connection's certificate; what it returns reaches ``connectionLost``.
-        endpoint: for the connection beneath.
-    """
-
-    def __init__(
-        self, context: ssl.SSLContext, check: Check, endpoint: IStreamClientEndpoint
-    ) -> None:
-        self._context = context
-        self._check = check
-        self._endpoint = endpoint
-
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol over TLS, whose handshake goes on."""
-        factory: Any = ClientTLSFactory(self._context, self._check, protocolFactory)
-        connecting: Deferred[Any] = self._endpoint.connect(factory)
-        return connecting.addCallback(lambda tls: tls.wrappedProtocol)
