@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "pipegrid"
 SAME_MEANING = {"Child", "Entry", "Grid", "Workers"}
 """One thing, with more of it, or as much of it as a lower room needs to know."""
 
-STILL_TO_BE_NAMED = {"Limits", "Operation", "Span", "Stream", "Turns", "WriteResult"}
+STILL_TO_BE_NAMED = {"Limits", "WriteResult"}
 """This list only becomes shorter. Two of these are public: limits of a host, and of a grid."""
 
 

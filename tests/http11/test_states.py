@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.http11.errors import RequestNotSent, ResponseError
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.raw import RawExchange, RawRequest
-from pipegrid.http11.states import LIFE, READER, Happening, Phase, Reader, Reading
+from pipegrid.http11.states import LIFE, READER, LifeEvent, Phase, ReaderState, Reading
 from pipegrid.http11.writer import PIECE_BYTES
 from pipegrid.states import NotInTable
 from tests.http11.wire import ConnectionFixture, get, ok
@@ -23,7 +23,7 @@ class TableTests(SynchronousTestCase):
 
     def test_every_state_is_in_them(self) -> None:
         """And can be come to."""
-        for table, states in ((LIFE, Phase), (READER, Reader)):
+        for table, states in ((LIFE, Phase), (READER, ReaderState)):
             table_: Any = table
             self.assertEqual(table_.states, tuple(states))
             reached = {table_.states[0]}
@@ -40,7 +40,7 @@ class TableTests(SynchronousTestCase):
         """A connection that takes no more requests never takes any again, and what is gone stays gone."""
         order = list(Phase)
         for phase in Phase:
-            for happening in Happening:
+            for happening in LifeEvent:
                 if LIFE.allows(phase, happening):
                     self.assertGreaterEqual(
                         order.index(LIFE.after(phase, happening)), order.index(phase)
@@ -48,9 +48,9 @@ class TableTests(SynchronousTestCase):
 
     def test_every_way_of_being_paused_ends(self) -> None:
         """By the reader's going on."""
-        for reader in Reader:
-            if reader is not Reader.READS:
-                self.assertIs(READER.after(reader, Reading.GOES_ON), Reader.READS)
+        for reader in ReaderState:
+            if reader is not ReaderState.READS:
+                self.assertIs(READER.after(reader, Reading.GOES_ON), ReaderState.READS)
 
 
 class RefusedTests(SynchronousTestCase):

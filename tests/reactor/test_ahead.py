@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.reactor import ahead as module
 from pipegrid.reactor.adopting import AdoptingEndpoint
-from pipegrid.reactor.ahead import MOST, Ahead, Begun
+from pipegrid.reactor.ahead import MOST, Ahead, MadeAhead
 from pipegrid.reactor.clientcontext import http_context
 from pipegrid.reactor.connecting import endpoint_for
 from tests.reactor.test_tls import WHO
@@ -123,9 +123,9 @@ class AheadCase(TestCase):
         )
 
     @staticmethod
-    def taken(ahead: Ahead, address: tuple[str, int]) -> Deferred[Begun | None]:
+    def taken(ahead: Ahead, address: tuple[str, int]) -> Deferred[MadeAhead | None]:
         """Take a connection; fires in the reactor's thread."""
-        result: Deferred[Begun | None] = Deferred()
+        result: Deferred[MadeAhead | None] = Deferred()
         if not ahead.take(address, lambda begun: reactor.callFromThread(result.callback, begun)):
             result.callback(None)
         return result

@@ -110,9 +110,9 @@ class OtherPyOpenSSLTests(TestCase):
 
     def test_the_whole_transport_suite(self) -> Deferred[None]:
         """Every test of every transport passes with Twisted's own TLS."""
-        return Deferred.fromCoroutine(self._run("tests.transport"))
+        return Deferred.fromCoroutine(self._run_renamed("tests.transport"))
 
-    async def _run(self, *suites: str) -> None:
+    async def _run_renamed(self, *suites: str) -> None:
         arguments = ["-m", "tests.renamed_pyopenssl", "--temp-directory", self.mktemp(), *suites]
         environment = {**os.environ, "PYTHONPATH": f"{HOME / 'src'}:{HOME}"}
         out, errors, status = await getProcessOutputAndValue(

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.reactor import tls
 from pipegrid.server.crowd import QUIET_S, Crowd
 from pipegrid.server.front import PATIENCE_S, Front, FrontFactory
-from pipegrid.server.turns import Turns
+from pipegrid.server.turns import FairTurns
 
 ADDRESS = IPv4Address("TCP", "192.0.2.1", 1234)
 
@@ -51,7 +51,7 @@ class Server:
         self.refused = 0
         self.full = False
         self.on_known: Any = None
-        self.turns: Turns[Any] = Turns(Clock())
+        self.turns: FairTurns[Any] = FairTurns(Clock())
 
     def buildProtocol(self, addr: IAddress | None, on_known: Any = None) -> Inner | None:
         """Make one, unless full."""

@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server.turns import ACTIVE_S, ALONE_S, BURST_S, SLICE_S, Line, Spending, Turns
+from pipegrid.server.turns import ACTIVE_S, ALONE_S, BURST_S, SLICE_S, FairTurns, Line, Spending
 from tests.server.gbs.support import one_turn
 
 STEP_S = 0.0001
@@ -19,7 +19,7 @@ class Worker:
     """Has so many steps to do, as a connection has requests."""
 
     name: str
-    turns: Turns[Worker]
+    turns: FairTurns[Worker]
     clock: Clock
     done: list[str]
     place: str = ""
@@ -59,7 +59,7 @@ class TurnsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.rightNow = 1000.0
-        self.turns: Turns[Worker] = Turns(self.clock)
+        self.turns: FairTurns[Worker] = FairTurns(self.clock)
         self.done: list[str] = []
 
     def worker(self, name: str, place: str = "", heavy: bool = False) -> Worker:
@@ -223,7 +223,7 @@ class LineTests(SynchronousTestCase):
     def join(self, name: str, place: str) -> Worker:
         """Have somebody wait."""
         clock = Clock()
-        worker = Worker(name, Turns(clock), clock, [], place)
+        worker = Worker(name, FairTurns(clock), clock, [], place)
         self.line.join(worker)
         return worker
 

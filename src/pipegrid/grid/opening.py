@@ -79,12 +79,7 @@ def open_grid(
     path, created = _directory_of(directory)
     config = configuration.load(path)
     introducers = config.introducers.addresses
-    if config.local is None and not config.static.servers and not introducers:
-        raise UsageError(
-            f"{path} names no servers that can be used; list some in {SERVERS_NAME}, or introducers"
-            f" in {INTRODUCERS_NAME}, or add a [local] section to {CONFIG_NAME}"
-            + "".join(f" ({warning})" for warning in config.warnings[:1])
-        )
+    _check_names_servers(config)
     if not IReactorFromThreads.providedBy(reactor):
         raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
     limits = limits or Limits()
@@ -123,6 +118,19 @@ def open_grid(
         discovery=discovery,
         warnings=warnings,
     )
+
+
+def _check_names_servers(config: GridConfig) -> None:
+    """
+    Raises:
+        UsageError: a directory names neither servers nor where to hear of them.
+    """
+    if config.local is None and not config.static.servers and not config.introducers.addresses:
+        raise UsageError(
+            f"{config.directory} names no servers that can be used; list some in {SERVERS_NAME},"
+            f" or introducers in {INTRODUCERS_NAME}, or add a [local] section to {CONFIG_NAME}"
+            + "".join(f" ({warning})" for warning in config.warnings[:1])
+        )
 
 
 def _directory_of(directory: str | os.PathLike[str] | None) -> tuple[Path, str | None]:

@@ -22,7 +22,7 @@ from pipegrid.http11.parser import END, Event, ResponseHead
 _log = Logger()
 
 
-class Receiver(Protocol):
+class AnswerReceiver(Protocol):
     """The connection, to which things happen while answers are handed out."""
 
     def answer_is_complete(self, exchange: Exchange) -> None:
@@ -51,7 +51,7 @@ class Answers:
     __slots__ = ("_clock", "_discard_limit_bytes", "_lane", "_receiver", "over", "round_trip_s")
 
     def __init__(
-        self, clock: IReactorTime, lane: Lane, discard_limit_bytes: int, receiver: Receiver
+        self, clock: IReactorTime, lane: Lane, discard_limit_bytes: int, receiver: AnswerReceiver
     ) -> None:
         self._clock = clock
         self._lane = lane

@@ -38,12 +38,12 @@ from pipegrid.http11.states import (
     LIFE,
     TAKES_NO_MORE,
     TAKES_REQUESTS,
-    Happening,
+    LifeEvent,
     Phase,
-    Reader,
+    ReaderState,
 )
 from pipegrid.http11.valve import Valve
-from pipegrid.http11.waiting import Waiting
+from pipegrid.http11.waiting import WaitTimer
 from pipegrid.http11.writer import RequestWriter
 from pipegrid.reactor.sockets import move_much
 
@@ -88,7 +88,7 @@ class PipelinedConnection(Protocol):
         self.lane = lane = Lane(limits)
         self._answers = Answers(clock, lane, limits.discard_limit_bytes, self)
         self._valve = Valve()
-        self._patience = patience = Waiting(
+        self._patience = patience = WaitTimer(
             clock,
             limits,
             lane,
@@ -117,7 +117,7 @@ class PipelinedConnection(Protocol):
             f"<PipelinedConnection to {self._server} {phase}, {reader} {self.lane} {self._writer}>"
         )
 
-    def _move(self, happening: Happening) -> None:
+    def _move(self, happening: LifeEvent) -> None:
         """What happens, and what this is from now on."""
         self._phase = phase = LIFE.after(self._phase, happening)
         self.open = phase in TAKES_REQUESTS
@@ -203,7 +203,7 @@ class PipelinedConnection(Protocol):
         """
         gone = self.when_lost()
         if self._loss is None:
-            self._refuse_more(Happening.REFUSES, "it is being closed")
+            self._refuse_more(LifeEvent.REFUSES, "it is being closed")
             self._close_if_done()
         return gone
 
@@ -223,9 +223,8 @@ class PipelinedConnection(Protocol):
         reader has been slow for long, unless there is none yet.
         """
         lane = self.lane
-        followers = (
-            lane.take_followers() if self._valve.reader is Reader.OVERTAKEN else lane.take_queued()
-        )
+        overtaken = self._valve.reader is ReaderState.OVERTAKEN
+        followers = lane.take_followers() if overtaken else lane.take_queued()
         for exchange in followers:
             exchange.connection = None
         return followers
@@ -254,7 +253,7 @@ class PipelinedConnection(Protocol):
     def handshakeCompleted(self) -> None:
         if self._phase is not Phase.CONNECTING:
             return
-        self._move(Happening.USABLE)
+        self._move(LifeEvent.USABLE)
         self._patience.usable = self._writer.enabled = True
         self._progress()
         self._owner.has_room(self)
@@ -286,7 +285,7 @@ class PipelinedConnection(Protocol):
             self._progress()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._move(Happening.LOST)
+        self._move(LifeEvent.LOST)
         if self._loss is None:
             clean = reason.check(ConnectionDone) is not None
             if clean:
@@ -311,7 +310,7 @@ class PipelinedConnection(Protocol):
             # What is still to be written would be read as another request, or waited for.
             self._writer.break_off()
             self._refuse_more(
-                Happening.REFUSES, "the server answered before it had the whole request"
+                LifeEvent.REFUSES, "the server answered before it had the whole request"
             )
         self._said_close = head.says_close
         self.lane.answered(self._clock.seconds())
@@ -344,11 +343,11 @@ class PipelinedConnection(Protocol):
         self._writer.break_off()
         if self._loss is not None:
             return  # its own failing has ended it
-        self._refuse_more(Happening.BREAKS_OFF, "the body of a request before it was broken off")
+        self._refuse_more(LifeEvent.BREAKS_OFF, "the body of a request before it was broken off")
         if self._loss is None and self.lane.written[0] is exchange:
             self._end(closed("the body of a request was broken off"))
 
-    def _refuse_more(self, happening: Happening, why: str) -> None:
+    def _refuse_more(self, happening: LifeEvent, why: str) -> None:
         """Give back what was not begun, and close when the rest is answered."""
         queued = self.lane.take_queued() if self.open else []
         self._move(happening)
@@ -364,7 +363,7 @@ class PipelinedConnection(Protocol):
         if self._loss is not None:
             return
         clean = self._writer.is_clean and self._phase is not Phase.BROKEN
-        self._move(Happening.ENDS)
+        self._move(LifeEvent.ENDS)
         written, queued = self.lane.take_all()
         self._loss = loss = attrs.evolve(
             how,

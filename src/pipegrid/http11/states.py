@@ -52,7 +52,7 @@ class Phase(Named):
     GONE = "is gone"
 
 
-class Happening(Named):
+class LifeEvent(Named):
     """What moves it on."""
 
     USABLE = "it is usable"
@@ -62,7 +62,7 @@ class Happening(Named):
     ENDS = "it ends"
 
 
-class Reader(Named):
+class ReaderState(Named):
     """Of the answer that is being received."""
 
     READS = "reads"
@@ -80,10 +80,10 @@ class Reading(Named):
     NOBODY_CAME = "nobody came for the answer"
 
 
-def _life() -> Table[Phase, Happening]:
+def _life() -> Table[Phase, LifeEvent]:
     (connecting, ready, closing, broken, last_words, leaving, gone) = Phase
     # fmt: off
-    return Table("a connection", tuple(Happening), {
+    return Table("a connection", tuple(LifeEvent), {
         #             USABLE  REFUSES     BREAKS_OFF  LOST        ENDS
         connecting:  (ready,  closing,    None,       last_words, leaving),
         ready:       (None,   closing,    broken,     last_words, leaving),
@@ -96,8 +96,8 @@ def _life() -> Table[Phase, Happening]:
     # fmt: on
 
 
-def _reader() -> Table[Reader, Reading]:
-    (reads, paused, slow, overtaken) = Reader
+def _reader() -> Table[ReaderState, Reading]:
+    (reads, paused, slow, overtaken) = ReaderState
     # fmt: off
     return Table("a reader", tuple(Reading), {
         #           PAUSES   GOES_ON  TAKES_LONG  NOBODY_CAME
@@ -116,5 +116,5 @@ TAKES_REQUESTS = frozenset({Phase.CONNECTING, Phase.READY})
 """In which requests are accepted."""
 TAKES_NO_MORE = frozenset({Phase.CLOSING, Phase.BROKEN})
 """In which only what is owed is waited for."""
-HELD_UP = frozenset({Reader.SLOW, Reader.OVERTAKEN})
+HELD_UP = frozenset({ReaderState.SLOW, ReaderState.OVERTAKEN})
 """In which requests had better go elsewhere."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipegrid.http11.exchange import Exchange
-from pipegrid.http11.states import HELD_UP, READER, Reader, Reading
+from pipegrid.http11.states import HELD_UP, READER, ReaderState, Reading
 
 
 class Valve:
@@ -26,7 +26,7 @@ class Valve:
 
     def __init__(self) -> None:
         self._transport: Any = None
-        self.reader = Reader.READS
+        self.reader = ReaderState.READS
         self.held_up = False
 
     def attach(self, transport: Any) -> None:
@@ -41,7 +41,7 @@ class Valve:
         """What is first among those that are to be answered, or what its reader wants, may have changed."""
         if self.is_right(written):
             return
-        if self.reader is Reader.READS:
+        if self.reader is ReaderState.READS:
             self._move(Reading.PAUSES)
             self._transport.pauseProducing()
         else:
@@ -49,7 +49,7 @@ class Valve:
 
     def open(self) -> None:
         """Read on, whatever the reader wants."""
-        if self.reader is not Reader.READS:
+        if self.reader is not ReaderState.READS:
             self._move(Reading.GOES_ON)
             self._transport.resumeProducing()
 
@@ -61,7 +61,7 @@ class Valve:
     def is_right(self, written: Sequence[Exchange]) -> bool:
         """Whether it is open, or shut, as the reader wants it."""
         reads = not written or not written[0].paused or written[0].abandoned
-        return reads == (self.reader is Reader.READS)
+        return reads == (self.reader is ReaderState.READS)
 
     def _check_invariants(self, written: Sequence[Exchange]) -> None:
         """For tests, when all that has happened was worked off."""

@@ -1,7 +1,7 @@
 """
 What a connection waits for, how long that may take, and what is said when it took longer.
 
-Decisions without I/O, and ``Waiting``, which has them made with each read and when its one timer rings.
+Decisions without I/O, and ``WaitTimer``, which has them made with each read and when its one timer rings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipegrid.http11.lane import Lane
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss
 from pipegrid.http11.patience import FOREVER, Patience
-from pipegrid.http11.states import Reader
+from pipegrid.http11.states import ReaderState
 from pipegrid.http11.valve import Valve
 
 
@@ -49,7 +49,7 @@ are told first (see ``states``).
 """
 
 
-def what_for(ready: bool, lane: Lane, reader: Reader) -> Wait:
+def what_for(ready: bool, lane: Lane, reader: ReaderState) -> Wait:
     """Return what is waited for now."""
     if not ready:
         return Wait.USABLE
@@ -59,9 +59,9 @@ def what_for(ready: bool, lane: Lane, reader: Reader) -> Wait:
             return Wait.UNWANTED
         if not first.paused:
             return Wait.ANSWER
-        if reader is Reader.OVERTAKEN:
+        if reader is ReaderState.OVERTAKEN:
             return Wait.OVERTAKEN_READER
-        return Wait.SLOW_READER if reader is Reader.SLOW else Wait.READER
+        return Wait.SLOW_READER if reader is ReaderState.SLOW else Wait.READER
     return Wait.START if lane.queued else Wait.USE
 
 
@@ -90,7 +90,7 @@ def how_long_s(wait: Wait, lane: Lane, limits: Limits, scheduled: bool) -> float
     return FOREVER if lane.written[0].claimed else limits.unclaimed_timeout_s
 
 
-class Waiting:
+class WaitTimer:
     """
     The same with a timer, for one connection.
 

@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 from zope.interface import implementer
 
-from pipegrid.reactor.ahead import Address, Ahead, Begun
+from pipegrid.reactor.ahead import Address, Ahead, MadeAhead
 from pipegrid.reactor.clientendpoint import ClientTLSEndpoint, ClientTLSFactory
 from pipegrid.reactor.clienttls import Check
 
@@ -48,7 +48,7 @@ class AdoptingEndpoint:
             return self._otherwise.connect(protocolFactory)
         return attempt.made
 
-    def adopt(self, begun: Begun, factory: IProtocolFactory) -> IProtocol:
+    def adopt(self, begun: MadeAhead, factory: IProtocolFactory) -> IProtocol:
         """
         Return the protocol over a connection that was made ahead.
 
@@ -77,11 +77,11 @@ class _Attempt:
         self._factory = factory
         self._dialling: Deferred[IProtocol] | None = None
 
-    def ready(self, begun: Begun | None) -> None:
+    def ready(self, begun: MadeAhead | None) -> None:
         """Go on in the reactor's thread, from whichever."""
         self._endpoint.reactor.callFromThread(self._go_on, begun)
 
-    def _go_on(self, begun: Begun | None) -> None:
+    def _go_on(self, begun: MadeAhead | None) -> None:
         if begun is not None:
             if self.made.called:  # it was cancelled
                 begun.socket.close()

@@ -47,14 +47,14 @@ class Handshake(NamedTuple):
     encrypted: ssl.MemoryBIO
 
 
-class Begun(NamedTuple):
+class MadeAhead(NamedTuple):
     """A connection; its handshake is over, but for the last bytes that it has to send."""
 
     socket: socket.socket
     handshake: Handshake
 
 
-Ready = Callable[[Begun | None], None]
+Ready = Callable[[MadeAhead | None], None]
 
 
 def handshake(context: ssl.SSLContext) -> Handshake:
@@ -143,7 +143,7 @@ class Ahead:
             if over:
                 del self._on_their_way[address]
         if over:
-            ready(Begun(it.socket, it.handshake))
+            ready(MadeAhead(it.socket, it.handshake))
         return True
 
     def close(self) -> None:
@@ -213,4 +213,4 @@ class Ahead:
         if failed:
             it.socket.close()
         if wanted is not None:
-            wanted(None if failed else Begun(it.socket, it.handshake))
+            wanted(None if failed else MadeAhead(it.socket, it.handshake))

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClie
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
-from pipegrid.reactor.ahead import Begun
+from pipegrid.reactor.ahead import MadeAhead
 from pipegrid.reactor.clienttls import Check, ClientTLS
 
 
@@ -32,7 +32,7 @@ class ClientTLSFactory(Factory):
         context: ssl.SSLContext,
         check: Check,
         wrapped: IProtocolFactory,
-        begun: Begun | None = None,
+        begun: MadeAhead | None = None,
     ) -> None:
         self.built: ClientTLS | None = None
         self._context = context

@@ -39,7 +39,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, providedBy
 
-from pipegrid.reactor.ahead import Begun, handshake
+from pipegrid.reactor.ahead import MadeAhead, handshake
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
 
@@ -74,7 +74,7 @@ class ClientTLS(Protocol):
     """
 
     def __init__(
-        self, context: ssl.SSLContext, check: Check, wrapped: Any, begun: Begun | None = None
+        self, context: ssl.SSLContext, check: Check, wrapped: Any, begun: MadeAhead | None = None
     ) -> None:
         self.wrappedProtocol = wrapped
         self.disconnecting = False

@@ -41,7 +41,7 @@ LIMIT_EVENTS = 100_000
 
 
 @attrs.define(eq=False)
-class Span:
+class TraceSpan:
     """Something that has begun. ``end`` it once."""
 
     name: str
@@ -58,10 +58,10 @@ class Tracing(Protocol):
     def span(self, name: str, row: str, **facts: object) -> AbstractContextManager[object]:
         """Trace a block that runs without waiting."""
 
-    def begin(self, name: str, row: str, **facts: object) -> Span:
+    def begin(self, name: str, row: str, **facts: object) -> TraceSpan:
         """Begin a span that ends elsewhere."""
 
-    def end(self, span: Span, **facts: object) -> None:
+    def end(self, span: TraceSpan, **facts: object) -> None:
         """End it, adding facts learnt meanwhile. Ending it twice is harmless."""
 
     def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
@@ -118,7 +118,7 @@ class Tracer:
         self.dropped = 0
 
     @contextmanager
-    def span(self, name: str, row: str, **facts: object) -> Iterator[Span]:
+    def span(self, name: str, row: str, **facts: object) -> Iterator[TraceSpan]:
         """Trace a block; an exception ends it like any other way out."""
         span = self.begin(name, row, **facts)
         try:
@@ -129,16 +129,16 @@ class Tracer:
         else:
             self.end(span)
 
-    def begin(self, name: str, row: str, **facts: object) -> Span:
+    def begin(self, name: str, row: str, **facts: object) -> TraceSpan:
         """Begin a span in the first free lane of its row."""
         place = self._rows.get(row)
         if place is None:
             place = self._rows[row] = _Row(len(self._rows) + 1)
             if self._output is not None:
                 self._note(self._row_name(row))
-        return Span(name, row, place.take_lane(), self._clock(), facts)
+        return TraceSpan(name, row, place.take_lane(), self._clock(), facts)
 
-    def end(self, span: Span, **facts: object) -> None:
+    def end(self, span: TraceSpan, **facts: object) -> None:
         """End a span and record it."""
         if span.ended:
             return
@@ -221,7 +221,7 @@ class Tracer:
         self._tail_bytes = len(tail)
 
 
-_NO_SPAN = Span("", "", 0, 0.0, {}, ended=True)
+_NO_SPAN = TraceSpan("", "", 0, 0.0, {}, ended=True)
 _NO_CONTEXT: AbstractContextManager[object] = nullcontext(_NO_SPAN)
 
 
@@ -232,11 +232,11 @@ class NullTracer:
         """Do nothing around the block."""
         return _NO_CONTEXT
 
-    def begin(self, name: str, row: str, **facts: object) -> Span:
+    def begin(self, name: str, row: str, **facts: object) -> TraceSpan:
         """Begin nothing."""
         return _NO_SPAN
 
-    def end(self, span: Span, **facts: object) -> None:
+    def end(self, span: TraceSpan, **facts: object) -> None:
         """End nothing."""
 
     def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:

@@ -123,7 +123,7 @@ class Line(Generic[W]):
         return member
 
 
-class Turns(Generic[M]):
+class FairTurns(Generic[M]):
     """
     See above. The reactor's thread only.
 
@@ -147,7 +147,7 @@ class Turns(Generic[M]):
         self._in_line = False  # it is the line's turn
 
     def __repr__(self) -> str:
-        return f"<Turns, {'some' if self._line else 'none'} in line>"
+        return f"<FairTurns, {'some' if self._line else 'none'} in line>"
 
     @property
     def over(self) -> bool:

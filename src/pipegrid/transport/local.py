@@ -31,8 +31,8 @@ from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import disconnected
-from pipegrid.transport.ordering import Operation, Ordering
-from pipegrid.transport.streaming import Stream, streaming
+from pipegrid.transport.ordering import OrderedCall, Ordering
+from pipegrid.transport.streaming import PausableStream, streaming
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -76,7 +76,7 @@ class LocalServer(StoresApart):
         self._durability = durability
         self._inline_bytes = inline_bytes
         self._ordering = Ordering()
-        self._streams: set[Stream] = set()
+        self._streams: set[PausableStream] = set()
 
     def __repr__(self) -> str:
         return f"<LocalServer {self._identity.nickname!r} in {str(self.store.root)!r}>"
@@ -119,14 +119,14 @@ class LocalServer(StoresApart):
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract."""
 
-        def fill(operation: Operation) -> ShareUpload:
+        def fill(operation: OrderedCall) -> ShareUpload:
             upload = self.store.upload(storage_index, share_number, upload_secret)
             upload.write(offset, data, lambda: operation.wanted)
             if not upload.complete:
                 upload.checkpoint()
             return upload
 
-        async def write(operation: Operation) -> WriteResult:
+        async def write(operation: OrderedCall) -> WriteResult:
             upload = await self._run(sum(map(len, data)), fill, operation)
             if not upload.complete:
                 return WriteResult(False, upload.required())
@@ -214,7 +214,7 @@ class LocalServer(StoresApart):
         changes, reads = dict(changes), tuple(reads)
         durable = self._durability.policy != "none"
 
-        def change(_: Operation) -> Deferred[SlotResult]:
+        def change(_: OrderedCall) -> Deferred[SlotResult]:
             call = self.store.slots.testv_and_readv_and_writev
             run = self._durability.run if changes else partial(self._run, 0)
             return run(call, storage_index, secrets, changes, reads, durable)
@@ -287,9 +287,9 @@ class LocalServer(StoresApart):
         storage_index: bytes,
         share_number: int | None,
         changes: bool,
-        call: Callable[[Operation], Any],
+        call: Callable[[OrderedCall], Any],
     ) -> Deferred[Any]:
-        def named(operation: Operation) -> Any:
+        def named(operation: OrderedCall) -> Any:
             result = self._named(call, operation)
             if isinstance(result, Deferred):
                 result.addErrback(lambda failure: self._named(failure.raiseException))
@@ -328,7 +328,12 @@ class LocalServer(StoresApart):
             reader.close()
 
     async def _pump(
-        self, reader: ShareReader, stream: Stream, offset: int, length: int, consumer: IConsumer
+        self,
+        reader: ShareReader,
+        stream: PausableStream,
+        offset: int,
+        length: int,
+        consumer: IConsumer,
     ) -> int:
         delivered = 0
         while delivered < length:

@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 T = TypeVar("T")
 
 
-class Operation:
+class OrderedCall:
     """
     One call, from being ordered to its end.
 
@@ -33,7 +33,7 @@ class Operation:
     """
 
     def __init__(
-        self, share_number: int | None, changes: bool, call: Callable[[Operation], Any]
+        self, share_number: int | None, changes: bool, call: Callable[[OrderedCall], Any]
     ) -> None:
         self.share_number = share_number
         self.changes = changes
@@ -41,10 +41,10 @@ class Operation:
         self.call = call
         self.started = False
         self.waits_for = 0
-        self.followers: list[Operation] = []
+        self.followers: list[OrderedCall] = []
         self.result: Deferred[Any] = Deferred()
 
-    def conflicts(self, other: Operation) -> bool:
+    def conflicts(self, other: OrderedCall) -> bool:
         """Whether the order of the two can make a difference; the other one came first."""
         numbers = (self.share_number, other.share_number)
         together = None in numbers or numbers[0] == numbers[1]
@@ -55,8 +55,8 @@ class Ordering:
     """Carries out operations on many storage indexes, each in its order."""
 
     def __init__(self) -> None:
-        self._pending: dict[bytes, dict[Operation, None]] = {}
-        self._ready: deque[tuple[bytes, Operation]] = deque()
+        self._pending: dict[bytes, dict[OrderedCall, None]] = {}
+        self._ready: deque[tuple[bytes, OrderedCall]] = deque()
         self._draining = False
         self._idle: list[Deferred[None]] = []
 
@@ -65,20 +65,20 @@ class Ordering:
         storage_index: bytes,
         share_number: int | None,
         changes: bool,
-        call: Callable[[Operation], Deferred[T] | T],
+        call: Callable[[OrderedCall], Deferred[T] | T],
     ) -> Deferred[T]:
         """
         Carry out a call when all that it conflicts with has ended.
 
         Cancelling gives up waiting: a call that has not begun is dropped, one that has goes on to
-        its end, and those behind it wait for that. It can look at ``Operation.wanted``.
+        its end, and those behind it wait for that. It can look at ``OrderedCall.wanted``.
 
         Args:
             call: given its operation; returns, or fires with, the result.
         """
-        return self.carry_out(storage_index, Operation(share_number, changes, call))
+        return self.carry_out(storage_index, OrderedCall(share_number, changes, call))
 
-    def carry_out(self, storage_index: bytes, operation: Operation) -> Deferred[Any]:
+    def carry_out(self, storage_index: bytes, operation: OrderedCall) -> Deferred[Any]:
         """The same, for an operation with an idea of its own of what it conflicts with."""
         operation.result = Deferred(
             lambda _: self._give_up(storage_index, operation, CancelledError())
@@ -109,13 +109,13 @@ class Ordering:
         self._look_idle()
         return gone
 
-    def _give_up(self, storage_index: bytes, operation: Operation, reason: Exception) -> None:
+    def _give_up(self, storage_index: bytes, operation: OrderedCall, reason: Exception) -> None:
         operation.wanted = False
         operation.result.errback(reason)
         if not operation.started:
             self._end(storage_index, operation)
 
-    def _start(self, operations: Iterable[tuple[bytes, Operation]]) -> None:
+    def _start(self, operations: Iterable[tuple[bytes, OrderedCall]]) -> None:
         # A loop, since each end may start the next, and a thousand ends would nest too deep.
         self._ready.extend(operations)
         if self._draining:
@@ -131,7 +131,7 @@ class Ordering:
         finally:
             self._draining = False
 
-    def _ended(self, result: object, storage_index: bytes, operation: Operation) -> None:
+    def _ended(self, result: object, storage_index: bytes, operation: OrderedCall) -> None:
         self._end(storage_index, operation)
         if not operation.wanted:
             return  # nobody is left to be told, not even of a failure
@@ -141,7 +141,7 @@ class Ordering:
         else:
             operation.result.callback(result)
 
-    def _end(self, storage_index: bytes, operation: Operation) -> None:
+    def _end(self, storage_index: bytes, operation: OrderedCall) -> None:
         pending = self._pending[storage_index]
         del pending[operation]
         if not pending:

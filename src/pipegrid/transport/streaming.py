@@ -18,7 +18,7 @@ MEMORY_CHUNK_BYTES = 64 * 1024
 
 
 @implementer(IPushProducer)
-class Stream:
+class PausableStream:
     """What the consumer of a stream holds to pause, resume and stop it."""
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class Stream:
 
 
 @contextmanager
-def streaming(streams: set[Stream], consumer: IConsumer) -> Iterator[Stream]:
+def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[PausableStream]:
     """Give a consumer a stream as its producer, and let it be among the others, until it ends."""
-    stream = Stream()
+    stream = PausableStream()
     streams.add(stream)
     try:
         consumer.registerProducer(stream, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipegrid.server.gbs.states import LIFE, TURN, Happening, Life, Taking, Turn
+from pipegrid.server.gbs.states import LIFE, TURN, Life, ServerEvent, Taking, TurnState
 from pipegrid.server.gbs.turntaking import TurnTaking
 from pipegrid.states import NotInTable
 from tests.server.gbs.support import VERSION, ServerTestCase, parse_replies
@@ -36,7 +36,7 @@ class StatesTests(ServerTestCase):
 
     def test_every_state_is_in_them(self) -> None:
         """And can be come to."""
-        for table, states in ((LIFE, Life), (TURN, Turn)):
+        for table, states in ((LIFE, Life), (TURN, TurnState)):
             table_: Any = table
             self.assertEqual(table_.states, tuple(states))
             reached = {table_.states[0]}
@@ -53,7 +53,7 @@ class StatesTests(ServerTestCase):
         """Who drains does not begin anything any more, and who has gone does not come back."""
         order = list(Life)
         for life in Life:
-            for happening in Happening:
+            for happening in ServerEvent:
                 if LIFE.allows(life, happening):
                     self.assertGreaterEqual(
                         order.index(LIFE.after(life, happening)), order.index(life)
@@ -75,7 +75,7 @@ class StatesTests(ServerTestCase):
         transport.lose()
         self.assertIs(order.life, Life.GONE)
         connection._check_invariants()
-        self.assertRaises(NotInTable, order.move, Happening.CLOSES)
+        self.assertRaises(NotInTable, order.move, ServerEvent.CLOSES)
 
     def test_garbage_drains(self) -> None:
         """What is no HTTP is answered behind what came before it, and ends the connection."""
@@ -90,21 +90,21 @@ class StatesTests(ServerTestCase):
         turns: Any = _Turns()
         turn = TurnTaking(turns, self)
         self.assertTrue(turn.may_go_on())
-        self.assertIs(turn.state, Turn.HAS)
+        self.assertIs(turn.state, TurnState.HAS)
         turns.over = True
         self.assertFalse(turn.may_go_on())
         self.assertFalse(turn.may_go_on())
         turn.stand_in_line()
-        self.assertIs(turn.state, Turn.WAITS_AGAIN)
+        self.assertIs(turn.state, TurnState.WAITS_AGAIN)
         turn.is_over()
-        self.assertIs(turn.state, Turn.WAITS)
+        self.assertIs(turn.state, TurnState.WAITS)
         self.assertFalse(turn.may_go_on())
         turn.is_over()  # which it had not
         turns.over = False
         turn.is_given()
         self.assertTrue(turn.may_go_on())
         turn.is_over()
-        self.assertIs(turn.state, Turn.NOT_WANTED)
+        self.assertIs(turn.state, TurnState.NOT_WANTED)
         self.assertEqual(turns.log, ["waits", "ended", "ended"])
         self.assertRaises(NotInTable, turn._move, Taking.IS_OVER)
 
@@ -114,5 +114,5 @@ class StatesTests(ServerTestCase):
         turns.free = False
         turn = TurnTaking(turns, self)
         self.assertFalse(turn.may_go_on())
-        self.assertIs(turn.state, Turn.WAITS)
+        self.assertIs(turn.state, TurnState.WAITS)
         self.assertEqual(turns.log, ["waits"])

@@ -32,7 +32,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.server.foolscap.governor import Governor
 from pipegrid.server.foolscap.memory import HeldMemory
-from pipegrid.server.foolscap.outlet import Outlet, answer_bytes, asked_bytes
+from pipegrid.server.foolscap.outlet import Backpressure, answer_bytes, asked_bytes
 from pipegrid.server.turns import Spending
 from pipegrid.wire.allowance import MAX_TOKENS, TOKEN_COST, Bounds, TooMuch
 from pipegrid.wire.broker import BoundedBroker
@@ -110,7 +110,7 @@ class ServerBroker(BoundedBroker):
         register = getattr(self.transport, "registerProducer", None)
         if register is not None:
             self._registered = True
-            register(Outlet(self), True)
+            register(Backpressure(self), True)
 
     def remote_getReferenceByName(self, name: bytes) -> Any:
         """Give what has a name; whoever knows one is no stranger."""

@@ -19,7 +19,7 @@ class Writer(Protocol):
 
 
 @implementer(IPushProducer)
-class Outlet:
+class Backpressure:
     """Told by the transport how full it is."""
 
     def __init__(self, broker: Writer) -> None:

@@ -42,7 +42,7 @@ _REASONS = {
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Stream(Protocol):
+class AnswerBody(Protocol):
     """The body of a large answer."""
 
     length: int
@@ -69,7 +69,7 @@ class Answer:
     status: int
     head: bytes
     body: bytes = b""
-    stream: Stream | None = None
+    stream: AnswerBody | None = None
 
     def render(self, with_body: bool, connection: bytes = b"") -> bytes:
         """
@@ -89,7 +89,7 @@ def make(
     body: bytes = b"",
     content_type: str = "",
     headers: bytes = b"",
-    stream: Stream | None = None,
+    stream: AnswerBody | None = None,
 ) -> Answer:
     """
     Return an answer.

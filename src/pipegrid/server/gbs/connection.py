@@ -43,10 +43,10 @@ from pipegrid.server.gbs.intake import Intake
 from pipegrid.server.gbs.order import RequestOrder
 from pipegrid.server.gbs.parser import RequestParser
 from pipegrid.server.gbs.requests import Request
-from pipegrid.server.gbs.states import Happening, Life, Turn
-from pipegrid.server.gbs.timeouts import CLOSE_TIMEOUT_S, Moments, Overdue, overdue
+from pipegrid.server.gbs.states import Life, ServerEvent, TurnState
+from pipegrid.server.gbs.timeouts import CLOSE_TIMEOUT_S, GivenUp, Moments, overdue
 from pipegrid.server.gbs.turntaking import TurnTaking
-from pipegrid.server.turns import Spending, Turns
+from pipegrid.server.turns import FairTurns, Spending
 from pipegrid.storage.uploads.standing import Client, address_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Site(Interface):
         turns: whose turn it is.
     """
 
-    turns: Turns[GbsConnection]
+    turns: FairTurns[GbsConnection]
 
     def seconds(self) -> float:
         """Return the time."""
@@ -197,7 +197,7 @@ class GbsConnection(Protocol):
         if why is not None:
             if why.value:
                 self._site.note_hostile(self._peer(), why.value)
-            if why is Overdue.STUCK:
+            if why is GivenUp.STUCK:
                 self._transport.abortConnection()
             else:
                 self._close()
@@ -222,7 +222,7 @@ class GbsConnection(Protocol):
     def drain(self) -> None:
         """Answer what has been begun, then close."""
         order = self._order
-        order.move(Happening.DRAINS)
+        order.move(ServerEvent.DRAINS)
         if not order.unanswered and order.receiver is None:
             self._close()
 
@@ -366,7 +366,7 @@ class GbsConnection(Protocol):
         self._closing_since_s = self._site.seconds()
         self._events.clear()
         self._intake.waiting.clear()
-        self._order.move(Happening.CLOSES)
+        self._order.move(ServerEvent.CLOSES)
         self._order.abandon()
         self._intake.read_on(True)  # TLS has a last word to hear
         self._transport.unregisterProducer()
@@ -384,7 +384,9 @@ class GbsConnection(Protocol):
         order = self._order
         order._check_invariants()
         assert not order.attended, "it works only while it is called"
-        assert self._turn.state in (Turn.NOT_WANTED, Turn.WAITS), "a turn is over when it returns"
+        assert self._turn.state in (TurnState.NOT_WANTED, TurnState.WAITS), (
+            "a turn is over when it returns"
+        )
         waiting = bool(self._events or self._intake.waiting)
         if order.ended:
             assert not waiting, "what has ended carries nothing out"

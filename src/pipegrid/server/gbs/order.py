@@ -31,12 +31,12 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from pipegrid.server.gbs import answers
-from pipegrid.server.gbs.answers import Answer, Stream
+from pipegrid.server.gbs.answers import Answer, AnswerBody
 from pipegrid.server.gbs.bodies import InSteps
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Request
-from pipegrid.server.gbs.states import LIFE, Happening, Life
-from pipegrid.server.turns import Turns
+from pipegrid.server.gbs.states import LIFE, Life, ServerEvent
+from pipegrid.server.turns import FairTurns
 from pipegrid.storage.paths import Key
 from pipegrid.storage.uploads.standing import NOBODY
 from pipegrid.wire.gbs_bundles import MAX_SHARES
@@ -73,7 +73,7 @@ class Place:
     last: bool = False
     shares: Sequence[Key] = ()
     data: bytes | None = None
-    stream: Stream | None = None
+    stream: AnswerBody | None = None
 
 
 class RequestOrder:
@@ -103,7 +103,7 @@ class RequestOrder:
     """
 
     def __init__(
-        self, service: GbsService, on_ready: Callable[[], None], turns: Turns[Any]
+        self, service: GbsService, on_ready: Callable[[], None], turns: FairTurns[Any]
     ) -> None:
         self._service = service
         self._on_ready = on_ready
@@ -133,7 +133,7 @@ class RequestOrder:
             f"{'' if self.can_write else 'not '}writable>"
         )
 
-    def move(self, happening: Happening) -> None:
+    def move(self, happening: ServerEvent) -> None:
         """What happens to the connection, and what it is from now on."""
         self.life = life = LIFE.after(self.life, happening)
         self.lost = life is Life.GONE
@@ -231,7 +231,7 @@ class RequestOrder:
         else:
             self._fill(place, outcome)
         if place.last:
-            self.move(Happening.DRAINS)
+            self.move(ServerEvent.DRAINS)
         return True
 
     def refuse(self, answer: Answer) -> None:
@@ -240,7 +240,7 @@ class RequestOrder:
         place = Place(connection=b"Connection: close\r\n", last=True)
         self.unanswered.append(place)
         self._fill(place, answer)
-        self.move(Happening.DRAINS)
+        self.move(ServerEvent.DRAINS)
 
     def abandon(self) -> None:
         """Give up the request whose body is not complete; what has come of share data is kept."""
@@ -251,7 +251,7 @@ class RequestOrder:
 
     def lose(self) -> None:
         """Forget what is not answered: the client has gone."""
-        self.move(Happening.LOST)
+        self.move(ServerEvent.LOST)
         self.abandon()
         for place in self.unanswered:
             if place.stream is not None:
@@ -300,7 +300,7 @@ class RequestOrder:
             transport.write(b"".join(out))
             out.clear()
 
-    def _pump(self, stream: Stream, transport: Any) -> bool:
+    def _pump(self, stream: AnswerBody, transport: Any) -> bool:
         """Send from a stream until the transport is full; returns whether the stream is at its end."""
         while self.can_write:
             try:

@@ -14,7 +14,7 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from pipegrid.server.gbs.connection import GbsConnection
-from pipegrid.server.turns import Turns
+from pipegrid.server.turns import FairTurns
 
 if TYPE_CHECKING:
     from pipegrid.server.gbs.service import GbsService
@@ -51,7 +51,7 @@ class GbsSite(Factory):
         self.connections: set[GbsConnection] = set()
         self.accepted = 0
         self.refused = 0
-        self.turns: Turns[GbsConnection] = Turns(clock)
+        self.turns: FairTurns[GbsConnection] = FairTurns(clock)
         self._clock = clock
         self._ready: list[GbsConnection] = []
         self._timer: IDelayedCall | None = None

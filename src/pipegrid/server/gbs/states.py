@@ -24,7 +24,7 @@ class Life(Named):
     GONE = "is gone"
 
 
-class Happening(Named):
+class ServerEvent(Named):
     """What moves it on."""
 
     DRAINS = "it begins no more requests"
@@ -32,7 +32,7 @@ class Happening(Named):
     LOST = "its transport is lost"
 
 
-class Turn(Named):
+class TurnState(Named):
     """Whether it is a connection's."""
 
     NOT_WANTED = "wants no turn"
@@ -49,10 +49,10 @@ class Taking(Named):
     IS_OVER = "its turn is over"
 
 
-def _life() -> Table[Life, Happening]:
+def _life() -> Table[Life, ServerEvent]:
     (open_, draining, closing, gone) = Life
     # fmt: off
-    return Table("a client's connection", tuple(Happening), {
+    return Table("a client's connection", tuple(ServerEvent), {
         #           DRAINS    CLOSES   LOST
         open_:     (draining, closing, gone),
         draining:  (draining, closing, gone),
@@ -62,8 +62,8 @@ def _life() -> Table[Life, Happening]:
     # fmt: on
 
 
-def _turn() -> Table[Turn, Taking]:
-    (not_wanted, waits, has, waits_again) = Turn
+def _turn() -> Table[TurnState, Taking]:
+    (not_wanted, waits, has, waits_again) = TurnState
     # fmt: off
     return Table("a client's connection", tuple(Taking), {
         #             IS_GIVEN  STANDS_IN_LINE  IS_OVER

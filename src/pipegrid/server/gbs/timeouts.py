@@ -24,7 +24,7 @@ STUCK_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 30.0
 
 
-class Overdue(Enum):
+class GivenUp(Enum):
     """Why a connection is given up; its value is a clause for the log, if it is worth a line."""
 
     STUCK = "it takes nothing of what it asked for"
@@ -51,7 +51,7 @@ class Moments:
 
 def overdue(
     now_s: float, moments: Moments, order: RequestOrder, in_head: bool, queued: bool
-) -> Overdue | None:
+) -> GivenUp | None:
     """
     Return why a connection that is not closing has had its time, if it has.
 
@@ -60,16 +60,16 @@ def overdue(
         queued: what came waits to be carried out.
     """
     if not order.can_write:
-        return Overdue.STUCK if now_s - moments.moved_s > STUCK_TIMEOUT_S else None
+        return GivenUp.STUCK if now_s - moments.moved_s > STUCK_TIMEOUT_S else None
     since_s = now_s - moments.began_s
     if in_head and not queued:
-        return Overdue.REQUEST if since_s > HEAD_TIMEOUT_S else None
+        return GivenUp.REQUEST if since_s > HEAD_TIMEOUT_S else None
     if order.unanswered or queued:
         return None  # we owe it an answer
     if order.receives_message:
         more_s = order.message_bytes / BODY_BYTES_PER_S
-        return Overdue.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
+        return GivenUp.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
     if not order.known and order.receiver is not None:
-        return Overdue.REFUSED if since_s > HEAD_TIMEOUT_S else None
+        return GivenUp.REFUSED if since_s > HEAD_TIMEOUT_S else None
     patience_s = IDLE_TIMEOUT_S if order.known else HEAD_TIMEOUT_S
-    return Overdue.IDLE if now_s - moments.heard_s > patience_s else None
+    return GivenUp.IDLE if now_s - moments.heard_s > patience_s else None

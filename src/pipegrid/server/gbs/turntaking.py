@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Generic
 
-from pipegrid.server.gbs.states import TURN, Taking, Turn
-from pipegrid.server.turns import M, Turns
+from pipegrid.server.gbs.states import TURN, Taking, TurnState
+from pipegrid.server.turns import FairTurns, M
 
 
 class TurnTaking(Generic[M]):
@@ -19,20 +19,20 @@ class TurnTaking(Generic[M]):
 
     __slots__ = ("_member", "_turns", "state")
 
-    def __init__(self, turns: Turns[M], member: M) -> None:
+    def __init__(self, turns: FairTurns[M], member: M) -> None:
         self._turns = turns
         self._member = member
-        self.state = Turn.NOT_WANTED
+        self.state = TurnState.NOT_WANTED
 
     def _move(self, taking: Taking) -> None:
         self.state = TURN.after(self.state, taking)
 
     def may_go_on(self) -> bool:
         """Whether it may carry out requests now; else it is in line, and has its turn later."""
-        if self.state is Turn.HAS:
+        if self.state is TurnState.HAS:
             if not self._turns.over:
                 return True
-        elif self.state is not Turn.NOT_WANTED:
+        elif self.state is not TurnState.NOT_WANTED:
             return False
         elif self._turns.may_have(self._member):
             self._move(Taking.IS_GIVEN)
@@ -53,6 +53,6 @@ class TurnTaking(Generic[M]):
 
     def is_over(self) -> None:
         """It does nothing any more for now; of what it did, if it was its turn, account is kept."""
-        if self.state is Turn.HAS or self.state is Turn.WAITS_AGAIN:
+        if self.state is TurnState.HAS or self.state is TurnState.WAITS_AGAIN:
             self._move(Taking.IS_OVER)
             self._turns.end(self._member)

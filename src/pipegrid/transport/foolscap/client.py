@@ -35,7 +35,7 @@ from pipegrid.transport.foolscap.readers import FoolscapReaders
 from pipegrid.transport.foolscap.slots import FoolscapSlots
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
 from pipegrid.transport.interface import disconnected
-from pipegrid.transport.ordering import Operation, Ordering
+from pipegrid.transport.ordering import OrderedCall, Ordering
 from pipegrid.wire.foolscap import MAX_REASON_BYTES, unpack_version
 from pipegrid.wire.messages import (
     Allocation,
@@ -70,7 +70,7 @@ class FoolscapSettings:
     stream_pieces: int = 8
 
 
-class _Sent(Operation):
+class _Sent(OrderedCall):
     """
     An operation, and what it has to wait for.
 
@@ -80,13 +80,13 @@ class _Sent(Operation):
     """
 
     def __init__(
-        self, kind: str, numbers: AbstractSet[int] | None, call: Callable[[Operation], Any]
+        self, kind: str, numbers: AbstractSet[int] | None, call: Callable[[OrderedCall], Any]
     ) -> None:
         super().__init__(None, kind != "ask", call)
         self.kind = kind
         self.numbers = numbers
 
-    def conflicts(self, other: Operation) -> bool:
+    def conflicts(self, other: OrderedCall) -> bool:
         """Whether this one has to wait for the end of the other, which came first."""
         assert isinstance(other, _Sent)
         apart = (

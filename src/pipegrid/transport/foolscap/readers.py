@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IConsumer
 from pipegrid.errors import NoSuchShare, ServerError, ServerRefused
 from pipegrid.reactor.together import all_ended
 from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, nonsense
-from pipegrid.transport.streaming import Stream, streaming
+from pipegrid.transport.streaming import PausableStream, streaming
 
 READ_PIECE_BYTES = 16 << 20
 """Longer reads are several calls: a message is in memory as a whole, at both ends."""
@@ -46,7 +46,7 @@ class FoolscapReaders:
         self._asked_bytes = piece_bytes * pieces
         self._readers: OrderedDict[bytes, dict[int, Any]] = OrderedDict()
         self._questions: dict[bytes, _Question] = {}
-        self._streams: set[Stream] = set()
+        self._streams: set[PausableStream] = set()
 
     def lost(self) -> None:
         """The connection is gone, and with it all references."""
@@ -175,7 +175,7 @@ class FoolscapReaders:
         self,
         reader: Any,
         renew: Callable[..., Coroutine[Any, Any, Any]],
-        stream: Stream,
+        stream: PausableStream,
         offset: int,
         length: int,
         consumer: IConsumer,

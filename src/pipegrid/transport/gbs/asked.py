@@ -19,7 +19,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Asked:
+class OpenQuestions:
     """
     Of one server.
 

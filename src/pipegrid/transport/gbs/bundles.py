@@ -28,7 +28,7 @@ from pipegrid.errors import ServerError
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered
 from pipegrid.transport.gbs.answers import GbsAnswers
-from pipegrid.transport.gbs.held import Bundle, Held, Part, Whole
+from pipegrid.transport.gbs.held import HeldAllocation, SentBundle, UploadPart, Whole
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
@@ -93,7 +93,7 @@ class GbsBundles:
         self._answers = answers
         self._send = send
         self._ordinary = ordinary
-        self._held: dict[bytes, Held | Whole] = {}
+        self._held: dict[bytes, HeldAllocation | Whole] = {}
         self._complete_bytes = 0
         self._turn: IDelayedCall | None = None
 
@@ -151,7 +151,7 @@ class GbsBundles:
             return None
         numbers = frozenset(share_numbers)  # the caller's may change before the turn is over
         upload = BundledUpload(storage_index, secrets, share_bytes, numbers, {})
-        held = self._held[storage_index] = Held(upload, lambda: self._cancelled(held))
+        held = self._held[storage_index] = HeldAllocation(upload, lambda: self._cancelled(held))
         if self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
         return held.allocation.result
@@ -172,7 +172,7 @@ class GbsBundles:
         ):
             return None
         upload.shares[share_number] = b"".join(data)
-        write = held.writes[share_number] = Part[WriteResult](
+        write = held.writes[share_number] = UploadPart[WriteResult](
             lambda: self._cancelled(held, share_number)
         )
         if held.is_complete:
@@ -200,12 +200,12 @@ class GbsBundles:
         self._turn = None
         self.flush()
 
-    def _send_held(self, chosen: Sequence[Held | Whole]) -> None:
+    def _send_held(self, chosen: Sequence[HeldAllocation | Whole]) -> None:
         for one in chosen:
             del self._held[one.upload.storage_index]
         self._complete_bytes = 0
         self._end_turn_if_empty()
-        bundled: list[Held | Whole] = []
+        bundled: list[HeldAllocation | Whole] = []
         size = shares = numbers = 0
         for one in chosen:
             if not (one.upload.shares and self.max_bytes):
@@ -226,9 +226,9 @@ class GbsBundles:
         if bundled:
             self._send_bundle(bundled)
 
-    def _send_bundle(self, held: Sequence[Held | Whole]) -> None:
+    def _send_bundle(self, held: Sequence[HeldAllocation | Whole]) -> None:
         uploads = [one.upload for one in held]
-        bundle = Bundle(held)
+        bundle = SentBundle(held)
         for one in held:
             one.bundle = bundle
         request = bundle.request = self._send(self._requests.bundle(uploads))
@@ -237,7 +237,7 @@ class GbsBundles:
     # Answers.
 
     def _answered(
-        self, answered: Answered, bundle: Bundle, uploads: Sequence[BundledUpload]
+        self, answered: Answered, bundle: SentBundle, uploads: Sequence[BundledUpload]
     ) -> None:
         answer, repeated = answered
         held = bundle.take_apart()
@@ -305,7 +305,7 @@ class GbsBundles:
             return error
         return None
 
-    def _settle(self, held: Held, result: BundledAnswer, repeated: bool) -> None:
+    def _settle(self, held: HeldAllocation, result: BundledAnswer, repeated: bool) -> None:
         allocation = result.allocation
         if isinstance(allocation, int):
             held.fail(self._answers.refused_allocation(allocation))
@@ -323,11 +323,11 @@ class GbsBundles:
             else:
                 write.fail(self._answers.refused_write(status, number, held.upload.share_bytes))
 
-    def _failed(self, failure: Failure, bundle: Bundle) -> None:
+    def _failed(self, failure: Failure, bundle: SentBundle) -> None:
         for one in bundle.take_apart():
             one.fail(failure)
 
-    def _send_apart(self, held: Held | Whole, repeated: bool = False) -> None:
+    def _send_apart(self, held: HeldAllocation | Whole, repeated: bool = False) -> None:
         """
         Make ordinary requests for what somebody still waits for.
 
@@ -350,11 +350,11 @@ class GbsBundles:
                 data = [upload.shares[number]]
                 write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
 
-    def _cancelled(self, held: Held | Whole, share_number: int | None = None) -> None:
+    def _cancelled(self, held: HeldAllocation | Whole, share_number: int | None = None) -> None:
         """Take back what nobody waits for any more: a share that is held, all of an upload, or a bundle."""
         bundle = held.bundle
         if bundle is None:
-            if share_number is not None and isinstance(held, Held):
+            if share_number is not None and isinstance(held, HeldAllocation):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
             if not held.is_wanted:

@@ -35,7 +35,7 @@ from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.transport.gbs.answers import GbsAnswers
-from pipegrid.transport.gbs.asked import Asked
+from pipegrid.transport.gbs.asked import OpenQuestions
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.order import GbsOrder
 from pipegrid.transport.gbs.requests import GbsRequests
@@ -99,7 +99,7 @@ class GbsServer:
         self._requests = GbsRequests(nurl, settings.timeout_s)
         self._answers = GbsAnswers(name)
         self._order = GbsOrder()
-        self._asked = Asked(name)
+        self._asked = OpenQuestions(name)
         talk = self._requests, self._answers
         self._uploads = GbsUploads(
             clock, endpoints, name, settings, *talk, self._asked.track, bundle_bytes

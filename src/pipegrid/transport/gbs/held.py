@@ -17,7 +17,7 @@ from pipegrid.wire.messages import Allocation, Stored, WriteResult
 T = TypeVar("T")
 
 
-class Part(Generic[T]):
+class UploadPart(Generic[T]):
     """
     One call's part of an upload.
 
@@ -64,7 +64,7 @@ class Part(Generic[T]):
             cancelled()
 
 
-class Held:
+class HeldAllocation:
     """
     One allocation, and the whole shares that have joined it.
 
@@ -76,9 +76,9 @@ class Held:
 
     def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
         self.upload = upload
-        self.allocation: Part[Allocation] = Part(cancelled)
-        self.writes: dict[int, Part[WriteResult]] = {}
-        self.bundle: Bundle | None = None
+        self.allocation: UploadPart[Allocation] = UploadPart(cancelled)
+        self.writes: dict[int, UploadPart[WriteResult]] = {}
+        self.bundle: SentBundle | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -110,8 +110,8 @@ class Whole:
 
     def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
         self.upload = upload
-        self.stored: Part[Stored] = Part(cancelled)
-        self.bundle: Bundle | None = None
+        self.stored: UploadPart[Stored] = UploadPart(cancelled)
+        self.bundle: SentBundle | None = None
 
     @property
     def is_wanted(self) -> bool:
@@ -121,16 +121,16 @@ class Whole:
         self.stored.fail(error)
 
 
-class Bundle:
+class SentBundle:
     """What was sent together."""
 
     __slots__ = ("held", "request")
 
-    def __init__(self, held: Sequence[Held | Whole]) -> None:
+    def __init__(self, held: Sequence[HeldAllocation | Whole]) -> None:
         self.held = held
         self.request: Deferred[Answered] | None = None
 
-    def take_apart(self) -> Sequence[Held | Whole]:
+    def take_apart(self) -> Sequence[HeldAllocation | Whole]:
         """Return what was sent; it forgets that, since each would keep the other, and share data."""
         held, self.held, self.request = self.held, (), None
         return held

@@ -12,7 +12,7 @@ from pipegrid.errors import NoSuchShare
 from pipegrid.reactor.together import together
 
 
-class Slots(Protocol):
+class SlotReader(Protocol):
     """A server that can be asked about one share at a time."""
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
@@ -25,7 +25,7 @@ class Slots(Protocol):
 
 
 async def read_slot(
-    server: Slots,
+    server: SlotReader,
     storage_index: bytes,
     reads: Sequence[tuple[int, int]],
     expected: AbstractSet[int],
