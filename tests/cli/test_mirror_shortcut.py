@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -69,6 +70,43 @@ class ShortcutTests(SynchronousTestCase):
         out, loaded = modules(_COMMAND, "--json", "mirror", "verify", str(self.dest), "--paranoid")
         self.assertEqual(json.loads(out)["right"], 40)
         self.assertNotIn(REACTOR, loaded)
+
+    def test_several_processes(self) -> None:
+        """``--jobs`` fetches the same, and says the same; what there is no point in sharing, one does."""
+        self.files |= {f"pool/more/{n}": b"%d" % n for n in range(160)}
+        self.server.files = self.files
+        self.list.write_text(
+            "".join(
+                f"{sha256(data).hexdigest()} {len(data)} {path}\n"
+                for path, data in self.files.items()
+            )
+        )
+        said, _ = self.mirror("--jobs", "2")
+        self.assertEqual(self.found(), self.files)
+        self.assertEqual((said["fetched"], said["retries"], said["failed"]), (200, 0, 0))
+        self.assertEqual(sorted(self.server.asked), sorted(self.files))
+        out, _ = modules(_COMMAND, "--json", "mirror", "verify", str(self.dest))
+        self.assertEqual(json.loads(out)["right"], 200)
+
+    def test_stopped_while_looking(self) -> None:
+        """A run that was told to stop while it looked at what is there is not one that was complete."""
+        from pipegrid.cli.console import Console
+        from pipegrid.cli.mirroring import Fetching
+        from pipegrid.cli.mirrorlist import ListRun
+        from pipegrid.cli.outcome import Interrupted
+
+        self.mirror()
+        manifest = self.dest / ".pipegrid-mirror/manifest"
+        before = manifest.read_bytes()
+        urls = (self.server.url,)
+        for jobs in (1, 2):
+            fetching = Fetching(urls, False, False, False, 4, None, "none", 0.0, False)
+            looks = iter([False, *[True] * 1000])
+            run = ListRun(str(self.list), str(self.dest), fetching, jobs)
+            console = Console(None, None, StringIO())
+            with self.assertRaises(Interrupted):
+                run.sprint(console, lambda looks=looks: next(looks))  # type: ignore[misc]
+            self.assertEqual(manifest.read_bytes(), before)
 
     def test_the_rest(self) -> None:
         """What a sprint gives up is brought to its end, and counted as one run."""

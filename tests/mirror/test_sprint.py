@@ -133,8 +133,8 @@ class HeadTests(SynchronousTestCase):
             self.assertRaises(Odd, parse_head, head)
 
 
-class SprintTests(SynchronousTestCase):
-    """Whole ones."""
+class SprintCase(SynchronousTestCase):
+    """What whole ones need."""
 
     def setUp(self) -> None:
         rng = random.Random(1)
@@ -182,6 +182,10 @@ class SprintTests(SynchronousTestCase):
             for path in self.dest.rglob("*")
             if path.is_file() and ".pipegrid-mirror" not in path.parts
         }
+
+
+class SprintTests(SprintCase):
+    """Whole ones."""
 
     def test_all_of_it(self) -> None:
         """Whatever the durability; and a second time nothing is asked for."""

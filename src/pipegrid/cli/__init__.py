@@ -35,7 +35,7 @@ def main() -> None:
         from pipegrid.cli.process import run_process
 
         status = run_process(sys.argv[1:])
-        if "twisted.internet.reactor" in sys.modules:
+        if "twisted.internet.reactor" in sys.modules or "pipegrid.mirror" in sys.modules:
             _leave(status)
     except KeyboardInterrupt:  # before or after the work; what runs has better ways to be stopped
         status = 130

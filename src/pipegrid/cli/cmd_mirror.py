@@ -127,11 +127,19 @@ def fetch_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command(name="list")
 @click.argument("file", type=click.Path())
 @click.argument("dest", type=click.Path())
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes that share the work, and the connections, where one processor limits.",
+)
 @fetch_options
 @common_options
 def list_command(
     file: str,
     dest: str,
+    jobs: int,
     fetching: Fetching,
 ) -> ReactorJob | GridJob:
     """
@@ -144,7 +152,7 @@ def list_command(
 
     from pipegrid.cli.mirrorlist import ListRun
 
-    run = ListRun(file, dest, fetching)
+    run = ListRun(file, dest, fetching, jobs)
     if fetching.may_cut_short:
         return ShortcutJob(run.sprint, run.run)
     return job_of(run.run, fetching.to_grid)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.console import Console
 
@@ -66,8 +65,7 @@ class Display:
             self._bar.close()
 
 
-@dataclass(frozen=True)
-class Fetching:
+class Fetching(NamedTuple):
     """
     How a command fetches: the options that all of them have.
 

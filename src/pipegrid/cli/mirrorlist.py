@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 
 class ListRun:
-    """One run; ``file`` is the list."""
+    """One run; ``file`` is the list, ``jobs`` how many processes share the work."""
 
-    def __init__(self, file: str, dest: str, fetching: Fetching) -> None:
+    def __init__(self, file: str, dest: str, fetching: Fetching, jobs: int = 1) -> None:
         self._file = file
         self._dest = dest
         self._fetching = fetching
+        self._jobs = min(jobs, fetching.connections)
         self._begun: Work | None = None
 
     def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
         from pipegrid.mirror.address import parse_url, through
         from pipegrid.mirror.destination import Destination
-        from pipegrid.mirror.manifest import write_manifest
+        from pipegrid.mirror.manifest import keep_manifest, noting
         from pipegrid.mirror.present import Doubt
         from pipegrid.mirror.sprint.sprint import can_sprint
         from pipegrid.mirror.work import Work
@@ -47,11 +48,12 @@ class ListRun:
             stack.callback(destination.close)
             work = Work(destination, addresses, Doubt(fetching.paranoid, fetching.sample_share))
             if not work.sprint(
-                self._entries(source),
+                noting(destination, self._entries(source)),
                 fetching.durability,
                 fetching.connections,
                 stopped,
                 display.show if console.shows_progress else None,
+                self._jobs,
             ):
                 if stopped():
                     raise Interrupted
@@ -63,7 +65,7 @@ class ListRun:
             report = work.sum_up()
             removed: list[str] = []
             if not report.failed_files:
-                write_manifest(destination, self._entries(source))
+                keep_manifest(destination)
                 if fetching.delete:
                     removed = destination.delete_others(each.path for each in self._entries(source))
             return tell(console, report, self._dest, removed, False)

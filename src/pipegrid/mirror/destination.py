@@ -73,6 +73,22 @@ class Destination:
                 os.close(fd)
         self._verified.close()
 
+    def forked(self) -> None:
+        """This is another process now, which shares all but the database."""
+        self._parents_ledger, self._ledger = self._ledger, None  # to be closed by nobody here
+
+    def has_changed(self) -> None:
+        """Other processes have made directories."""
+        self._absent.clear()
+
+    def forked(self) -> None:
+        """This is another process now, which shares all but the database."""
+        self._verified.forked()
+
+    def has_changed(self) -> None:
+        """Other processes have made directories."""
+        self._directories.forget_absent()
+
     def error(self, error: OSError, what: str) -> MirrorError:
         """Return the sentence for an error of the operating system."""
         return self._directories.error(error, what)
@@ -158,13 +174,14 @@ class Destination:
         """
         if staged:
             path = f"{STAGED}/{path}"
-        directory, last = self._directories.place(path, make=True)
+        above, _, last = path.rpartition("/")
+        directory = self._directories.directory(above, make=True)
         assert directory is not None
         try:
             os.rename(name, last, src_dir_fd=self._incoming, dst_dir_fd=directory)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             raise self._directories.in_the_way(path, "a directory") from error
-        return os.path.join(self.path, os.path.dirname(path))
+        return f"{self.path}/{above}"
 
     def release(self, paths: Iterable[str]) -> None:
         """

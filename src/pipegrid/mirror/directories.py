@@ -17,6 +17,9 @@ from hashlib import new as new_hash
 from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
 
 MAX_OPEN_DIRECTORIES = 256
+MAX_ABSENT = 4096
+"""Directories that are known not to be there; nobody else makes them while the lock is held."""
+
 READ_BYTES = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -37,6 +40,7 @@ class Directories:
     def __init__(self, path: str) -> None:
         self.path = path
         self._open: OrderedDict[str, int] = OrderedDict()
+        self._absent: set[str] = set()
         try:
             os.makedirs(path, exist_ok=True)
             self.root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -71,22 +75,36 @@ class Directories:
         if fd is not None:
             known.move_to_end(path)
             return fd
+        if not make and path in self._absent:
+            return None
         above, _, name = path.rpartition("/")
         parent = self.directory(above, make)
         if parent is None:
+            self._note_absent(path)
             return None
         try:
             fd = make_directory(parent, name) if make else os.open(name, _DIRECTORY, dir_fd=parent)
         except FileNotFoundError:
+            self._note_absent(path)
             return None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise self.in_the_way(path, "a symbolic link or a file") from error
             raise self.error(error, f"hold {shown(path)}") from error
+        self._absent.discard(path)
         known[path] = fd
         if len(known) > MAX_OPEN_DIRECTORIES:
             os.close(known.popitem(last=False)[1])
         return fd
+
+    def _note_absent(self, path: str) -> None:
+        if len(self._absent) >= MAX_ABSENT:
+            self._absent.clear()
+        self._absent.add(path)
+
+    def forget_absent(self) -> None:
+        """Somebody else has made directories."""
+        self._absent.clear()
 
     def open_file(self, path: str, name: str) -> int | None:
         """

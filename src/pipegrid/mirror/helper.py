@@ -12,30 +12,35 @@ class Helper:
     """A thread that does jobs in their order, and tells the caller's of their ends."""
 
     def __init__(self, done: SimpleQueue[Callable[[], None]], wake: Callable[[], None]) -> None:
-        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = (
-            SimpleQueue()
-        )
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None], bool] | None]
+        self._jobs = SimpleQueue()
         self._done = done
         self._wake = wake
         self._thread: Thread | None = None
 
-    def run(self, job: Callable[[], Any], ended: Callable[[Any], None]) -> None:
-        """Do a job; ``ended`` is called in the caller's thread, with what it returned or raised."""
+    def run(self, job: Callable[[], Any], ended: Callable[[Any], None], wakes: bool = True) -> None:
+        """
+        Do a job; ``ended`` is called in the caller's thread, with what it returned or raised.
+
+        Args:
+            wakes: the caller shall learn of it at once, and not only when it looks anyhow.
+        """
         if self._thread is None:
             self._thread = Thread(target=self._work, name="mirror", daemon=True)
             self._thread.start()
-        self._jobs.put((job, ended))
+        self._jobs.put((job, ended, wakes))
 
     def _work(self) -> None:
         while (entry := self._jobs.get()) is not None:
-            job, ended = entry
+            job, ended, wakes = entry
             try:
                 result = job()
             except BaseException as error:
                 result = error
             self._done.put(_Ended(ended, result))
             del entry, job, ended, result
-            self._wake()
+            if wakes:
+                self._wake()
 
     def stop(self) -> None:
         """Wait until all jobs are done."""

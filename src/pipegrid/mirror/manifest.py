@@ -16,12 +16,28 @@ MANIFEST = "manifest"
 
 def write_manifest(destination: Destination, entries: Iterable[Wanted]) -> None:
     """Note what the last complete run wanted, in the form of ``lists``; whole, or as it was."""
+    for _ in noting(destination, entries):
+        pass
+    keep_manifest(destination)
+
+
+def noting(destination: Destination, entries: Iterable[Wanted]) -> Iterator[Wanted]:
+    """Yield entries, and write down on the way what ``keep_manifest`` makes the manifest."""
     path = os.path.join(destination.path, HIDDEN, MANIFEST)
     try:
         with open(path + ".new", "wb") as file:
             for each in entries:
                 file.write(list_line(each))
-            file.flush()
+                yield each
+    except OSError as error:
+        raise destination.error(error, "note what it holds") from error
+
+
+def keep_manifest(destination: Destination) -> None:
+    """What was noted is what the last complete run wanted."""
+    path = os.path.join(destination.path, HIDDEN, MANIFEST)
+    try:
+        with open(path + ".new", "rb") as file:
             os.fsync(file.fileno())
         os.replace(path + ".new", path)
     except OSError as error:

@@ -132,6 +132,20 @@ class Plan:
         self._open += 1
         self._put(wanted, _size_of(wanted))
 
+    def add_done(self, files: int, size_bytes: int, retries: int) -> None:
+        """So many files that were never added here have come; others fetched them."""
+        self.done_files += files
+        self.done_bytes += size_bytes
+        self.retries += retries
+
+    def take_over(self, wanted: Wanted, refused_by: int, reasons: dict[int, str]) -> None:
+        """One more file is wanted, for which others have asked in vain; as attributes of ``Errand``."""
+        errand = Errand(wanted)
+        errand.refused_by = refused_by
+        errand.reasons = reasons or None
+        self._open += 1
+        self._put_back(errand)
+
     def next(self, mirror: int) -> Errand | None:
         """Return what to ask this mirror for now; None: nothing that it may be asked for waits."""
         errand = self._take_again(mirror)

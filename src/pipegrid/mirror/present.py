@@ -6,34 +6,46 @@ Synchronous, for the thread that has the destination.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
 
+if TYPE_CHECKING:
+    from random import Random
+
 Entry = Wanted | tuple[str, int | None, Mapping[str, bytes | str]]
 """A file that the mirror is to hold: path, size in bytes, hashes by name."""
 
 
-@dataclass(frozen=True)
 class Doubt:
     """
     What is hashed again though it is known to be right.
 
-    Attributes:
-        paranoid: all of it. sample: such a share, 0.0 to 1.0, drawn by ``drawn``.
+    Args:
+        paranoid: all of it.
+        sample: such a share, 0.0 to 1.0.
+        drawn: draws it; None: by chance.
     """
 
-    paranoid: bool = False
-    sample: float = 0.0
-    drawn: random.Random = field(default_factory=random.Random)
+    def __init__(
+        self, paranoid: bool = False, sample: float = 0.0, drawn: Random | None = None
+    ) -> None:
+        self._paranoid = paranoid
+        self._sample = sample
+        if sample > 0 and drawn is None:
+            from random import Random  # which few need here
+
+            drawn = Random()
+        self._drawn = drawn
 
     def next(self) -> bool:
         """Return whether the next file is doubted."""
-        return self.paranoid or (self.sample > 0 and self.drawn.random() < self.sample)
+        if self._paranoid or self._drawn is None:
+            return self._paranoid
+        return self._drawn.random() < self._sample
 
 
 def checked(files: Iterable[Entry]) -> Iterator[Wanted]:

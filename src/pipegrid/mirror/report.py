@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 MAX_SHOWN = 20
 """Reasons that are kept for people; the others are counted."""
 
 
-@dataclass(slots=True)
 class Tally:
     """
     What one mirror has done.
@@ -16,16 +15,14 @@ class Tally:
     Attributes:
         busy_s: during which it owed something.
         broken: requests that broke on their way; ``refused``: that it lacked or had wrong.
+        given_up: why it is asked for nothing any more; None: it may be.
     """
 
-    url: str
-    files: int = 0
-    received_bytes: int = 0
-    busy_s: float = 0.0
-    refused: int = 0
-    broken: int = 0
-    connections: int = 0
-    given_up: str | None = None
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.files = self.received_bytes = self.refused = self.broken = self.connections = 0
+        self.busy_s = 0.0
+        self.given_up: str | None = None
 
     @property
     def bytes_per_s(self) -> float:
@@ -33,7 +30,6 @@ class Tally:
         return self.received_bytes / self.busy_s if self.busy_s else 0.0
 
 
-@dataclass(slots=True)
 class Report:
     """
     What has become of a mirroring; also while it goes on.
@@ -49,17 +45,14 @@ class Report:
         elapsed_s: until now.
     """
 
-    wanted_files: int = 0
-    wanted_bytes: int = 0
-    present_files: int = 0
-    present_bytes: int = 0
-    fetched_files: int = 0
-    fetched_bytes: int = 0
-    failed_files: int = 0
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    retries: int = 0
-    tallies: list[Tally] = field(default_factory=list)
-    elapsed_s: float = 0.0
+    def __init__(self, tallies: Sequence[Tally] = ()) -> None:
+        self.wanted_files = self.wanted_bytes = 0
+        self.present_files = self.present_bytes = 0
+        self.fetched_files = self.fetched_bytes = 0
+        self.failed_files = self.retries = 0
+        self.failed: list[tuple[str, str]] = []
+        self.tallies = tallies
+        self.elapsed_s = 0.0
 
     def fail(self, path: str, why: str) -> None:
         """One more file that could not be had, or is wrong."""

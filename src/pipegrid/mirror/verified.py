@@ -145,6 +145,7 @@ class Verified:
     def __init__(self, path: str) -> None:
         self._path = path
         self._ledger: Ledger | None = None
+        self._parents: Ledger | None = None
 
     def is_known(self, fd: int, wanted: Wanted, status: os.stat_result) -> bool:
         """Return whether an open file was found to be right, and has not changed."""
@@ -166,6 +167,10 @@ class Verified:
         """A file is removed."""
         if self._ledger is not None:
             self._ledger.forget([path])
+
+    def forked(self) -> None:
+        """This is another process now, which must not touch the ledger of the one that it comes from."""
+        self._parents, self._ledger = self._ledger, None  # to be closed by nobody here
 
     def close(self) -> None:
         """Close the ledger, if there is one."""

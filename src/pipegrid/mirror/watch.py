@@ -15,7 +15,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 STALL_S = 1.0
 LONE_STALL_S = 15.0
@@ -26,13 +26,15 @@ WORTH_STEALING_S = 0.5
 RATE_MEMORY_S = 2.0
 
 
-@dataclass(slots=True)
 class GivingRate:
     """How fast one mirror gives, lately."""
 
-    bytes_per_s: float = 0.0
-    _received_bytes: int = 0
-    _at_s: float | None = None
+    __slots__ = ("_at_s", "_received_bytes", "bytes_per_s")
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0
+        self._received_bytes = 0
+        self._at_s: float | None = None
 
     def note(self, now_s: float, received_bytes: int, owes: bool) -> None:
         """So many bytes have come in all. Time in which nothing was owed does not count."""
@@ -45,8 +47,7 @@ class GivingRate:
         self._at_s, self._received_bytes = now_s, received_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MirrorStanding:
+class MirrorStanding(NamedTuple):
     """
     How one mirror stands.
 
@@ -80,8 +81,7 @@ def has_stalled(idle_s: float, others: bool) -> bool:
     return idle_s > (STALL_S if others else LONE_STALL_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Theft:
+class Theft(NamedTuple):
     """A mirror takes over from another about so many bytes, from the end of what that was asked for."""
 
     thief: int

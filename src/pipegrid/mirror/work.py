@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import Address
@@ -16,6 +18,9 @@ from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.present import Doubt, Entry, Look, checked
 from pipegrid.mirror.report import Report, Tally
 from pipegrid.mirror.sprint.sprint import Sprint
+from pipegrid.mirror.wanted import Wanted
+
+LOOKED_AT_ONCE = 256
 
 
 class Work:
@@ -66,9 +71,13 @@ class Work:
         connections: int,
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[Report], None] | None = None,
+        jobs: int = 1,
     ) -> bool:
         """
         Fetch what can be fetched without ado, in this thread, which has the destination meanwhile.
+
+        Args:
+            jobs: processes that share it; for a process without other threads. All is read before they begin.
 
         Returns:
             Whether that was all.
@@ -81,21 +90,62 @@ class Work:
             if progress is not None:
                 progress(self.sum_up())
 
-        sprint = Sprint(
-            self.plan,
-            self.addresses,
-            self.report.tallies,
-            self.destination,
-            policy,
-            connections,
-            self.look.missing,
-            self.staged,
-            stopped,
-            told,
-        )
-        sprint.run(checked(files))
+        def run(
+            plan: Plan,
+            tallies: Sequence[Tally],
+            stops: Callable[[], bool],
+            entries: Iterable[Wanted] = (),
+            processes: int = 1,
+        ) -> None:
+            Sprint(
+                plan,
+                self.addresses,
+                tallies,
+                self.destination,
+                policy,
+                max(1, connections // processes),
+                self.look.missing,
+                self.staged,
+                stops,
+                told if plan is self.plan else lambda: None,  # other processes show nothing
+            ).run(entries)
+
+        if jobs > 1:
+            self._share(files, jobs, run, stopped)
+        else:
+            run(self.plan, self.report.tallies, stopped, checked(files))
         self.all_read = True
-        return self.plan.is_idle
+        return self.plan.is_idle and not stopped()
+
+    def _share(
+        self,
+        files: Iterable[Entry],
+        jobs: int,
+        run: Callable[..., None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Read all, and have several processes fetch it, of which this is one."""
+        from pipegrid.mirror.sprint.shared import Helpers, parts_of  # which few need
+
+        missing: list[Wanted] = []
+        entries = checked(files)
+        while chunk := list(islice(entries, LOOKED_AT_ONCE)):
+            missing += self.look.missing(chunk)
+            if stopped():
+                return
+        own, *others = parts_of(missing, jobs)
+        del missing
+        run = partial(run, processes=1 + len(others))
+        helpers = Helpers(self.destination, self.report, run, stopped)
+        try:
+            for part in others:
+                helpers.start(part)
+            for each in own:
+                self.plan.add(each)
+            run(self.plan, self.report.tallies, stopped)
+            helpers.join(self.plan)
+        finally:
+            helpers.stop()
 
     def finish(self) -> None:
         """All is there, or has failed. In the destination's thread."""

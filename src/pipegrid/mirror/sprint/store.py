@@ -35,7 +35,7 @@ from pipegrid.mirror.wanted import MirrorError
 PAGE_BYTES = 256 << 10
 """Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
 
-MAX_PAGES = 64
+MAX_PAGES = 16
 MAX_GROUP_FILES = 256
 """Files of one group are open until it is durable."""
 
@@ -79,7 +79,7 @@ class IncomingFile:
             self._store.give_page(page)
             self._store.check(result)
 
-        self._store.hasher.run(lambda: self._write(page.view[start:end]), ended)
+        self._store.hasher.run(lambda: self._write(page.view[start:end]), ended, wakes=False)
 
     def _write(self, data: memoryview) -> None:
         """In the thread."""

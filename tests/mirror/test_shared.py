@@ -1,0 +1,183 @@
+"""A sprint by several processes: as many files as by one, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.mirror.address import parse_url
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.plan import Plan
+from pipegrid.mirror.present import Doubt
+from pipegrid.mirror.report import Report, Tally
+from pipegrid.mirror.sprint import shared
+from pipegrid.mirror.sprint.shared import FILE_BYTES, Helpers, parts_of
+from pipegrid.mirror.wanted import MirrorError, Wanted
+from pipegrid.mirror.work import Work
+from tests.mirror.test_sprint import Server, SprintCase, ok
+
+
+def hang(pipe: int) -> None:
+    """Wait for ever."""
+    while True:
+        os.read(pipe, 1)
+
+
+def some(sizes: list[int]) -> list[Wanted]:
+    """Files of these sizes."""
+    return [Wanted(f"f{number}", size, "sha256", bytes(32)) for number, size in enumerate(sizes)]
+
+
+class PartsTests(SynchronousTestCase):
+    """Dealing files."""
+
+    def test_as_long(self) -> None:
+        """No part costs much more than another, and none lacks a file."""
+        files = some([10_000_000, *[4_000_000] * 5, *[100] * 500])
+        parts = parts_of(files, 3)
+        self.assertEqual(sorted(each for part in parts for each in part), sorted(files))
+        costs = [sum((each.size or 0) + FILE_BYTES for each in part) for part in parts]
+        self.assertLess(max(costs) - min(costs), 2_000_000)
+
+    def test_few(self) -> None:
+        """A process more for a handful of files is none."""
+        self.assertEqual(len(parts_of(some([1] * 63), 4)), 1)
+        self.assertEqual(len(parts_of(some([1] * 128), 4)), 2)
+        self.assertEqual(parts_of([], 4), [[]])
+
+
+class SharedTests(SprintCase):
+    """Whole ones."""
+
+    def shared(self, *servers: Server, jobs: int = 3) -> tuple[Work, bool]:
+        """Run one; returns it, and whether that was all."""
+        self.patch(shared, "WORTHWHILE_FILES", 1)
+        destination = Destination(str(self.dest))
+        try:
+            work = Work(destination, [parse_url(each.url) for each in servers], Doubt())
+            entries = [
+                (path, len(data), {"sha256": sha256(data).digest()})
+                for path, data in self.files.items()
+            ]
+            done = work.sprint(entries, "batch", 4, jobs=jobs)
+            if done:
+                work.finish()
+        finally:
+            destination.close()
+        work.sum_up()
+        work.plan._check_invariants()
+        with self.assertRaises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)  # nobody is left
+        return work, done
+
+    def test_all_of_it(self) -> None:
+        """All is there, asked for once, by several processes, and counted as if by one."""
+        server = self.server()
+        pids = self.mktemp()
+        begin = Helpers._work
+
+        def work(helpers: Helpers, files: list[Wanted], told: int, stopped: object) -> None:
+            with open(pids, "a") as file:
+                file.write(f"{os.getpid()} {len(files)}\n")
+            begin(helpers, files, told, stopped)  # type: ignore[arg-type]
+
+        self.patch(Helpers, "_work", work)
+        found, done = self.shared(server)
+        self.assertTrue(done)
+        self.assertEqual(self.found(), self.files)
+        self.assertEqual(sorted(server.asked), sorted(self.files))
+        lines = [line.split() for line in Path(pids).read_text().splitlines()]
+        self.assertEqual(len({pid for pid, _ in lines} | {str(os.getpid())}), 3)
+        report = found.report
+        self.assertEqual((report.fetched_files, report.retries), (len(self.files), 0))
+        tally = report.tallies[0]
+        self.assertEqual(tally.received_bytes, sum(map(len, self.files.values())))
+        self.assertEqual((tally.files, tally.connections), (len(self.files), 3))  # 4 // 3 each
+
+    def test_refused(self) -> None:
+        """What no mirror has, has failed, whichever process asked; the others' files are there."""
+        server = self.server()
+        gone = set(sorted(self.files)[::7])
+        no = b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone"
+        server.answer = lambda path, _: no if path in gone else ok(self.files[path])
+        work, done = self.shared(server)
+        self.assertTrue(done)
+        self.assertEqual(set(self.found()), set(self.files) - gone)
+        self.assertEqual(work.report.failed_files, len(gone))
+        self.assertEqual({path for path, _ in work.report.failed}, gone)
+        self.assertIn("it answers 404", work.report.failed[0][1])
+
+    def test_one_dies(self) -> None:
+        """The part of a process that ends without a word waits for others; what it had done is done."""
+        server = self.server()
+        real = shared._result
+
+        def die(*arguments: object) -> object:
+            os.kill(os.getpid(), 9)
+            return real(*arguments)  # type: ignore[arg-type]
+
+        self.patch(shared, "_result", die)
+        work, done = self.shared(server)
+        self.assertTrue(done)
+        self.assertEqual(self.found(), self.files)
+        self.assertEqual(work.report.fetched_files, len(self.files))
+
+    def test_one_dies_early(self) -> None:
+        """One that did nothing leaves all to be done."""
+        server = self.server()
+        self.patch(Destination, "forked", lambda _: os.kill(os.getpid(), 9))
+        work, done = self.shared(server, jobs=2)
+        self.assertFalse(done)
+        left = {each.wanted.path for each in work.plan.waiting()}
+        self.assertEqual(set(self.found()), set(self.files) - left)
+        self.assertGreater(len(left), 10)
+
+    def test_full_disk(self) -> None:
+        """What ends one process ends all of it, with its sentence; and the others are gone."""
+
+        def sprint(*_: object) -> None:
+            raise MirrorError("the disk is full")
+
+        destination = Destination(str(self.dest))
+        self.addCleanup(destination.close)
+        helpers = Helpers(destination, Report([Tally("x")]), sprint, lambda: False)
+        helpers.start(some([1, 2]))
+        helpers.start(some([3]))
+        error = self.assertRaises(MirrorError, helpers.join, Plan(1))
+        self.assertEqual(str(error), "the disk is full")
+
+    def test_told_to_stop(self) -> None:
+        """Whoever waits for others tells them to stop; what they had not done, waits."""
+        hanging, other = os.pipe()
+        us = os.getpid()
+        destination = Destination(str(self.dest))
+        self.addCleanup(destination.close)
+        helpers = Helpers(
+            destination,
+            Report(),
+            lambda *_: hang(hanging),
+            lambda: os.getpid() == us,
+        )
+        helpers.start(some([1]))
+        plan = Plan(0)
+        helpers.join(plan)
+        os.close(hanging)
+        os.close(other)
+        self.assertEqual(plan.done_files, 0)
+        self.assertTrue(plan.waits)
+
+    def test_stopped(self) -> None:
+        """Who is told to stop leaves no process behind, not even one that does not listen."""
+        hanging, other = os.pipe()
+        destination = Destination(str(self.dest))
+        self.addCleanup(destination.close)
+        helpers = Helpers(destination, Report(), lambda *_: hang(hanging), lambda: True)
+        helpers.start(some([1]))
+        helpers.stop()
+        os.close(hanging)
+        os.close(other)
+        with self.assertRaises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
