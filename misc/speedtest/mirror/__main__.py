@@ -32,6 +32,8 @@ from misc.speedtest.mirror.again import durability, incremental, memory, verify_
 from misc.speedtest.mirror.bench import Bench
 from misc.speedtest.mirror.clone import clone
 from misc.speedtest.mirror.faults import faults
+from misc.speedtest.mirror.indexes import index_update
+from misc.speedtest.mirror.librepo import rpm_clone
 from misc.speedtest.mirror.patches import patches
 
 MEMORY = Path("/dev/shm")
@@ -44,8 +46,12 @@ def scenarios(disk: Path) -> dict[str, Callable[[Bench], None]]:
     """Return what can be measured, by the word for ``--only``."""
     return {
         "small": lambda bench: clone(bench, bench.small, 20.0, target=2.5),
+        "slow": lambda bench: clone(bench, bench.small, 20.0, slow=True, target=40.0),
         "large": lambda bench: clone(bench, bench.large, 20.0, target=4.0),
         "far": lambda bench: clone(bench, bench.small, 100.0, target=7.0),
+        "slow-start": lambda bench: clone(
+            bench, bench.large, 20.0, shape=("--slow-start",), target=4.0
+        ),
         "near": lambda bench: clone(bench, bench.large, 0.0),
         "tls-small": lambda bench: clone(bench, bench.small, 20.0, tls=True, target=2.5),
         "tls-large": lambda bench: clone(bench, bench.large, 20.0, tls=True, target=4.0),
@@ -55,6 +61,8 @@ def scenarios(disk: Path) -> dict[str, Callable[[Bench], None]]:
         "durability": lambda bench: durability(bench, bench.large, disk),
         "memory": lambda bench: memory(bench, bench.large),
         "pdiff": patches,
+        "indexes": index_update,
+        "rpm": rpm_clone,
     }
 
 

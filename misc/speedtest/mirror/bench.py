@@ -79,20 +79,25 @@ class Bench:
             shutil.rmtree(place, ignore_errors=True)
 
     @contextmanager
-    def behind_link(self, servers: Sequence[WebServer], rtt_ms: float) -> Iterator[list[str]]:
-        """Put servers behind one link; yields HOST:PORT of each."""
+    def behind_link(
+        self, servers: Sequence[WebServer], rtt_ms: float, *shape: str
+    ) -> Iterator[list[str]]:
+        """Put servers behind one link; yields HOST:PORT of each. ``shape``: options of ``relay``."""
         if not rtt_ms:
             yield [each.address for each in servers]
             return
-        command = [sys.executable, "-m", "pipegrid.speedtest.processes", "--relay"]
-        command += [str(rtt_ms / 1000), *(each.address for each in servers)]
-        with running(command) as relay:
-            *ports, _echo = json.loads(first_line(relay))
-            yield [f"{LOOPBACK}:{port}" for port in ports]
+        command = [sys.executable, "-m", "misc.speedtest.mirror.relay", str(rtt_ms / 1000)]
+        with running([*command, *(each.address for each in servers), *shape]) as relay:
+            yield [f"{LOOPBACK}:{port}" for port in json.loads(first_line(relay))]
 
     @contextmanager
     def mirrors(
-        self, archive: Archive, rtt_ms: float, count: int = 1, tls: bool = False
+        self,
+        archive: Archive,
+        rtt_ms: float,
+        count: int = 1,
+        tls: bool = False,
+        shape: Sequence[str] = (),
     ) -> Iterator[tuple[list[str], Path | None]]:
         """Serve an archive on so many ports; yields URLs, and the authority to trust."""
         with ExitStack() as stack:
@@ -101,7 +106,7 @@ class Bench:
                 stack.enter_context(self.server(archive.root, None, certificate))
                 for _ in range(count)
             ]
-            addresses = stack.enter_context(self.behind_link(servers, rtt_ms))
+            addresses = stack.enter_context(self.behind_link(servers, rtt_ms, *shape))
             scheme = "https" if tls else "http"
             urls = [f"{scheme}://{address}/" for address in addresses]
             yield urls, None if certificate is None else certificate.authority

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from misc.speedtest.mirror.archive import Archive
 from misc.speedtest.mirror.bench import Bench
 from misc.speedtest.mirror.runs import Run, RunFailed, ratio, summed_up
-from misc.speedtest.mirror.tools import PIPEGRID, TOOLS, Tool
+from misc.speedtest.mirror.tools import PIPEGRID, SHARED, TOOLS, Tool
 
 SLOW_ROUNDS = 2
 """Of tools that take half a minute."""
@@ -23,18 +23,28 @@ def clone(
     *,
     tools: Sequence[Tool] = TOOLS,
     tls: bool = False,
+    slow: bool = False,
+    shape: Sequence[str] = (),
     target: float | None = None,
 ) -> None:
     """
     Compare all tools that are installed; the first round does not count.
 
     Args:
+        slow: only with those that ask for one file after the other, and take minutes.
+        shape: of the link besides its round trip (``relay``).
         target: how many times as long the best of the others should take.
     """
-    chosen = [tool for tool in tools if tool.is_there and (tool.https or not tls)]
+    chosen = [
+        tool
+        for tool in tools
+        if tool.is_there
+        and (tool.https or not tls)
+        and (tool.name == PIPEGRID or tool.slow == slow)
+    ]
     found: dict[str, list[Run]] = {tool.name: [] for tool in chosen}
     failed: dict[str, str] = {}
-    with bench.mirrors(archive, rtt_ms, tls=tls) as (urls, authority):
+    with bench.mirrors(archive, rtt_ms, tls=tls, shape=shape) as (urls, authority):
         for number in range(bench.rounds + (not bench.tiny)):
             for tool in chosen:
                 if tool.name in failed or (tool.slow and len(found[tool.name]) >= SLOW_ROUNDS):
@@ -50,14 +60,15 @@ def clone(
                     found[tool.name].append(taken)
     ours = found.pop(PIPEGRID)
     others = {name: runs for name, runs in found.items() if runs and name not in failed}
-    best = min(others, key=lambda name: statistics.median(r.seconds for r in others[name]))
+    strangers = [name for name in others if name != SHARED]
+    best = min(strangers, key=lambda name: statistics.median(r.seconds for r in others[name]))
     bench.tell(
         f"clone of {len(archive.packages)} files, {archive.size_bytes / 1e6:.0f} MB,"
-        f" {rtt_ms:g} ms{', TLS' if tls else ''}",
+        f" {rtt_ms:g} ms{', TLS' if tls else ''}{' '.join(('', *shape))}",
         pipegrid=summed_up(ours),
         **{name: summed_up(runs) for name, runs in others.items()},
         # Two round trips, and what one core hashes: nobody who verifies can be quicker.
-        ceiling_s=round(2 * rtt_ms / 1000 + hashing_s(archive), 3),
+        ceiling_s=round(2 * rtt_ms / 1000 + hashing_s(archive.size_bytes), 3),
         best=best,
         times_as_fast={name: round(ratio(runs, ours), 2) for name, runs in others.items()},
         target=target,
@@ -67,7 +78,7 @@ def clone(
     )
 
 
-def hashing_s(archive: Archive) -> float:
+def hashing_s(size_bytes: int) -> float:
     """Return how long one core takes to hash as many bytes."""
     import hashlib
     import time
@@ -76,7 +87,7 @@ def hashing_s(archive: Archive) -> float:
     began = time.perf_counter()
     for _ in range(16):
         hashlib.sha256(data).digest()
-    return (time.perf_counter() - began) / 16 / (1 << 20) * archive.size_bytes
+    return (time.perf_counter() - began) / 16 / (1 << 20) * size_bytes
 
 
 def _cpu_ratio(ours: Sequence[Run], others: Sequence[Run] | None) -> float | None:

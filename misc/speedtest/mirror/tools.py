@@ -19,6 +19,7 @@ from misc.command import environment
 from misc.speedtest.mirror.archive import ARCHITECTURE, COMPONENT, SUITE, Package
 
 PIPEGRID = "pipegrid"
+SHARED = "pipegrid --jobs 2"
 AT_ONCE = 32
 """Connections of tools that have no pipelining. More gained none of them anything here."""
 
@@ -187,6 +188,7 @@ def _debmirror(task: Task) -> Call:
 
 TOOLS = (
     Tool(PIPEGRID, pipegrid, sys.executable, https=True),
+    Tool(SHARED, lambda task: pipegrid(task, "--jobs", "2"), sys.executable, https=True),
     Tool("curl", _curl, "curl", https=True),
     Tool("wget2", _wget2, "wget2", https=True),
     Tool("aria2", _aria2, "aria2c", https=True),
