@@ -33,7 +33,7 @@ url, dest, listed = sys.argv[1:]
 handle = librepo.Handle()
 handle.repotype = librepo.LR_YUMREPO
 handle.urls = [url]
-handle.maxparalleldownloads = 20
+handle.maxparalleldownloads = handle.maxdownloadspermirror = 20
 targets = []
 for path, sha256, size in json.load(open(listed)):
     os.makedirs(os.path.join(dest, os.path.dirname(path)), exist_ok=True)

@@ -30,6 +30,7 @@ LINE_BYTES = 16 << 20
 """Under way in one direction of a connection, and not taken by the receiver."""
 
 TAKEN_BYTES = 256 << 10
+_taken = memoryview(bytearray(TAKEN_BYTES))
 FIRST_WINDOW_BYTES = 10 * 1460
 RATED_S = 0.002
 """A line of limited rate takes no more at once than it carries in so long."""
@@ -122,7 +123,8 @@ class Direction:
             room = min(room, self._window - self._unacknowledged_bytes)
         if self._rate is not None:
             room = min(room, max(4096, int(self._rate * RATED_S)))
-        data = self._source.recv(room)
+        # Into one buffer for all: one made for each would be given back to the system, and asked for again.
+        data = bytes(_taken[: self._source.recv_into(_taken, room)])
         now_s = max(time.monotonic(), self._pair.ready_s)
         if self._rate is not None:
             link.free_s = now_s = max(link.free_s, now_s) + len(data) / self._rate

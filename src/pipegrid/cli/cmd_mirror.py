@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,8 +11,9 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob, ShortcutJob
+from pipegrid.cli.mirroroptions import check_options, fetch_options
 from pipegrid.cli.mirrortell import store, tell, tell_verified
-from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
@@ -33,95 +33,6 @@ def command() -> None:
     right. What is there and known to be right is not asked for, so that a run that was cut off goes on
     where it stopped.
     """
-
-
-def _check_options(function: F) -> F:
-    """Add the options that say how much of what is there is read again."""
-    for option in (
-        click.option(
-            "--paranoid", is_flag=True, help="Hash all that is there, whatever is known of it."
-        ),
-        click.option(
-            "--sample",
-            type=click.FloatRange(0, 100),
-            default=0.0,
-            metavar="PERCENT",
-            help="Hash so many percent of what is there, drawn at random.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-_FETCH_OPTIONS = (
-    click.option(
-        "--durability",
-        type=click.Choice(["none", "batch", "strict"]),
-        default="batch",
-        show_default=True,
-        help="When a file may get its name: at once, when its group is on the disk, or when it is.",
-    ),
-    click.option(
-        "--limit-rate",
-        metavar="BYTES",
-        help="Fetch no more than so many bytes a second, such as 500K or 10M, from all mirrors together.",
-    ),
-    click.option(
-        "--connections",
-        type=click.IntRange(1, 64),
-        default=4,
-        show_default=True,
-        help="To each mirror, at most.",
-    ),
-    click.option("--dry-run", is_flag=True, help="Fetch and remove nothing; say what would be."),
-    click.option(
-        "--delete",
-        is_flag=True,
-        help="When all is there, remove files from DEST that are not wanted.",
-    ),
-    click.option(
-        "--from",
-        "urls",
-        multiple=True,
-        metavar="URL",
-        help="A mirror; give several, and they share the work.",
-    ),
-    click.option(
-        "--to-grid",
-        is_flag=True,
-        help="When all is there, store it in the grid, too, and print the cap that brings it back.",
-    ),
-)
-
-
-def fetch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that every command has that fetches; they come as one ``Fetching``."""
-
-    @wraps(function)
-    def fetch(
-        *arguments: Any,
-        urls: tuple[str, ...],
-        to_grid: bool,
-        delete: bool,
-        dry_run: bool,
-        connections: int,
-        limit_rate: str | None,
-        durability: Any,
-        sample: float,
-        paranoid: bool,
-        **others: Any,
-    ) -> Any:
-        from pipegrid.cli.mirroring import Fetching
-
-        limit = None if limit_rate is None else byte_size(limit_rate)
-        fetching = Fetching(
-            urls, to_grid, delete, dry_run, connections, limit, durability, sample, paranoid
-        )
-        return function(*arguments, fetching=fetching, **others)
-
-    for option in _FETCH_OPTIONS:
-        fetch = option(fetch)
-    return _check_options(fetch)
 
 
 @command.command(name="list")
@@ -380,7 +291,7 @@ def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
 
 @command.command(name="verify")
 @click.argument("dest", type=click.Path(exists=True, file_okay=False))
-@_check_options
+@check_options
 @common_options
 def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
     """

@@ -75,14 +75,6 @@ class Destination:
 
     def forked(self) -> None:
         """This is another process now, which shares all but the database."""
-        self._parents_ledger, self._ledger = self._ledger, None  # to be closed by nobody here
-
-    def has_changed(self) -> None:
-        """Other processes have made directories."""
-        self._absent.clear()
-
-    def forked(self) -> None:
-        """This is another process now, which shares all but the database."""
         self._verified.forked()
 
     def has_changed(self) -> None:
@@ -205,17 +197,7 @@ class Destination:
             except OSError as error:
                 raise self.error(error, f"hold {shown(path)}") from error
             changed[os.path.dirname(path)] = None
-        self._sync_directories(changed)
-
-    def _sync_directories(self, paths: Iterable[str]) -> None:
-        """Make new names durable: what goes away after that is named by nothing that could come back."""
-        for path in paths:
-            fd = self._directories.directory(path, make=False)
-            if fd is not None:
-                try:
-                    os.fsync(fd)
-                except OSError as error:
-                    raise self.error(error, f"hold {shown(path)}") from error
+        self._directories.sync(changed)
 
     def link(self, path: str, other: str) -> None:
         """

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import new as new_hash
 
@@ -105,6 +106,16 @@ class Directories:
     def forget_absent(self) -> None:
         """Somebody else has made directories."""
         self._absent.clear()
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Make new names durable: what goes away after that is named by nothing that could come back."""
+        for path in paths:
+            fd = self.directory(path, make=False)
+            if fd is not None:
+                try:
+                    os.fsync(fd)
+                except OSError as error:
+                    raise self.error(error, f"hold {shown(path)}") from error
 
     def open_file(self, path: str, name: str) -> int | None:
         """
