@@ -12,7 +12,7 @@ from pipegrid.cli.options import common_options, segment_limit_option, wait_opti
 from pipegrid.cli.outcome import ExitStatus, one_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pipegrid.core.caps import Cap
     from pipegrid.tree.facade import Grid
@@ -53,7 +53,7 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
         if not place.names:
             check_known(place)
         if place.kind != "directory":
-            _show(console, place.names[-1:], place, long, read_only)
+            console.result(*_shower(console.json, long, read_only)(place.names[-1:], place))
             return ExitStatus.DONE
         if recursive:
             return await _list_all(grid, console, place, long, read_only)
@@ -61,10 +61,11 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
 
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
-        for entry in listing.entries:
-            _show(
-                console, (entry.name,), PathEnd(entry.cap, (), entry.metadata_json), long, read_only
-            )
+        show = _shower(console.json, long, read_only)
+        console.results_of(
+            show((entry.name,), PathEnd(entry.cap, (), entry.metadata_json))
+            for entry in listing.entries
+        )
         return ExitStatus.DONE
 
     return GridJob(work)
@@ -78,57 +79,76 @@ async def _list_all(
     from pipegrid.tree.walk import Unreadable
 
     statuses = set()
+    show = _shower(console.json, long, read_only)
     assert place.cap is not None
     with grid.tree.walk(place.cap) as tree:
         async for met in tree:
             if isinstance(met, Unreadable):
                 statuses.add(complain(console, met))
             elif met.path:
-                _show(console, met.path, PathEnd(met.cap, (), met.metadata_json), long, read_only)
+                console.result(*show(met.path, PathEnd(met.cap, (), met.metadata_json)))
     return one_status(statuses)
 
 
-def _show(
-    console: Console, path: Sequence[str], place: PathEnd, long: bool, read_only: bool
-) -> None:
+def _shower(
+    json: bool, long: bool, read_only: bool
+) -> Callable[[Sequence[str], PathEnd], tuple[str, dict[str, Any]]]:
+    """Return what makes of an entry's path and place the line for people and the fields of ``--json``."""
     import attrs
 
     from pipegrid.cli.trees import shown_path
     from pipegrid.core.caps import UnknownCap
+
+    def readable(place: PathEnd) -> PathEnd:
+        if read_only and place.cap is not None and not isinstance(place.cap, UnknownCap):
+            return attrs.evolve(place, cap=place.cap.readonly())
+        return place
+
+    def named(path: Sequence[str], place: PathEnd) -> str:
+        name = shown_path(path) + ("/" if place.kind == "directory" else "")
+        return f"{'-' if place.cap is None else place.cap} {name}" if read_only else name
+
+    def show(path: Sequence[str], place: PathEnd) -> tuple[str, dict[str, Any]]:
+        place = readable(place)
+        if json:
+            return "", _fields(path, place)
+        # Names alone need no metadata, which take as long as all the rest.
+        return _long(named(path, place), place) if long else named(path, place), {}
+
+    return show
+
+
+def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
     from pipegrid.tree.listing import metadata_of
     from pipegrid.tree.metadata import restored
 
-    if read_only and place.cap is not None and not isinstance(place.cap, UnknownCap):
-        place = attrs.evolve(place, cap=place.cap.readonly())
-    metadata: dict[str, Any] = metadata_of(place.metadata_json)
+    metadata = metadata_of(place.metadata_json)
+    fields: dict[str, Any] = {
+        "path": list(path),
+        "type": place.kind,
+        "cap": None if place.cap is None else str(place.cap),
+        "size": size_of(place.cap),
+        "metadata": metadata,
+    }
+    link = restored(metadata).link
+    if link is not None:
+        fields["link"] = link.decode("utf-8", "surrogateescape")
+    return fields
+
+
+def _long(name: str, place: PathEnd) -> str:
+    """Return the line of an entry with kind, mode, size and time."""
+    from pipegrid.cli.trees import shown_path
+    from pipegrid.tree.listing import metadata_of
+    from pipegrid.tree.metadata import restored
+
+    metadata = metadata_of(place.metadata_json)
     kept = restored(metadata)
-    size = size_of(place.cap)
-    if console.json:
-        fields: dict[str, Any] = {
-            "path": list(path),
-            "type": place.kind,
-            "cap": None if place.cap is None else str(place.cap),
-            "size": size,
-            "metadata": metadata,
-        }
-        if kept.link is not None:
-            fields["link"] = kept.link.decode("utf-8", "surrogateescape")
-        console.result("", fields)
-        return
-    name = shown_path(path) + ("/" if place.kind == "directory" else "")
-    if read_only:
-        name = f"{'-' if place.cap is None else place.cap} {name}"
-    if not long:
-        console.result(name, {})
-        return
-    link = kept.link
+    link, size = kept.link, size_of(place.cap)
     kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
     mode = "---------" if kept.mode is None else _mode(kept.mode)
     arrow = "" if link is None else f" -> {shown_path([link.decode('utf-8', 'replace')])}"
-    console.result(
-        f"{kind}{mode} {'?' if size is None else size:>13} {_time(metadata, kept.mtime_ns)} {name}{arrow}",
-        {},
-    )
+    return f"{kind}{mode} {'?' if size is None else size:>13} {_time(metadata, kept.mtime_ns)} {name}{arrow}"
 
 
 def size_of(cap: Cap | None) -> int | None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import io
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, TextIO, cast
 
 from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.core.text import harmless, printable
 from pipegrid.errors import SinkError
+
+_GATHERED_BYTES = 64 << 10
+"""Of results that are printed together."""
 
 
 class ResultStream(io.BufferedIOBase):
@@ -100,11 +103,28 @@ class Console:
 
     def result(self, text: str, fields: dict[str, Any]) -> None:
         """Print one result: text for people, or its documented fields under ``--json``."""
+        self._print(self._line(text, fields))
+
+    def results_of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Print many that are at hand; a write for each took much of a listing's time."""
+        lines = bytearray()
+        for text, fields in rows:
+            lines += self._line(text, fields)
+            if len(lines) >= _GATHERED_BYTES:
+                self._print(lines)
+                lines = bytearray()
+        if lines:
+            self._print(lines)
+
+    def _line(self, text: str, fields: dict[str, Any]) -> bytes:
+        if self.json:
+            return _json_line(fields)
         # A path may hold bytes that are no text; they come out as they went in.
-        shown = harmless(text).encode("utf-8", "surrogateescape") + b"\n"
-        line = _json_line(fields) if self.json else shown
+        return harmless(text).encode("utf-8", "surrogateescape") + b"\n"
+
+    def _print(self, lines: bytes | bytearray) -> None:
         with self._aside():
-            self.results.write(line)
+            self.results.write(lines)
             self.results.flush()
 
     def say(self, text: str) -> None:

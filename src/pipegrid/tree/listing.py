@@ -25,8 +25,8 @@ from pipegrid.core.caps import (
 )
 from pipegrid.core.directory import (
     immutable_cap,
+    plain_entries,
     readonly_cap,
-    stored_entries,
 )
 from pipegrid.core.mutable.childcaps import open_write_cap
 from pipegrid.core.text import printable
@@ -190,13 +190,12 @@ def unpack(cap: DirectoryCap, data: bytes, limits: ListingLimits | None = None) 
 def _entries(data: bytes, file: Cap, limits: ListingLimits) -> Iterator[Entry]:
     can_change = isinstance(file, MutableCap)
     writekey = file.secret if isinstance(file, MutableCap) and file.access == "write" else None
-    for count, stored in enumerate(stored_entries(data)):
+    for count, (name, cap_text, rw_data, metadata, *_) in enumerate(plain_entries(data)):
         if count >= limits.entries:
             raise DirectoryError(
                 f"this directory has more than {limits.entries} entries, and was left out; "
                 "programs can allow more with ListingLimits"
             )
-        name = stored.name
         # Bytes are counted only where characters, of four at most, do not tell.
         if 4 * len(name) > limits.name_bytes < len(name.encode("utf-8")):
             raise DirectoryError(
@@ -204,20 +203,20 @@ def _entries(data: bytes, file: Cap, limits: ListingLimits) -> Iterator[Entry]:
                 f"begins with '{printable(name[:20])}'; the directory was left out"
             )
         if can_change:
-            cap = readonly_cap(stored.cap_text)
+            cap = readonly_cap(cap_text)
         else:
-            if stored.rw_data:
+            if rw_data:
                 raise DirectoryError(
                     f"the child '{printable(name)}' of an immutable directory has a write cap; do not "
                     "trust it"
                 )
-            cap = immutable_cap(stored.cap_text)
+            cap = immutable_cap(cap_text)
             if cap is None:
                 continue
-        write_cap = None if writekey is None else open_write_cap(stored.rw_data, writekey)
+        write_cap = None if writekey is None else open_write_cap(rw_data, writekey)
         if cap is None and write_cap is not None and not isinstance(write_cap, UnknownCap):
             cap = write_cap.readonly()
-        yield Entry(name, cap, write_cap, stored.metadata)
+        yield Entry(name, cap, write_cap, metadata)
 
 
 def _too_large(limits: ListingLimits) -> PipegridError:
