@@ -17,6 +17,7 @@ from pipegrid.http11.errors import (
     ResponseError,
     TooManyRequests,
 )
+from pipegrid.http11.lane import CROWD_REQUESTS
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.raw import RawResponse
 from tests.http11.wire import ConnectionFixture, get, ok, post
@@ -187,6 +188,27 @@ class BudgetTests(Case):
         for posts in (2, 1, 1, 1):
             self.assertEqual(fixture.sent().count(b"POST"), posts)
             fixture.receive(ok() * (posts))
+
+    def test_a_crowd(self) -> None:
+        """Small requests wait where the server has enough bytes of them; few may be of any size."""
+        fixture = self.limited(max_requests_in_flight=1000)
+        lane = fixture.connection.lane
+        lane.crowd_bytes = lambda: 20_000
+        for _ in range(100):
+            fixture.connection.request(post(body=b"x" * 1000))
+        posts = fixture.sent().count(b"POST")
+        self.assertGreaterEqual(posts, 18)
+        self.assertLessEqual(posts, 20)
+        fixture.receive(ok() * 3)
+        self.assertEqual(fixture.sent().count(b"POST"), 3)
+        lane.crowd_bytes = lambda: float("inf")
+        fixture.receive(ok())
+        self.assertEqual(fixture.sent().count(b"POST"), 100 - posts - 3)
+        few = self.limited()
+        few.connection.lane.crowd_bytes = lambda: 20_000
+        for _ in range(CROWD_REQUESTS + 5):
+            few.connection.request(post(body=b"x" * 100_000))
+        self.assertEqual(few.sent().count(b"POST"), CROWD_REQUESTS)
 
     def test_queue(self) -> None:
         """One request more than may wait fails at once, and says why."""

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
+from pipegrid.flow.depth import FIRST
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from tests.transfer.world import RTT, World, content
@@ -130,6 +131,30 @@ class ManyPutsTests(SynchronousTestCase):
         self.failureResultOf(done)
         self.assertEqual(self.cancelled, [0, 1])
         self.assertEqual(sorted(self.running), [0, 1])
+
+    def test_servers_that_take_one_request_a_share(self) -> None:
+        """Fewer small files are under way while each takes long; to others their number is no matter."""
+        now = [0.0]
+        bundled = [False]
+        puts = ManyPuts(
+            [1000] * 1000,
+            self.start,
+            self.ended,
+            seconds=lambda: now[0],
+            bundled=lambda: bundled[0],
+        )
+        done = Deferred.fromCoroutine(puts.run())
+        self.assertEqual(len(self.running), FIRST)
+        for number in range(FIRST):  # a queue: each waits for the one before
+            now[0] += 0.5
+            self.running[number].callback("")
+        self.assertLess(len(self.running) - FIRST, FIRST)
+        bundled[0] = True
+        now[0] += 0.1
+        self.running[FIRST].callback("")
+        self.assertEqual(len(self.running) - FIRST - 1, MAX_FILES)
+        done.cancel()
+        self.failureResultOf(done)
 
     def test_nothing_to_do(self) -> None:
         """No files are done at once."""

@@ -20,6 +20,7 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.uploads import CROWD_BYTES
 from pipegrid.wire.messages import Allocation, SlotResult, WriteResult
 from tests import vectors
 from tests.transport.contract import SECRETS, SI, Consumer
@@ -90,6 +91,31 @@ class TahoeTests(SynchronousTestCase):
         self.assertIn("s9", str(found))
         self.assertLess(len(str(found)), 400)
         return found
+
+    def before_it(self, bundles: bool) -> int:
+        """Return how many bytes a server is sent that never answers."""
+        heard = [0]
+
+        class Deaf(Protocol):
+            def dataReceived(self, data: bytes) -> None:
+                heard[0] += len(data)
+
+        name = "s8" if bundles else "s9"
+        port = self.world.network.host(name).listen(PORT, Factory.forProtocol(Deaf))
+        self.addCleanup(port.stopListening)
+        server = self.world.connect(int(name[1:]))
+        server._uploads._bundles.max_bytes = (1 << 20) * bundles
+        for number in range(200):
+            index = number.to_bytes(16, "big")
+            server.write(index, 0, 50, [b"x" * 10_000], SECRETS.upload).addErrback(lambda _: None)
+        self.world.clock.advance(5)
+        self.world.run(server.disconnect())
+        return heard[0]
+
+    def test_how_much_waits_there(self) -> None:
+        """A server that takes each share apart has a quarter of a megabyte before it, others have all."""
+        self.assertLess(abs(self.before_it(bundles=False) - CROWD_BYTES), 20_000)
+        self.assertGreater(self.before_it(bundles=True), 200 * 10_000)
 
     def test_version(self) -> None:
         """The version has byte strings for keys."""

@@ -15,8 +15,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap
 from pipegrid.core.directory import unpack_immutable
 from pipegrid.errors import GridError, SourceError
+from pipegrid.flow import depth as depths
+from pipegrid.transfer.settings import Limits
+from pipegrid.transport.gbs.bundles import GbsBundles
 from pipegrid.tree import underway
-from pipegrid.tree import upload as uploading
 from pipegrid.tree.metadata import restored
 from pipegrid.tree.store import GridFiles
 from pipegrid.tree.upload import tree_upload
@@ -135,19 +137,68 @@ class TreeUploadTests(SynchronousTestCase):
         for n in range(60):
             self.write(f"z{n:02}", random.randbytes(900_000))
         most = [0, 0]
-        begin = uploading.TreeUpload._begin
+        begin = underway.UnderWay.begin
 
-        def counting(tree: uploading.TreeUpload, *args: Any) -> None:
-            begin(tree, *args)
-            most[0] = max(most[0], len(tree._under_way.running))
-            most[1] = max(most[1], tree._under_way.weight_bytes)
+        def counting(under_way: underway.UnderWay[Any], *args: Any) -> None:
+            begin(under_way, *args)
+            most[0] = max(most[0], len(under_way.running))
+            most[1] = max(most[1], under_way.weight_bytes)
 
-        self.patch(uploading.TreeUpload, "_begin", counting)
+        self.patch(underway.UnderWay, "begin", counting)
         self.put()
         self.assertGreaterEqual(most[0], underway.MAX_OBJECTS // 2)
         self.assertLessEqual(most[0], underway.MAX_OBJECTS + 128)
         self.assertGreaterEqual(most[1], underway.MAX_BYTES // 2)
         self.assertLessEqual(most[1], underway.MAX_BYTES + (2 << 20))
+
+    def most_running(self) -> list[int]:
+        """Return where the most that is under way of a tree will stand."""
+        most = [0, 0]
+        begin = underway.UnderWay._begin_more
+
+        def counting(under_way: underway.UnderWay[Any]) -> None:
+            begin(under_way)
+            most[0] = max(most[0], len(under_way.running))
+            most[1] = max(most[1], under_way.weight_bytes)
+
+        self.patch(underway.UnderWay, "_begin_more", counting)
+        return most
+
+    def test_jobs(self) -> None:
+        """So many objects are stored at once, and no more; all are stored."""
+        random = Random(5)
+        for n in range(60):
+            self.write(f"d{n // 10}/s{n:03}", random.randbytes(100))
+        self.client.grid._limits = Limits(jobs=3)
+        most = self.most_running()
+        self.assertEqual(self.put().counts.sent_files, 60)
+        self.assertEqual(most[0], 3)
+
+    def test_memory(self) -> None:
+        """A quarter of the memory is for plaintext that is under way."""
+        random = Random(6)
+        for n in range(60):
+            self.write(f"z{n:02}", random.randbytes(300_000))
+        self.client.grid._limits = Limits(memory_bytes=16 << 20)
+        most = self.most_running()
+        self.assertEqual(self.put().counts.sent_files, 60)
+        self.assertGreater(most[1], 2 << 20)
+        self.assertLessEqual(most[1], (4 << 20) + (2 << 20))  # and a batch of the walk
+
+    def test_servers_that_take_one_request_a_share(self) -> None:
+        """Fewer files are stored at once while each waits for the others; all of them are stored."""
+        random = Random(7)
+        for n in range(400):
+            self.write(f"s{n:03}", random.randbytes(100))
+        for peer in self.client.grid._peers:
+            peer.server._uploads._bundles.max_bytes = 0  # type: ignore[attr-defined]
+        self.patch(GbsBundles, "heard", lambda *_: None)
+        self.patch(depths, "PATIENT_S", 0.5 * RTT)
+        self.patch(depths, "LONG", 0.5)  # so that even one round trip is too long
+        most = self.most_running()
+        self.assertEqual(self.put().counts.sent_files, 400)
+        self.assertEqual(most[0], depths.FIRST)
+        self.assertEqual(self.left_out, [])
 
     def test_what_cannot_be_read(self) -> None:
         """Is named; all else is stored."""

@@ -217,6 +217,11 @@ class BaseGrid:
             )
         return self._mutables
 
+    @property
+    def takes_bundles(self) -> bool:
+        """Whether all servers take many small shares in one message, as far as is known."""
+        return all(peer.server.whole_bytes for peer in self._peers)
+
     def status(self) -> Deferred[list[ServerStatus]]:
         """Ask every server how it is; those that do not answer say why."""
         return self._start(self._status())

@@ -176,7 +176,8 @@ class StoringGrid(BaseGrid):
                 ended(number, outcome)
 
         async def work() -> list[PutResult | Failure]:
-            await ManyPuts(sizes, start, note, self._limits.jobs).run()
+            bounds = self._limits.jobs, self._reactor.seconds, lambda: self.takes_bundles
+            await ManyPuts(sizes, start, note, *bounds).run()
             return [outcomes[number] for number in range(len(sources))]
 
         return self._start(work())

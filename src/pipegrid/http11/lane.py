@@ -14,6 +14,10 @@ and is alone as soon as they are read. What of an answer has arrived is no longe
 budget of it the next request leaves. What an unpredictable answer is charged is a guess, which the
 pool learns from what the host has answered lately, and the truth once its head has told its length.
 
+**Crowds.** A server built on Twisted that has many requests at once copies all of them for each line of a
+head, and for each body: with a megabyte of small shares before it that was a third of its time. So where a
+lane is told ``crowd_bytes``, no more than so many wait there for their turn, unless they are few.
+
 Where a host is known to take it, ``budget_bytes`` is more than the limit's: a measured window, bandwidth
 times delay, so that the line is never idle for want of requests.
 
@@ -26,6 +30,7 @@ holds the new request (then a list of shares and the share behind it would take 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.http11.exchange import Exchange
@@ -41,6 +46,9 @@ Requests that are written together, and whose answers come to no more, are one m
 was an eighth of what small answers cost.
 """
 
+CROWD_REQUESTS = 16
+"""Fewer are no crowd: large bodies pass a server in pieces, and fill the line."""
+
 
 class Lane:
     """
@@ -55,6 +63,8 @@ class Lane:
         budget_bytes: what may be owed before another request is written.
         window: measures what that should be; None: it stays.
         assumed_response_bytes: what answers of unknown size are charged.
+        crowd_bytes: of requests that are written and unanswered, where the server copies them; None: of any
+            number.
     """
 
     __slots__ = (
@@ -66,6 +76,7 @@ class Lane:
         "accepted",
         "assumed_response_bytes",
         "budget_bytes",
+        "crowd_bytes",
         "limits",
         "queued",
         "quota",
@@ -80,6 +91,7 @@ class Lane:
         self.assumed_response_bytes = limits.assumed_response_bytes
         self.budget_bytes = limits.response_budget_bytes
         self.window: AutoWindow | None = None
+        self.crowd_bytes: Callable[[], float] | None = None
         self.queued: deque[Exchange] = deque()
         self.written: deque[Exchange] = deque()
         self.accepted = 0
@@ -281,6 +293,11 @@ class Lane:
             and count < limits.max_requests_in_flight
             and charged_bytes <= self.budget_bytes
             and request_bytes + exchange.request_bytes <= limits.max_request_bytes_in_flight
+            and (
+                count < CROWD_REQUESTS
+                or self.crowd_bytes is None
+                or request_bytes < self.crowd_bytes()
+            )
             and not predecessors[-1].closes
         )
 

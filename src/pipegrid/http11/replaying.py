@@ -102,6 +102,7 @@ class UploadConnection:
         connect: makes the endpoint for one more connection.
         server: what a person calls it.
         patience_s, max_losses: see above.
+        crowd_bytes: of many small requests that the server may have before it at once; see ``lane``.
     """
 
     def __init__(
@@ -112,8 +113,10 @@ class UploadConnection:
         limits: Limits,
         patience_s: float,
         max_losses: int = 4,
+        crowd_bytes: Callable[[], float] | None = None,
     ) -> None:
         self._clock = clock
+        self._crowd_bytes = crowd_bytes
         self._dialer = Dialer(clock, limits, server, connect)
         self._server = server
         self._limits = limits
@@ -212,6 +215,7 @@ class UploadConnection:
             result.abort("it was disconnected here")
         else:
             self._connection = result
+            result.lane.crowd_bytes = self._crowd_bytes
             for upload in self._take_waiting():
                 self._send(upload, result)
 

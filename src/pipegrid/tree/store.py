@@ -28,6 +28,10 @@ FileCap = ChkCap | LitCap
 class StoresFiles(Protocol):
     """Takes files."""
 
+    @property
+    def takes_bundles(self) -> bool:
+        """Whether many small files cost no more requests than one."""
+
     def put(
         self,
         source: Source,
@@ -62,6 +66,11 @@ class GridFiles:
         self._waiting: list[tuple[FileCap, Deferred[Any]]] = []
         self._checks: set[Deferred[Any]] = set()
         self._watching = False
+
+    @property
+    def takes_bundles(self) -> bool:
+        """Whether all servers take many small shares in one message."""
+        return self._grid.takes_bundles
 
     def put(
         self,
@@ -148,6 +157,11 @@ class NoStore:
     def __init__(self, params: Params) -> None:
         self._params = params
         self.objects = self.bytes = self.checks = 0
+
+    @property
+    def takes_bundles(self) -> bool:
+        """Nothing costs anything."""
+        return True
 
     def put(
         self,

@@ -3,8 +3,9 @@ What of the upload of a tree is under way, and what waits to begin.
 
 Bounds: of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a
 large file counts as half of the bytes at most, so that two of them leave room for nobody, and one for small
-ones. What coding takes is bounded by the grid. A batch of the walk comes when there is room for anything,
-and is taken whole; what the grid's ``Limits`` allow no more begins later.
+ones. Where each share is a request of its own, fewer objects are stored at once, by how long they take
+(``flow.depth``). What coding takes is bounded by the grid. A batch of the walk comes when there is room for
+anything, and is taken whole; what the grid's ``Limits`` allow no more begins later.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred
 
+from pipegrid.flow.depth import Depth
+from pipegrid.transfer.put.many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 
 P = TypeVar("P")
@@ -28,6 +32,23 @@ _HELD_PART = 4
 """Of the memory that may be taken so much is for plaintext; the rest is for what it is coded to."""
 
 
+@attrs.define(eq=False)
+class _Work(Generic[P]):
+    """
+    One object that is to be stored, or checked.
+
+    Attributes:
+        stores: it is to be stored.
+        began_s: when it began.
+    """
+
+    place: P
+    coroutine: Coroutine[Any, Any, None]
+    size: int
+    stores: bool
+    began_s: float = 0.0
+
+
 class UnderWay(Generic[P]):
     """
     The pieces of work of one upload, by what each is for.
@@ -35,16 +56,28 @@ class UnderWay(Generic[P]):
     Args:
         ended: called with what came of one, a ``Failure`` or None, when its room is free again.
         limits: of the grid; those of the module hold as well.
+        seconds: tells the time.
+        bundled: whether servers take many small files in one message, so that their number costs nothing.
     """
 
-    def __init__(self, ended: Callable[[Any], None], limits: Limits) -> None:
+    def __init__(
+        self,
+        ended: Callable[[Any], None],
+        limits: Limits,
+        seconds: Callable[[], float],
+        bundled: Callable[[], bool],
+    ) -> None:
         self._tell_ended = ended
+        self._seconds = seconds
+        self._bundled = bundled
         self._jobs = limits.jobs
         self._most_objects = min(MAX_OBJECTS, limits.jobs or MAX_OBJECTS)
         held = limits.memory_bytes
         self._most_bytes = MAX_BYTES if held is None else min(MAX_BYTES, held // _HELD_PART)
         self._beginning = False
-        self._later: deque[tuple[P, Coroutine[Any, Any, None]]] = deque()
+        self._later: deque[_Work[P]] = deque()
+        self._depth = Depth(self._most_objects)
+        self._storing = 0
         self._weights: dict[P, int] = {}
         self.running: dict[P, Deferred[None]] = {}
         self.weight_bytes = 0
@@ -54,12 +87,20 @@ class UnderWay(Generic[P]):
         """Whether anything more may come."""
         return len(self._weights) < self._most_objects and self.weight_bytes < self._most_bytes
 
-    def begin(self, size: int, work: Coroutine[Any, Any, None], place: P) -> None:
-        """Take in a piece of work, of so many bytes; it begins now, or when the limits allow."""
+    def begin(
+        self, size: int, coroutine: Coroutine[Any, Any, None], place: P, stores: bool = True
+    ) -> None:
+        """
+        Take in a piece of work; it begins now, or when the limits allow.
+
+        Args:
+            size: bytes of plaintext.
+            stores: it is to store something; else it looks whether something is stored.
+        """
         assert place not in self._weights
         self._weights[place] = 0
         self.weigh(place, size)
-        self._later.append((place, work))
+        self._later.append(_Work(place, coroutine, size, stores))
         self._begin_more()
 
     def weigh(self, place: P, left: int) -> bool:
@@ -74,24 +115,36 @@ class UnderWay(Generic[P]):
     def forget_waiting(self) -> list[Deferred[Any]]:
         """Let nothing more begin; returns what runs."""
         while self._later:
-            self._later.pop()[1].close()
+            self._later.pop().coroutine.close()
         return list(self.running.values())
 
     def _begin_more(self) -> None:
         if self._beginning:
             return  # something ended at once
         self._beginning = True
-        while self._later and (self._jobs is None or len(self.running) < self._jobs):
-            place, work = self._later.popleft()
-            running = Deferred.fromCoroutine(work)
+        while self._later and self._may_begin(self._later[0]):
+            work = self._later.popleft()
+            self._storing += work.stores
+            work.began_s = self._seconds()
+            running = Deferred.fromCoroutine(work.coroutine)
             if not running.called:
-                self.running[place] = running
-            running.addBoth(self._ended, place)
+                self.running[work.place] = running
+            running.addBoth(self._ended, work)
         self._beginning = False
 
-    def _ended(self, outcome: Any, place: P) -> None:
+    def _may_begin(self, work: _Work[P]) -> bool:
+        if self._jobs is not None and len(self.running) >= self._jobs:
+            return False
+        # Questions are many to a message, whatever the server.
+        deep = work.stores and self._storing >= self._depth.limit
+        return not deep or self._bundled()
+
+    def _ended(self, outcome: Any, work: _Work[P]) -> None:
+        place = work.place
         self.weigh(place, 0)
         del self._weights[place]
-        self.running.pop(place, None)
+        if self.running.pop(place, None) is not None and work.stores and work.size <= SMALL_BYTES:
+            self._depth.ended(work.began_s, self._seconds(), self._storing)
+        self._storing -= work.stores
         self._begin_more()
         self._tell_ended(outcome)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,7 +121,9 @@ class TreeUpload:
         self._root_metadata: dict[str, Any] = {}
         self._batch: Deferred[Any] | None = None
         self._walked = False
-        self._under_way: UnderWay[TreeNode] = UnderWay(self._ended, limits or Limits())
+        self._under_way: UnderWay[TreeNode] = UnderWay(
+            self._ended, limits or Limits(), seconds, lambda: store.takes_bundles
+        )
         self._stored = self._failures = 0
         self._error: BaseException | None = None
         self._waiter: Deferred[None] | None = None
@@ -174,7 +176,9 @@ class TreeUpload:
         ready = self._plan.take_ready()
         if ready is not None:
             directory, children = ready
-            self._begin(directory.bytes, self._store_directory(directory, children), directory)
+            self._under_way.begin(
+                directory.bytes, self._store_directory(directory, children), directory
+            )
             return True
         if self._batch is None and not self._walked:
             self._batch = self._workers.run(self._walk.batch)
@@ -258,7 +262,7 @@ class TreeUpload:
         if known is not None:
             self._plan.known(place, known.cap)
             if known.due:
-                self._begin(0, self._check_file(place, met, known), place)
+                self._under_way.begin(0, self._check_file(place, met, known), place, stores=False)
             else:
                 self._plan.stored(place, known.cap)
         elif isinstance(met.content, bytes) and is_literal_size(len(met.content)):
@@ -268,7 +272,7 @@ class TreeUpload:
             self._plan.stored(place, cap)
         else:
             size = met.found.st_size if met.link is None else len(met.link)
-            self._begin(size, self._store_file(place, met, met.content, size), place)
+            self._under_way.begin(size, self._store_file(place, met, met.content, size), place)
 
     # What is stored.
 
@@ -373,9 +377,6 @@ class TreeUpload:
     def _leave_out(self, path: str, why: str) -> None:
         self.counts.left_out += 1
         self._reports.left_out(path or ".", why)
-
-    def _begin(self, size: int, work: Coroutine[Any, Any, None], place: TreeNode) -> None:
-        self._under_way.begin(size, work, place)
 
     def _ended(self, outcome: Any) -> None:
         if isinstance(outcome, Failure) and not outcome.check(CancelledError):

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
+from pipegrid.flow.depth import Depth
 from pipegrid.transfer.progress import Progress
 
 T = TypeVar("T")
@@ -29,6 +30,9 @@ MAX_BYTES = 8 << 20
 Plaintext that is under way and not acknowledged, beyond MIN_FILES: at 3-of-10 this fills a line of 2 Gbit/s
 at 100 ms. Each file's own memory is bounded by the grid.
 """
+
+SMALL_BYTES = 64 << 10
+"""Files up to this tell by their time how long the servers' queues are."""
 
 
 class PutOrder:
@@ -49,6 +53,15 @@ class PutOrder:
         self._waiting = deque(first)
         self._left: dict[int, int] = {}
         self._left_bytes = 0
+
+    @property
+    def under_way(self) -> int:
+        """How many have started and not ended."""
+        return len(self._left)
+
+    def is_small(self, number: int) -> bool:
+        """Whether a file is known to be small."""
+        return 0 < self._sizes[number] <= SMALL_BYTES
 
     @property
     def next(self) -> int | None:
@@ -89,6 +102,8 @@ class ManyPuts(Generic[T]):
         start: begins to store the file of that number, which is to report its progress.
         max_files: under way at once; None: as many as there may be.
         ended: told of each file's end, in the order of ending; what it raises ends all.
+        seconds: tells the time.
+        bundled: whether servers take many small files in one message, so that their number costs nothing.
     """
 
     def __init__(
@@ -97,8 +112,14 @@ class ManyPuts(Generic[T]):
         start: Callable[[int, Progress], Deferred[T]],
         ended: Callable[[int, T | Failure], None],
         max_files: int | None = None,
+        seconds: Callable[[], float] = lambda: 0.0,
+        bundled: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._order = PutOrder(sizes, min(max_files or MAX_FILES, MAX_FILES))
+        most = min(max_files or MAX_FILES, MAX_FILES)
+        self._order = PutOrder(sizes, most)
+        self._depth = Depth(most)
+        self._seconds = seconds
+        self._bundled = bundled
         self._start = start
         self._tell = ended
         self._running: dict[int, Deferred[Any]] = {}
@@ -111,7 +132,7 @@ class ManyPuts(Generic[T]):
             while True:
                 while self._outcomes:
                     self._tell(*self._outcomes.popleft())
-                number = self._order.next
+                number = self._next
                 if number is not None:
                     self._begin(number)
                 elif self._running:
@@ -126,20 +147,29 @@ class ManyPuts(Generic[T]):
             await DeferredList(running, consumeErrors=True)
             raise
 
+    @property
+    def _next(self) -> int | None:
+        """The file that may start now."""
+        deep = self._order.under_way >= self._depth.limit and not self._bundled()
+        return None if deep else self._order.next
+
     def _begin(self, number: int) -> None:
         self._order.started(number)
 
         def progress(done: int, total: int) -> None:
             self._order.progressed(number, done, total)
-            if self._order.next is not None:
+            if self._next is not None:
                 self._wake()
 
+        began_s = self._seconds()
         running = self._start(number, progress)
         self._running[number] = running
-        running.addBoth(self._ended, number)
+        running.addBoth(self._ended, number, began_s)
 
-    def _ended(self, outcome: T | Failure, number: int) -> None:
+    def _ended(self, outcome: T | Failure, number: int, began_s: float) -> None:
         del self._running[number]
+        if self._order.is_small(number):
+            self._depth.ended(began_s, self._seconds(), self._order.under_way)
         self._order.ended(number)
         self._outcomes.append((number, outcome))
         self._wake()

@@ -12,6 +12,7 @@ fail with ``WriteLost``, and it is the caller who repeats them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
@@ -34,6 +35,12 @@ from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResul
 
 T = TypeVar("T")
 
+CROWD_BYTES = 256 << 10
+CROWD_BYTES_PER_S = 2.5e6
+"""
+Of requests of small shares that a server without bundles has before it, and for each second of the round
+trip: such a server takes a hundred or two of them a second, of some ten kilobytes. See ``http11.lane``.
+"""
 LIST_AGAIN_S = (0.1, 0.4, 1.5)
 """
 How long to wait before each further look for a share that may be becoming durable: two seconds in all,
@@ -73,7 +80,12 @@ class GbsUploads:
         self._answers = answers
         self._track = track
         self._connection = UploadConnection(
-            clock, endpoints, name, settings.limits(1), settings.patience_s
+            clock,
+            endpoints,
+            name,
+            settings.limits(1),
+            settings.patience_s,
+            crowd_bytes=self._crowd_bytes,
         )
         self._bundles = GbsBundles(
             clock,
@@ -96,6 +108,12 @@ class GbsUploads:
     def bundle_bytes(self) -> int:
         """Of a bundle that the server takes; 0 if it has not said that it takes any."""
         return self._bundles.max_bytes
+
+    def _crowd_bytes(self) -> float:
+        """Return how much of many small requests it may have before it: all, if it takes them in bundles."""
+        if self.bundle_bytes:
+            return math.inf
+        return max(CROWD_BYTES, CROWD_BYTES_PER_S * (self.round_trip_s or 0.0))
 
     def close(self, reason: Callable[[], PipegridError]) -> Deferred[None]:
         """Fail all that is unanswered, each with an error of its own; fires when the connection is gone."""

@@ -1,0 +1,90 @@
+"""How many small objects are under way: a queue of each server's own, in numbers."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.errors import UsageError
+from pipegrid.flow.depth import FIRST, LEAST, LONG, PATIENT_S, Depth
+
+MOST = 256
+
+
+def played(
+    depth: Depth, objects: int, round_trip_s: float, rate: float
+) -> tuple[float, float, list[int]]:
+    """
+    Store objects on a server that takes so many a second, one after the other.
+
+    Returns:
+        the time, the longest that one of the last half took, and the limits.
+    """
+    ends: list[tuple[float, float]] = []
+    now_s = free_s = longest_s = 0.0
+    begun, limits = 0, []
+    for number in range(objects):
+        while begun < objects and len(ends) < depth.limit:
+            free_s = max(free_s, now_s + round_trip_s / 2) + 1 / rate
+            heappush(ends, (free_s + round_trip_s / 2, now_s))
+            begun += 1
+        now_s, began_s = heappop(ends)
+        depth.ended(began_s, now_s, len(ends) + 1)
+        limits.append(depth.limit)
+        if number > objects // 2:
+            longest_s = max(longest_s, now_s - began_s)
+    return now_s, longest_s, limits
+
+
+class DepthTests(SynchronousTestCase):
+    """No queue, and nobody idle."""
+
+    def test_a_slow_server(self) -> None:
+        """It is never idle, and what is sent to it does not stand in a long queue."""
+        took_s, longest_s, _ = played(Depth(MOST), 1000, 0.1, 40)
+        self.assertLess(took_s, 1.02 * 1000 / 40)
+        self.assertLess(longest_s, 1.3 * max(PATIENT_S, LONG * 0.125))
+
+    def test_a_quick_server(self) -> None:
+        """The number doubles each round trip, up to its bound."""
+        took_s, _, limits = played(Depth(MOST), 4000, 0.1, 1e6)
+        self.assertEqual(limits[-1], MOST)
+        self.assertLess(took_s, 0.1 * (4 + 4000 / MOST))
+
+    def test_a_far_server(self) -> None:
+        """A long round trip is no queue."""
+        took_s, _, limits = played(Depth(MOST), 4000, 2.0, 1e6)
+        self.assertEqual(limits[-1], MOST)
+        self.assertLess(took_s, 2.0 * (4 + 4000 / MOST))
+
+    def test_a_server_that_becomes_slow(self) -> None:
+        """The number follows, within a queue or two, and never falls below the least."""
+        depth = Depth(MOST)
+        played(depth, 2000, 0.01, 1e4)
+        self.assertEqual(depth.limit, MOST)
+        _, _, limits = played(depth, 3000, 0.01, 1)
+        self.assertEqual(limits[-1], LEAST)
+        self.assertGreaterEqual(min(limits), LEAST)
+
+    def test_one_queue_is_cut_once(self) -> None:
+        """All that stood in it took long; only the first of them says so."""
+        depth = Depth(MOST)
+        depth.ended(0.0, 1.0, FIRST)  # the quickest so far
+        for number in range(20):
+            depth.ended(0.0, 4.0 + number / 10, FIRST)
+        self.assertEqual(depth.limit, FIRST * 3 // 4)
+
+    def test_a_limit_that_nobody_reaches(self) -> None:
+        """It says nothing that few were quick."""
+        depth = Depth(MOST)
+        for _ in range(100):
+            depth.ended(0.0, 0.1, FIRST - 1)
+        self.assertEqual(depth.limit, FIRST)
+
+    def test_few(self) -> None:
+        """A bound below the least is kept."""
+        self.assertEqual(Depth(3).limit, 3)
+        _, _, limits = played(Depth(3), 50, 0.1, 1)
+        self.assertEqual(set(limits), {3})
+        self.assertRaises(UsageError, Depth, 0)
