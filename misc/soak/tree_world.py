@@ -27,7 +27,7 @@ from misc.soak.kill_put import Violation
 from misc.soak.relayed import RelayedServers
 from pipegrid.core.params import Params
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 1500.0
 _SETTLE_S = 0.3
 _KEPT_BYTES = 16 << 10
 

@@ -16,6 +16,14 @@ SHARES = (2, 3, 3)
 TIMEOUT_S = 120
 
 
+def files_below(root: Path) -> dict[str, bytes | None]:
+    """Return the bytes of all files below a directory; None for directories."""
+    return {
+        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
+        for path in root.rglob("*")
+    }
+
+
 class TahoeReadsTreesTests(SynchronousTestCase):
     """They take their seconds to start, so one test does all with them."""
 
@@ -122,10 +130,15 @@ class TahoeReadsTreesTests(SynchronousTestCase):
         self.tahoe("backup", str(self.source), "home:ours")
         theirs = self.ours("ls", "home:ours/Archives").split()
         self.assertEqual((len(theirs), theirs[0]), (2, ours[0] + "/"))
-        self.ours("get", "-r", "home:ours/Latest", "-o", str(self.root / "back"))
-        self.assertEqual(
-            (self.root / "back" / large).read_bytes(), (self.source / large).read_bytes()
+        back = self.root / "back"
+        self.ours("get", "-r", "home:ours/Latest", "-o", str(back))
+        self.assertEqual(files_below(back), files_below(self.source))
+        theirs_below, ours_below = (
+            {line.split(" ")[0] for line in run("manifest", "home:ours/Latest").splitlines()}
+            for run in (self.tahoe, self.ours)
         )
+        self.assertEqual(ours_below, theirs_below)
+        self.ours("check", "-r", "home:ours/Latest")
         self.ours("backup", str(self.source), "--as", "home:ours", "--keep-last", "1")
         last = self.tahoe("ls", "home:ours/Archives").split()
         self.assertEqual((len(last), last[0]), (2, theirs[1].rstrip("/")))

@@ -20,9 +20,10 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.errors import CapError, NotEnoughSharesError
 from pipegrid.transfer.put.many import MAX_FILES
+from pipegrid.transfer.settings import Limits
 from pipegrid.tree import target
 from pipegrid.tree.download import TreeGet
-from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
+from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult, bounded
 from pipegrid.tree.facade import Trees
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
@@ -467,8 +468,18 @@ class HostileTreeTests(TreeTestCase):
 
         with patch.object(grid, "read", counted):
             result = self.get(cap, limits=GetTreeLimits(in_flight_bytes=10 * 36_000))
-        self.assertEqual((result.files, result.failed), (100, 0))
-        self.assertLessEqual(most, 10)
+            self.assertEqual((result.files, result.failed), (100, 0))
+            self.assertLessEqual(most, 10)
+            for given, allowed in (
+                (Limits(jobs=4), 4),
+                (Limits(memory_bytes=8 << 20), (2 << 20) // 35_000),
+            ):
+                shutil.rmtree(self.target)
+                most = 0
+                result = self.get(cap, limits=bounded(given))
+                self.assertEqual((result.files, result.failed), (100, 0))
+                self.assertGreaterEqual(most, allowed // 2)
+                self.assertLessEqual(most, allowed)
         self.assertLess(10, MAX_FILES)
 
     def test_a_mistake_of_ours_is_not_hidden(self) -> None:
