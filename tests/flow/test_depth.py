@@ -68,12 +68,23 @@ class DepthTests(SynchronousTestCase):
         self.assertGreaterEqual(min(limits), LEAST)
 
     def test_one_queue_is_cut_once(self) -> None:
-        """All that stood in it took long; only the first of them says so."""
+        """All that stood in it took long; what began before the cut says nothing more."""
         depth = Depth(MOST)
-        depth.ended(0.0, 1.0, FIRST)  # the quickest so far
-        for number in range(20):
-            depth.ended(0.0, 4.0 + number / 10, FIRST)
-        self.assertEqual(depth.limit, FIRST * 3 // 4)
+        depth.ended(0.0, 1.0, FIRST - 1)  # the quickest so far
+        limits = []
+        for number in range(100):
+            depth.ended(0.0, 4.0 + number / 100, FIRST - 1)
+            limits.append(depth.limit)
+        self.assertEqual(len(set(limits)), 2)
+        self.assertLess(depth.limit, FIRST)
+        self.assertGreaterEqual(depth.limit, FIRST // 2)
+
+    def test_one_that_is_slow(self) -> None:
+        """A large file before it, or a server that paused, is no queue of ours."""
+        depth = Depth(MOST)
+        for number in range(200):
+            depth.ended(number, number + (5.0 if number % 10 == 9 else 0.2), depth.limit)
+        self.assertGreater(depth.limit, FIRST)
 
     def test_a_limit_that_nobody_reaches(self) -> None:
         """It says nothing that few were quick."""

@@ -5,9 +5,9 @@ Pure. A server that makes a request of each share (Tahoe-LAFS's do) takes millis
 and what comes faster stands in a queue there. That queue gains nothing, and costs three things: Twisted
 copies all of it for each line of a head; the share of a slow server is given up when it is only behind
 others of ours; and what is cut off has more to send again. Bytes do not show it, as a thousand of these
-shares fit into any window. So what counts here is time: an object that takes a few times as long as the
-quickest one has stood in the queue. Such queues are cut to what goes in that time. Before the first cut the
-number grows by one with each object, so that it doubles each round trip; then by a few in each.
+shares fit into any window. So what counts here is time: where objects usually take a few times as long as
+the quickest one did, they stand in queues, and fewer are sent. Before the first such cut the number grows by
+one with each object, so that it doubles each round trip; then by a few in each.
 
 Times are seconds of one monotonic clock.
 """
@@ -16,18 +16,21 @@ from __future__ import annotations
 
 from pipegrid.arguments import check_whole
 
-FIRST = 32
+FIRST = 64
 """Before anything is known; doubled in the first round trip, if it takes no longer than that."""
 
 LEAST = 16
 """With fewer, ten servers would have nothing to do while one of them answers."""
 
-PATIENT_S = 1.0
+PATIENT_S = 1.5
 LONG = 3.0
 """
-An object has queued if it took longer than the first, which is half of what a put waits for a straggler, and
-so many times as long as the quickest. A shorter patience left servers idle where large files went between.
+Objects queue if they take longer than the first, which is less than a put waits for a straggler, and so many
+times as long as the quickest. A shorter patience left servers idle where large files went between.
 """
+
+SMOOTHED = 1 / 16
+"""One object that stood behind a large one does not speak for the others."""
 
 STEP = 4
 """More in each round trip, once the servers' pace is known."""
@@ -53,6 +56,7 @@ class Depth:
         self._least = min(LEAST, most)
         self.limit = min(FIRST, most)
         self._quickest_s = float("inf")
+        self._usual_s = 0.0
         self._cut_s: float | None = None
         self._earned = 0.0
 
@@ -63,17 +67,18 @@ class Depth:
         Args:
             under_way: how many were, with it; a limit that nobody reaches says nothing.
         """
+        if self._cut_s is not None and began_s < self._cut_s:
+            return  # it stood in a queue that was cut since
         took_s = now_s - began_s
         self._quickest_s = min(self._quickest_s, took_s)
+        self._usual_s += (took_s - self._usual_s) * (SMOOTHED if self._usual_s else 1.0)
         long_s = max(PATIENT_S, LONG * self._quickest_s)
-        if took_s <= long_s:
-            if under_way >= self.limit:
-                self._grow()
-        elif (
-            self._cut_s is None or began_s >= self._cut_s
-        ):  # it did not stand in a queue cut already
+        if self._usual_s > long_s:
             self._cut_s = now_s
-            self.limit = max(self._least, int(self.limit * max(0.5, long_s / took_s)))
+            self.limit = max(self._least, int(self.limit * max(0.5, 0.8 * long_s / self._usual_s)))
+            self._usual_s = 0.8 * long_s
+        elif under_way >= self.limit:
+            self._grow()
 
     def _grow(self) -> None:
         self._earned += 1.0 if self._cut_s is None else STEP / self.limit

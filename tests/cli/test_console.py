@@ -1,0 +1,68 @@
+"""What a command prints, and in how many pieces."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli.console import Console
+
+
+class Counted(io.BytesIO):
+    """Counts what is handed over, and goes away after so much of it."""
+
+    def __init__(self, most: int = 1 << 30) -> None:
+        super().__init__()
+        self.flushes = 0
+        self._most = most
+
+    def flush(self) -> None:
+        """A program that writes to a pipe hands over here."""
+        self.flushes += 1
+        if len(self.getvalue()) > self._most:
+            raise BrokenPipeError
+
+
+class ConsoleTests(SynchronousTestCase):
+    """Results, one by one and many together."""
+
+    def test_many_are_written_together(self) -> None:
+        """Ten thousand lines are a few writes, and the same lines as one by one."""
+        rows = [(f"entry{n:05}\x1b", {"n": n}) for n in range(10_000)]
+        for as_json in (False, True):
+            single, many = Counted(), Counted()
+            one, all_of_them = (Console(None, out, io.StringIO()) for out in (single, many))
+            one.json = all_of_them.json = as_json
+            for row in rows:
+                one.result(*row)
+            all_of_them.results_of(iter(rows))
+            self.assertEqual(many.getvalue(), single.getvalue())
+            self.assertEqual(single.flushes, 10_000)
+            self.assertLess(many.flushes, 10)
+        self.assertEqual(json.loads(many.getvalue().splitlines()[-1]), {"n": 9999})
+
+    def test_nobody_reads(self) -> None:
+        """The rest is not even made when the reader has gone away."""
+        out = Counted(most=100_000)
+        console = Console(None, out, io.StringIO())
+        made = [0]
+
+        def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+            for number in range(1_000_000):
+                made[0] = number
+                yield "x" * 99, {}
+
+        self.assertRaises(BrokenPipeError, console.results_of, rows())
+        self.assertTrue(console.results.abandoned)
+        self.assertLess(made[0], 3000)
+
+    def test_nothing(self) -> None:
+        """An empty directory prints nothing."""
+        out = Counted()
+        console = Console(None, out, io.StringIO())
+        console.results_of([])
+        self.assertEqual((out.getvalue(), out.flushes), (b"", 0))
