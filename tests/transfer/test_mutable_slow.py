@@ -45,6 +45,21 @@ class SlowLineTests(SynchronousTestCase):
         self.assertIsInstance(failing[0].value, NotEnoughSharesError)
         self.assertLess(world.clock.seconds() - began_s, 2.5 * SILENCE_S)
 
+    def test_a_silent_server_and_another_writer(self) -> None:
+        """Who was refused knows that it has to try again, and does not wait for a silent server first."""
+        world = MutableWorld(silence_s=SILENCE_S)
+        cap = world.create()
+        ours, theirs = world.client(), world.client()
+        world.run(ours.overwrite(cap, b"ours"))
+        world.run(theirs.modify(cap, lambda old: old + b", theirs"))
+        world.lines[7].silent = {"*"}
+        began_s = world.clock.seconds()
+        world.run(ours.modify(cap, lambda old: old + b", ours again"))
+        self.assertLess(world.clock.seconds() - began_s, SILENCE_S / 4)
+        world.lines[7].silent = set()
+        self.assertEqual(world.read(cap), b"ours, theirs, ours again")
+        self.assertEqual(world.leftovers(), [])
+
 
 class BoundTests(SynchronousTestCase):
     """What is allowed."""

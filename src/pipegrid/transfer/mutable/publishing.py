@@ -128,7 +128,7 @@ class Publication:
         began_s = clock.seconds()
         grace_ends_s: float | None = None
         while self._running:
-            if grace_ends_s is None and len(self.outcome.placed) >= self._enough():
+            if grace_ends_s is None and self._may_end():
                 grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
             timeout_s = None if grace_ends_s is None else grace_ends_s - clock.seconds()
             if timeout_s is not None and timeout_s <= 0:
@@ -137,6 +137,10 @@ class Publication:
             await self._changed.wait(timeout_s)
             if self._bug is not None:
                 raise self._bug
+
+    def _may_end(self) -> bool:
+        """Whether what comes of it is clear without the others: it is written, or has to be tried again."""
+        return len(self.outcome.placed) >= self._enough() or not self.outcome.is_clean
 
     def _enough(self) -> int:
         """So many shares must be written before anybody counts as a straggler: more than could be left."""
