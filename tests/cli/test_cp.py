@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from pipegrid.storage.mutable.containers import DATA_OFFSET
 from tests.cli.processes import ProcessTestCase
 
 
@@ -46,7 +47,9 @@ class CopyTests(ProcessTestCase):
         self.run_command("cp", "-f", "two", "home:one")
         self.assertEqual(self.run_command("cat", "home:one")[0], "2" * 400)
         self.refused("one", "home:new/", said="no directory 'new'")
-        self.refused("one", "home:no/new", said="pipegrid mkdir")
+        self.refused("one", "home:no/new/", said="no directory 'new'")
+        self.run_command("cp", "one", "home:way/new")
+        self.assertEqual(self.listed("home:way"), ["new"])
         self.refused("one", "home:one/x", said="'one' is no directory")
         self.refused("one", "two", said="both local files")
         self.refused("no", "home:", said="no local file no", status=1)
@@ -71,6 +74,25 @@ class CopyTests(ProcessTestCase):
         self.assertEqual(self.listed("home:both"), ["one", "two"])
         self.refused("one", "d/../one", "home:", said="would both be called 'one'")
         self.refused("one", "two", "home:both/one", said="'one' is a file")
+
+    def test_a_thousand_files(self) -> None:
+        """One command publishes the directory that they go into once, whatever is in them."""
+        names = [f"n{number}" for number in range(1000)]
+        for name in names:
+            (self.home / name).write_text(name)
+        self.run_command("cp", *names, "home:many")
+        self.assertEqual(len(self.listed("home:many")), 1000)
+        self.assertEqual(self.publishes("home:many"), {2})  # empty, then with all of them
+        self.assertEqual(self.publishes("home:"), {2})
+
+    def publishes(self, path: str) -> set[int]:
+        """Return the sequence numbers that shares of a directory have on the servers' disks."""
+        cap, _ = self.run_command("mkdir", path)
+        index, _ = self.run_command("storage-index", cap)
+        found = list((self.home / ".local/share/pipegrid/storage").rglob(f"{index}/*"))
+        self.assertTrue(found)
+        heads = [path.read_bytes()[DATA_OFFSET : DATA_OFFSET + 9] for path in found]
+        return {int.from_bytes(head[1:], "big") for head in heads}
 
     def test_within_the_grid(self) -> None:
         """What can never change is the same cap; of what can change the copy stays as it is."""

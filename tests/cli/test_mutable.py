@@ -96,6 +96,22 @@ class MutableTests(ProcessTestCase):
         self.assertEqual(self.listed(), [])
         self.refused("rm", "home:b", said="there is no 'b'")
 
+    def test_missing_directories(self) -> None:
+        """What is missing of the way is made, as Tahoe-LAFS's commands do; what is there of it stays."""
+        self.run_command("put", "one", "home:a/b/put")
+        self.run_command("put", "--mutable", "one", "home:a/c/mutable")
+        self.run_command("cp", "two", "home:a/d/e/cp")
+        self.run_command("ln", "home:a/b/put", "home:f/ln")
+        self.run_command("mv", "home:a/b/put", "home:f/g/mv")
+        self.assertEqual(self.listed("home:a"), ["b/", "c/", "d/"])
+        self.assertEqual(self.listed("home:a/d/e"), ["cp"])
+        self.assertEqual(self.listed("home:f"), ["g/", "ln"])
+        self.assertEqual(self.run_command("cat", "home:f/g/mv")[0], "1" * 300)
+        self.assertEqual(self.run_command("cat", "home:a/c/mutable")[0], "1" * 300)
+        self.refused("mv", "home:a", "home:a/b/new/deeper", said="into itself")
+        self.run_command("mv", "home:f/g/mv", "home:f/g/mv")
+        self.assertEqual(self.listed("home:f/g"), ["mv"])
+
     def test_times(self) -> None:
         """Links have the time at which they were made."""
         self.run_command("put", "one", "home:a")
@@ -115,7 +131,11 @@ class MutableTests(ProcessTestCase):
         self.refused("mkdir", f"{tree}/x", said="immutable")
         self.refused("put", "one", f"{verifier}/x", said="verifier cap")
         self.refused("put", "one", "home:a/x", said="'a' is no directory")
-        self.refused("put", "one", "home:no/x", said="pipegrid mkdir")
+        self.refused("rm", "home:no/x", said="no 'no' on the way")
+        self.refused("mv", "home:no/x", "home:y", said="no 'no' on the way")
+        self.refused("put", "missing", "home:no/x", said="no local file missing", status=1)
+        self.refused("ln", "home:b", "home:no/x", said="no 'b' to link")
+        self.assertEqual(self.listed(), ["a"])
         self.refused("put", "one", "nowhere:x", said="no alias 'nowhere'")
         self.refused("put", "-f", "one", said="-f is for a PATH")
         self.refused("mkdir", "home:a", said="is no directory")

@@ -68,6 +68,19 @@ class PutTests(GridTestCase):
         self.assertEqual(child.metadata["note"], "new")
         self.assertNotEqual(child.read_cap, A)
 
+    def test_mutable(self) -> None:
+        """A new mutable file is put in the same way; its cap is told before it is linked."""
+        _, directory = self.warm_directory()
+        told: list[Any] = []
+        putting = directory.put_mutable("new", b"x", format="mdmf", stored=told.append)
+        trips, made = self.trips(putting)
+        self.assertEqual((trips, told), (2.0, [made.cap]))
+        child = self.world.run(directory.list())["new"]
+        self.assertEqual((child.write_cap, made.cap.kind), (made.cap, "MDMF"))
+        with self.assertRaises(ChildExists):
+            self.world.run(directory.put("new", content(300), stored=told.append))
+        self.assertEqual(self.world.run(self.open().read(told[1])), content(300))
+
     def test_failures(self) -> None:
         """What cannot be stored is not linked; what cannot be changed is told before anything is stored."""
         _, directory = self.warm_directory()

@@ -43,14 +43,31 @@ class Spot:
     A name in a directory that can be changed.
 
     Attributes:
+        directory: that it is in; if some of the way is ``missing``, the last that is there.
         there: what has this name now, or None.
         way: caps of the directories that lead there, the last included.
+        missing: names of directories below ``directory`` that are to be made.
     """
 
+    _grid: Grid
     directory: Directory
     name: str
     there: Child | None
     way: tuple[Cap | None, ...]
+    missing: tuple[str, ...] = ()
+
+    async def reach(self) -> Directory:
+        """
+        Return the directory that it is in; what is missing of the way is made.
+
+        Raises:
+            PipegridError: as ``make_directories``.
+        """
+        if not self.missing:
+            return self.directory
+        from pipegrid.tree.lookup import make_directories
+
+        return await make_directories(self._grid, self.directory.cap, self.missing)
 
     def check_free(self, force: bool) -> None:
         """
@@ -64,17 +81,18 @@ class Spot:
             )
 
 
-async def spot_at(grid: Grid, text: str, into: str | None = None) -> Spot:
+async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = False) -> Spot:
     """
     Return the spot that a path leads to.
 
     Args:
         into: the name that something gets if the path leads to a directory that is there, as with cp and
             mv; None to mean that directory itself.
+        make: directories on the way may be missing; ``Spot.reach`` makes them.
 
     Raises:
         UsageError: the path is none, has no name, or there is no such alias.
-        NoSuchChild: a directory on the way is not there.
+        NoSuchChild: a directory on the way is not there, or is none.
         CapError: the directory cannot be changed.
     """
     from pipegrid.cli.trees import root_of
@@ -87,22 +105,25 @@ async def spot_at(grid: Grid, text: str, into: str | None = None) -> Spot:
     if whole and into is not None and isinstance(way[-1].cap, DirectoryCap):
         directory = Directory(grid, check_writable(way[-1].cap, _called(names)))
         there = (await directory.list()).get(into)
-        return Spot(directory, into, there, tuple(child.cap for child in way))
+        return Spot(grid, directory, into, there, tuple(child.cap for child in way))
     if not names:
         raise UsageError(
             "this is a cap or an alias alone; add the name in the directory that is meant"
         )
-    if len(way) < len(names):
-        missing = names[len(way) - 1]
+    absent = names[len(way) - 1 : -1]
+    if absent and not make:
         raise NoSuchChild(
-            f"there is no '{printable(missing)}' on the way; make it with 'pipegrid mkdir'", missing
+            f"there is no '{printable(absent[0])}' on the way; check the path", absent[0]
         )
-    before = way[len(names) - 1]
+    way_there = way[: len(names)]
+    before = way_there[-1]
     if before.cap is None:
         raise CapError(f"nothing is known that reads '{printable(before.name)}'; use another path")
-    directory = Directory(grid, check_writable(before.cap, _called(names[:-1])))
+    called = _called(names[: len(way_there) - 1])
+    directory = Directory(grid, check_writable(before.cap, called))
     there = way[-1] if whole else None
-    return Spot(directory, names[-1], there, tuple(child.cap for child in way[: len(names)]))
+    caps = tuple(child.cap for child in way_there)
+    return Spot(grid, directory, names[-1], there, caps, absent)
 
 
 def missing(spot: Spot) -> NoSuchChild:

@@ -31,7 +31,7 @@ def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob
     Each argument is a local path, or a place on the grid: ALIAS:some/path, CAP or CAP/some/path. If TARGET
     is a directory that is there, each SOURCE goes into it and keeps its name; of a directory that is named by
     its cap or alias alone, what is in it. Several go into a directory only, as does a directory; it is made
-    if it is missing.
+    if it is missing, as is all of the way to TARGET.
 
     What can never change is linked, and no byte of it moves. Of what can change a copy is made as it is now,
     which never changes; 'ln' gives the original another name. A mutable file that has the name of a copy is

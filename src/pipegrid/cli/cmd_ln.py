@@ -26,7 +26,7 @@ def command(source: str, path: str, force: bool) -> GridJob:
     Link a file or directory into a directory that can be changed.
 
     PATH is ALIAS:some/name or CAP/some/name; if it is a directory that is there, and CAP has a path, the name
-    stays.
+    stays. What is missing of the way is made.
     """
 
     async def work(grid: Grid, console: Console) -> int:
@@ -41,9 +41,9 @@ def command(source: str, path: str, force: bool) -> GridJob:
         if len(way) <= len(names):
             name = names[len(way) - 1]
             raise NoSuchChild(f"there is no '{shown_path([name])}' to link; check the path", name)
-        spot = await spot_at(grid, path, names[-1] if names else None)
+        spot = await spot_at(grid, path, names[-1] if names else None, make=True)
         spot.check_free(force)
-        await spot.directory.change([link_of(way[-1], spot.name, force)])
+        await (await spot.reach()).change([link_of(way[-1], spot.name, force)])
         if console.json:
             console.result("", {"name": spot.name, "cap": str(way[-1].cap)})
         return ExitStatus.DONE

@@ -25,8 +25,9 @@ def command(source: str, path: str, force: bool) -> GridJob:
     """
     Rename or move a file or directory; what its entry says of it goes along.
 
-    Both are ALIAS:some/name or CAP/some/name. If the second is a directory that is there, the name stays.
-    Between two directories it is linked first and taken out then, so that nothing is lost if that is cut off.
+    Both are ALIAS:some/name or CAP/some/name. If the second is a directory that is there, the name stays;
+    what is missing of the way is made. Between two directories it is linked first and taken out then, so that
+    nothing is lost if that is cut off.
     """
 
     async def work(grid: Grid, console: Console) -> int:
@@ -37,14 +38,14 @@ def command(source: str, path: str, force: bool) -> GridJob:
         old = await spot_at(grid, source)
         if old.there is None:
             raise missing(old)
-        new = await spot_at(grid, path, old.name)
+        new = await spot_at(grid, path, old.name, make=True)
         if old.there.cap is not None and old.there.cap in new.way:
             raise UsageError(
                 "a directory cannot go into itself, since no path would lead to it then"
             )
-        if (old.directory.cap, old.name) != (new.directory.cap, new.name):
+        if new.missing or (old.directory.cap, old.name) != (new.directory.cap, new.name):
             new.check_free(force)
-            await move(old.directory, old.name, new.directory, new.name, force)
+            await move(old.directory, old.name, await new.reach(), new.name, force)
         if console.json:
             console.result("", {"name": new.name, "cap": str(old.there.cap)})
         return ExitStatus.DONE

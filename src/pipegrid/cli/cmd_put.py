@@ -86,9 +86,9 @@ def command(
     There is one line for each file, in the order of the arguments. A file that cannot be stored does
     not stop the others.
 
-    With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a directory that can be changed. A
-    mutable file of that name is overwritten in place, as is one whose write cap is PATH; anything else is
-    replaced with -f only. If PATH is a directory, the file keeps its name.
+    With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a directory that can be changed; what
+    is missing of the way is made. A mutable file of that name is overwritten in place, as is one whose write
+    cap is PATH; anything else is replaced with -f only. If PATH is a directory, the file keeps its name.
 
     With -r, directories are stored, empty ones, links, modes and times included. What cannot be read, and
     what has no content, such as a socket, is named and left out; then the exit status is 1.

@@ -138,8 +138,8 @@ async def _copy_to(
 async def _copy_as(grid: Grid, copier: Copier, item: Item, target: str) -> None:
     import attrs
 
-    spot = await spot_at(grid, target)
-    await copier.into(spot.directory, [attrs.evolve(item, name=spot.name)])
+    spot = await spot_at(grid, target, make=True)
+    await copier.into(await spot.reach(), [attrs.evolve(item, name=spot.name)])
 
 
 async def _items(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
 from pipegrid.core.caps import Cap, MutableCap, UnknownCap
-from pipegrid.errors import CapError, UsageError
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from pipegrid.cli.changing import Spot
@@ -60,7 +61,6 @@ async def put_at(
     from pipegrid.cli.changing import spot_at
     from pipegrid.cli.trees import root_of
     from pipegrid.core.caps import parse_cap
-    from pipegrid.core.mutable.edits import Link
 
     def show(cap: Cap) -> None:
         given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
@@ -78,21 +78,40 @@ async def put_at(
             show(cap)
             return
         name = os.path.basename(file) if file != "-" else None
-        spot = await spot_at(grid, destination, name)
+        spot = await spot_at(grid, destination, name, make=True)
         there = None if force else _overwritten(spot, format)
         if there is not None:
             await grid.overwrite(there, source)
             show(there)
             return
         spot.check_free(force)
-        stored = await _store(grid, source, format, options)
+        left: list[Cap] = []
         try:
-            await spot.directory.change([Link(spot.name, stored, metadata={}, replace=force)])
+            await _put_into(spot, source, format, force, options, left.append)
         except BaseException:
             read_only = False  # its cap is what is left of it
-            show(stored)
+            if left:
+                show(left[0])
             raise
-        show(stored)
+        show(left[0])
+
+
+async def _put_into(
+    spot: Spot,
+    source: Any,
+    format: str | None,
+    force: bool,
+    options: dict[str, Any],
+    stored: Callable[[Cap], None],
+) -> None:
+    """Make what is missing of the way, store a new file and link it; ``stored`` is told its cap between."""
+    if spot.missing and isinstance(source, str) and not os.path.exists(source):
+        raise SourceError(f"there is no local file {printable(source)}; check the path")
+    directory = await spot.reach()
+    put: Callable[..., Any] = directory.put
+    if format is not None:
+        put, options = directory.put_mutable, {"format": format, "params": options["params"]}
+    await put(spot.name, source, metadata={}, replace=force, stored=stored, **options)
 
 
 def _overwritten(spot: Spot, format: str | None) -> MutableCap | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -19,11 +19,14 @@ from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_
 from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits, merge_directories
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
+from pipegrid.core.params import Params
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, NoSuchChild, UsageError
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.results import PutResult
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
+
+S = TypeVar("S", PutResult, CreateResult)
 
 
 class ChangesFiles(Protocol):
@@ -49,7 +52,9 @@ class ChangesFiles(Protocol):
     def put(self) -> Callable[..., Deferred[PutResult]]:
         """Stores an immutable file."""
 
-    def create_mutable(self, source: Any, *, format: str = "sdmf") -> Deferred[CreateResult]:
+    def create_mutable(
+        self, source: Any, *, format: str = "sdmf", params: Params | None = None
+    ) -> Deferred[CreateResult]:
         """Store a new mutable file."""
 
 
@@ -155,6 +160,7 @@ class Directory:
         *,
         metadata: dict[str, Any] | None = None,
         replace: bool = False,
+        stored: Callable[[Cap], object] = lambda cap: None,
         **options: Any,
     ) -> Deferred[PutResult]:
         """
@@ -165,18 +171,51 @@ class Directory:
         Args:
             source, options: see ``Grid.put``.
             metadata, replace: see ``link``.
+            stored: called with the file's cap when it is stored, before it is linked.
 
         Raises (through the Deferred):
             ChildExists: there is one of this name, and it is not to be replaced; the file is stored, though.
             and what ``Grid.put`` and ``change`` raise.
         """
+        return self._put(name, lambda: self._grid.put(source, **options), metadata, replace, stored)
 
-        async def work() -> PutResult:
+    def put_mutable(
+        self,
+        name: str,
+        source: Any,
+        *,
+        metadata: dict[str, Any] | None = None,
+        replace: bool = False,
+        stored: Callable[[Cap], object] = lambda cap: None,
+        **options: Any,
+    ) -> Deferred[CreateResult]:
+        """
+        Store a new mutable file and link it; fires with what ``Grid.create_mutable`` did.
+
+        Args:
+            source, options: see ``Grid.create_mutable``.
+
+        Otherwise as ``put``.
+        """
+        return self._put(
+            name, lambda: self._grid.create_mutable(source, **options), metadata, replace, stored
+        )
+
+    def _put(
+        self,
+        name: str,
+        store: Callable[[], Deferred[S]],
+        metadata: dict[str, Any] | None,
+        replace: bool,
+        told: Callable[[Cap], object],
+    ) -> Deferred[S]:
+        async def work() -> S:
             self._writekey()
             looking = self._grid.look_ahead(self.cap)
             looking.addErrback(lambda _: None)  # the change will meet it again, and say so
             try:
-                stored = await self._grid.put(source, **options)
+                stored = await store()
+                told(stored.cap)
                 await looking
             finally:
                 looking.cancel()
