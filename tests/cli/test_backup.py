@@ -92,6 +92,10 @@ class CommandTests(ProcessTestCase):
         self.assertEqual((self.home / "back/d/b").read_bytes(), (self.source / "d/b").read_bytes())
         out, _ = self.run_command("backups")
         self.assertEqual([line.split()[1] for line in out.splitlines()], ["src", "src"])
+        out, _ = self.run_command("backups", "home:backups/here")
+        self.assertEqual([line.split()[1] for line in out.splitlines()], ["here", "here"])
+        self.run_command("restore", "home:backups/here", "d", "-o", "again")
+        self.assertEqual((self.home / "again/b").read_bytes(), (self.source / "d/b").read_bytes())
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")
         for path, said in (
             ("hom:x", "did you mean 'home'?"),

@@ -26,7 +26,8 @@ def command(cap: str | None) -> GridJob:
     """
     List the runs of all backups, the oldest first.
 
-    CAP is what 'backup' printed, on this machine or another one; without it, those of this client are listed.
+    CAP is what 'backup' printed, on this machine or another one, or ALIAS:some/path where 'backup --as' keeps
+    archives; without it, those of this client are listed.
     """
 
     async def work(grid: Grid, console: Console) -> int:
@@ -54,21 +55,29 @@ def command(cap: str | None) -> GridJob:
 
 async def listed_runs(grid: Grid, console: Console, cap: str | None) -> Sequence[BackupRun]:
     """
-    Return the runs that a catalogue lists, or this client's own.
+    Return the runs that a catalogue lists, or archives keep, or this client's own.
+
+    Args:
+        cap: of a catalogue, or a path that leads to one, or to where archives are kept.
 
     Raises:
         CapError: not the cap of a catalogue.
         PipegridError: it cannot be read.
     """
-    from pipegrid.core.caps import DirectoryCap, parse_cap
+    from pipegrid.cli.trees import place_of
+    from pipegrid.core.caps import DirectoryCap
     from pipegrid.errors import CapError
+    from pipegrid.tree.backup.archives import archived_runs
     from pipegrid.tree.backup.catalogue import runs_of
     from pipegrid.tree.backup.run import Backups
 
     backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
     if cap is None:
         return await backups.runs()
-    parsed = parse_cap(cap.strip())
-    if not isinstance(parsed, DirectoryCap):
+    place = await place_of(grid, cap)
+    if not isinstance(place.cap, DirectoryCap):
         raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
-    return runs_of(parsed, await backups.catalogues.load(parsed))
+    name = place.names[-1] if place.names else "backup"
+    content = await backups.catalogues.load(place.cap)
+    archived = await archived_runs(grid, place.cap, content, name)
+    return runs_of(place.cap, content) if archived is None else archived

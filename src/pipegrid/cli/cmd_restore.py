@@ -43,15 +43,15 @@ def command(
     """
     Bring back a directory that was backed up, or what lies at PATH in it.
 
-    CAP is what 'backup' printed; it is enough, on any machine that reaches the servers. Without it, a run of
-    this client's backups is restored. What is there already and has not changed is not fetched again, and
-    nothing is removed.
+    CAP is what 'backup' printed; it is enough, on any machine that reaches the servers. ALIAS:some/path where
+    'backup --as' keeps archives serves as well. Without it, a run of this client's backups is restored. What
+    is there already and has not changed is not fetched again, and nothing is removed.
     """
     context = click.get_current_context()
     if output == "":
         raise click.UsageError(f"-o: {EMPTY_NAME}", context)
     rest = list(arguments)
-    cap = rest.pop(0) if rest and rest[0].strip().startswith("URI:") else None
+    cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
     if len(rest) > 1:
         raise click.UsageError("give one CAP and one PATH", context)
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
@@ -82,3 +82,13 @@ def command(
         return await fetch_tree(grid, console, root, output, metadata_json, force, paranoid)
 
     return GridJob(work)
+
+
+def _is_cap(text: str) -> bool:
+    """Return whether an argument is a cap or begins with an alias that is there, and is no path in a run."""
+    bare = text.strip()
+    if bare.startswith("URI:") or ":" not in bare:
+        return bare.startswith("URI:")
+    from pipegrid.cli.files import aliases_here
+
+    return bare.partition(":")[0] in aliases_here()

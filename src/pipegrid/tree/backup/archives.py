@@ -20,9 +20,9 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.edits import Edit, Link, Unlink
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
-from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.backup.catalogue import MAX_BYTES, BackupRun, is_time
 from pipegrid.tree.directory import Directory, check_writable
-from pipegrid.tree.listing import unpack
+from pipegrid.tree.listing import ListingLimits, unpack
 from pipegrid.tree.lookup import make_directories
 
 ARCHIVES = "Archives"
@@ -86,6 +86,32 @@ class Archives:
         latest: Edit = Link(LATEST, run.cap, metadata={})
         changes = (archives.change_by(choose), to.change_by(lambda _: [latest]))
         await together([Deferred.fromCoroutine(each) for each in changes])
+
+
+async def archived_runs(
+    grid: Grid, cap: DirectoryCap, content: bytes, name: str
+) -> list[BackupRun] | None:
+    """
+    Return the runs that are kept below a directory, oldest first, or None if it keeps no archives.
+
+    How many files each has is not told there: 0.
+
+    Args:
+        content: its bytes.
+        name: what the backup is called.
+
+    Raises:
+        PipegridError: the archives could not be read.
+    """
+    entries = unpack(cap, content, ListingLimits(MAX_BYTES)).entries
+    archives = next((each for each in entries if each.name == ARCHIVES), None)
+    if archives is None or not isinstance(archives.cap, DirectoryCap):
+        return None
+    runs = []
+    for time, child in (await Directory(grid, archives.cap).list()).items():
+        if isinstance(child.cap, DirectoryCap) and is_time(time):
+            runs.append(BackupRun(name, time, child.cap, child.metadata))
+    return sorted(runs, key=lambda run: run.time)
 
 
 def _is_of(name: str, cap: object, runs: set[tuple[str, DirectoryCap]]) -> bool:

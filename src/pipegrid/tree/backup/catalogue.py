@@ -117,6 +117,15 @@ def shown_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime(TIME_FORMAT)
 
 
+def is_time(text: str) -> bool:
+    """Return whether this is the time of a run, as a whole."""
+    try:
+        datetime.strptime(text, TIME_FORMAT)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_time(text: str) -> datetime:
     """
     Return a time in UTC: as runs have it, or shorter (``2026-11-22``, ``2026-11-22_18:23``); ``T`` or a
