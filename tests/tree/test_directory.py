@@ -10,9 +10,10 @@ import attrs
 from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.edits import Link, Rename, Unlink
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
-from pipegrid.tree.directory import Directory, create_directory, move
+from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.facade import Trees
 from pipegrid.tree.lookup import look_up, make_directories
+from pipegrid.tree.moving import move
 from tests.grid.test_mutables import GridTestCase
 
 A, B = LitCap(b"a"), LitCap(b"b")

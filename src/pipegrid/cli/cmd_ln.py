@@ -33,8 +33,8 @@ def command(source: str, path: str, force: bool) -> GridJob:
         from pipegrid.cli.changing import spot_at
         from pipegrid.cli.trees import root_of, shown_path
         from pipegrid.errors import NoSuchChild
-        from pipegrid.tree.directory import link_of
         from pipegrid.tree.lookup import look_up
+        from pipegrid.tree.moving import link_of
 
         root, names = root_of(grid, source)
         way = await look_up(grid, root, names)

@@ -33,7 +33,7 @@ def command(source: str, path: str, force: bool) -> GridJob:
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.changing import missing, spot_at
         from pipegrid.errors import UsageError
-        from pipegrid.tree.directory import move
+        from pipegrid.tree.moving import move
 
         old = await spot_at(grid, source)
         if old.there is None:

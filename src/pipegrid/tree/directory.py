@@ -15,13 +15,12 @@ from typing import Any, Protocol, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits, merge_directories
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
 from pipegrid.core.params import Params
-from pipegrid.core.text import printable
-from pipegrid.errors import CapError, NoSuchChild, UsageError
+from pipegrid.errors import CapError
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.results import PutResult
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
@@ -351,48 +350,6 @@ async def create_directory(grid: ChangesFiles, format: str = "sdmf") -> Director
     """Store an empty directory; see ``Grid.create_directory``."""
     result = await grid.create_mutable(b"", format=format)
     return Directory(grid, DirectoryCap(result.cap))
-
-
-async def move(
-    source: Directory, name: str, target: Directory, new_name: str, replace: bool = False
-) -> None:
-    """
-    Give a child another name, or another directory: linked there first, then taken out here.
-
-    Metadata go with it. Who is interrupted between the two has it twice; nothing is lost.
-
-    Raises:
-        NoSuchChild, ChildExists: as of ``Directory.rename``.
-        CapError: one of the directories cannot be changed.
-        UsageError: somebody has put another child in its place meanwhile, which stays.
-    """
-    check_writable(source.cap, "the directory that it is taken out of")
-    check_writable(target.cap, "the directory that it goes to")
-    if source.cap == target.cap:
-        await source.rename(name, new_name, replace=replace)
-        return
-    child = (await source.list()).get(composed(name))
-    if child is None:
-        raise NoSuchChild(f"there is no '{printable(name)}' in the directory; check the path", name)
-    await target.change([link_of(child, new_name, replace)])
-    if not await source.unlink_same(name, child):
-        raise UsageError(
-            f"'{printable(name)}' was replaced by somebody while it was moved: what it was is in its new "
-            "place, and what it is now stays where it is"
-        )
-
-
-def link_of(child: Child, name: str, replace: bool = False) -> Link:
-    """
-    Return the edit that links a child somewhere else, metadata included.
-
-    Raises:
-        CapError: no cap of it is known.
-    """
-    if child.cap is None:
-        raise CapError(f"nothing is known of '{printable(child.name)}' that could be linked")
-    both = isinstance(child.write_cap, UnknownCap)
-    return Link(name, child.cap, child.read_cap if both else None, dict(child.metadata), replace)
 
 
 def _merge(versions: Sequence[bytes]) -> bytes:

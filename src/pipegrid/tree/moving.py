@@ -1,0 +1,52 @@
+"""Giving a child of a directory another place: the edit that links it there, and both halves of a move."""
+
+from __future__ import annotations
+
+from pipegrid.core.caps import UnknownCap
+from pipegrid.core.mutable.edits import Link
+from pipegrid.core.names import composed
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError, NoSuchChild, UsageError
+from pipegrid.tree.directory import Child, Directory, check_writable
+
+
+async def move(
+    source: Directory, name: str, target: Directory, new_name: str, replace: bool = False
+) -> None:
+    """
+    Give a child another name, or another directory: linked there first, then taken out here.
+
+    Metadata go with it. Who is interrupted between the two has it twice; nothing is lost.
+
+    Raises:
+        NoSuchChild, ChildExists: as of ``Directory.rename``.
+        CapError: one of the directories cannot be changed.
+        UsageError: somebody has put another child in its place meanwhile, which stays.
+    """
+    check_writable(source.cap, "the directory that it is taken out of")
+    check_writable(target.cap, "the directory that it goes to")
+    if source.cap == target.cap:
+        await source.rename(name, new_name, replace=replace)
+        return
+    child = (await source.list()).get(composed(name))
+    if child is None:
+        raise NoSuchChild(f"there is no '{printable(name)}' in the directory; check the path", name)
+    await target.change([link_of(child, new_name, replace)])
+    if not await source.unlink_same(name, child):
+        raise UsageError(
+            f"'{printable(name)}' was replaced by somebody while it was moved: what it was is in its new "
+            "place, and what it is now stays where it is"
+        )
+
+
+def link_of(child: Child, name: str, replace: bool = False) -> Link:
+    """
+    Return the edit that links a child somewhere else, metadata included.
+
+    Raises:
+        CapError: no cap of it is known.
+    """
+    if child.cap is None:
+        raise CapError(f"nothing is known of '{printable(child.name)}' that could be linked")
+    both = isinstance(child.write_cap, UnknownCap)
+    return Link(name, child.cap, child.read_cap if both else None, dict(child.metadata), replace)
