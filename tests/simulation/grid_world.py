@@ -56,6 +56,7 @@ from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 from tests.storage.support import NOW, InlineWorkers, kill
+from tests.transport.gbs_world import close_shares
 
 T = TypeVar("T")
 
@@ -283,10 +284,7 @@ class StorageHost:
     def kill(self) -> None:
         """Do what the kernel does when the process has gone."""
         kill(self.store)
-        for connection in self.factory.connections:
-            for place in connection._order.unanswered:
-                if place.stream is not None:
-                    place.stream.close()
+        close_shares(self.factory)
 
     def sync(self) -> None:
         """Fail if that is due."""

@@ -71,11 +71,25 @@ class StorageHost:
             free_bytes=lambda path: self.free_bytes,
             boot_id=lambda: b"b" * 16,
         )
-        self.host.on_crash[:] = [self.store.close]
+        self.host.on_crash[:] = [self.kill]
         clock = self.host.clock
         service = GbsService(self.store, Durability(InlineWorkers(), clock, self._policy), SWISSNUM)
         self.factory: Any = self._make_factory(service, clock)
         self.host.listen(PORT, self.factory)
+
+    def kill(self) -> None:
+        """Do what the kernel does when the process has gone: close its files."""
+        self.store.close()
+        if isinstance(self.factory, GbsSite):
+            close_shares(self.factory)
+
+
+def close_shares(site: GbsSite) -> None:
+    """Close the shares that a server, which has gone, was sending."""
+    for connection in site.connections:
+        for place in connection._order.unanswered:
+            if place.stream is not None:
+                place.stream.close()
 
 
 class GbsWorld:

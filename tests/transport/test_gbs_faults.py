@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,8 @@ from pipegrid.core.params import Params
 from pipegrid.errors import GridError
 from pipegrid.simulation.driver import leaks
 from pipegrid.simulation.faults import FaultPlan
+from tests.simulation.strictness import open_files
+from tests.transport.contract import SECRETS, SI
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
 
 SERVERS = 5
@@ -67,3 +70,27 @@ class FaultTests(SynchronousTestCase):
         """Most puts survive, and none says what is not."""
         survived = sum(self.try_seed(seed) for seed in range(60))
         self.assertGreater(survived, 45)
+
+
+class CrashTests(SynchronousTestCase):
+    """A program of the simulation that crashes leaves behind what a killed one does."""
+
+    def test_its_files_are_closed(self) -> None:
+        """The share that it was sending, too, although nobody tells its connections of the end."""
+        world = GbsWorld(Path(self.mktemp()), bytes_per_s=1_000_000)
+        gc.collect()  # or what other tests have left is closed in the middle of this one
+        files = open_files()
+        server = world.connect()
+        size = 1 << 20
+        allocated = server.allocate(SI, {0}, size, SECRETS)
+        world.run(server.write(SI, 0, 0, [bytes(size)], SECRETS.upload))
+        world.run(allocated)
+        reading = server.read(SI, 0, 0, size)
+        reading.addErrback(lambda _: None)
+        world.clock.advance(0.5)
+        connections = world.servers[0].factory.connections
+        self.assertEqual(sum(each._order.streams for each in connections), 1)
+        world.servers[0].host.crash()
+        self.assertEqual(open_files(), files)
+        world.run(server.disconnect())
+        world.close()
