@@ -14,6 +14,7 @@ from pipegrid.core.mutable.edits import (
     Rename,
     Unlink,
     apply_edits,
+    made_before,
     merge_directories,
 )
 from pipegrid.core.mutable.entries import pack_entries, unpack_entries
@@ -77,6 +78,12 @@ def _apply(data: bytes, changes: list[Edit]) -> None:
     for name, entry in before.items():
         assert name in named or after.get(name) == entry, "an entry that nobody named has changed"
     assert not after.keys() - before.keys() - named, "an entry has come from nowhere"
+    found = made_before(data, packed, packed)
+    is_new = any(before.get(name) != entry for name, entry in after.items())
+    assert found == (packed if is_new else None), "edits are not found where they were made"
+    assert not is_new or made_before(data, packed, data) is None, (
+        "edits are found that were not made"
+    )
     if not any(isinstance(change, Rename) for change in changes):
         again = apply_edits(packed, changes, _WRITEKEY, 1.5, repeated=True)
         assert unpack_entries(again).keys() == after.keys(), "edits take effect twice"

@@ -334,11 +334,13 @@ class _Files:
     def __init__(self, files: MutableFiles) -> None:
         self._files = files
 
-    def modify(self, cap: Cap, function: Any, *, merge: Any = None) -> Deferred[WriteResult]:
+    def modify(
+        self, cap: Cap, function: Any, *, merge: Any = None, redo: Any = None
+    ) -> Deferred[WriteResult]:
         """Apply a function to a directory's content."""
         assert isinstance(cap, DirectoryCap)
         assert isinstance(cap.file, MutableCap)
-        return self._files.modify(cap.file, function, merge)
+        return self._files.modify(cap.file, function, merge, redo)
 
     def read(self, cap: Any, start: int = 0, length: int | None = None) -> Deferred[bytes]:
         """Not needed here."""

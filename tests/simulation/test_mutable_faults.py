@@ -11,6 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.simulation.mutable_schedules import Schedule, perform
 
 SEEDS = range(12)
+MADE_TWICE = (930000529, 930100206)
+"""
+In the first a child renamed twice was there, and its writer was told that it was not. In the second a child
+that was linked where another had been renamed took that one's name as well, and the other was gone.
+"""
 
 
 class MutableFaultTests(SynchronousTestCase):
@@ -20,6 +25,11 @@ class MutableFaultTests(SynchronousTestCase):
         """Some, of all kinds of faults."""
         acknowledged = sum(self.attempt(seed) for seed in SEEDS)
         self.assertGreater(acknowledged, 3 * len(SEEDS))
+
+    def test_changes_made_twice(self) -> None:
+        """A change that is stored and unknown to its writer is not made again on what others made of it."""
+        for seed in MADE_TWICE:
+            self.attempt(seed)
 
     def test_a_seed_is_one_history(self) -> None:
         """So that what a soak finds can be looked at again."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import count
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core.caps import DirectoryCap, LitCap
+from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink
+from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.errors import UncoordinatedWriteError
+from pipegrid.tree.directory import Directory
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import RTT, content
+
+A, B, C, D = (LitCap(text) for text in (b"a", b"b", b"c", b"d"))
 
 
 def add(word: str) -> Any:
@@ -142,3 +150,98 @@ class WriterTests(SynchronousTestCase):
         self.assertIsInstance(failing[0].value, ValueError)
         self.assertEqual(applied, [b"one"])
         self.assertEqual(world.read(cap), b"one other two")
+
+
+class StoredUnknownTests(SynchronousTestCase):
+    """A change of a directory is stored, its writer does not know it, and somebody else builds on it."""
+
+    def attempt(self, changes: list[list[Edit]], others: list[Edit]) -> dict[str, Any]:
+        """Return what is there at last, where "a" and "b" were."""
+        world = MutableWorld(first_wait_s=60.0, max_wait_s=60.0)
+        cap = world.create(b"")
+        slots = world.lines[3].storage.slots
+        old = dict(slots[cap.storage_index])
+        first: list[Edit] = [Link("a", A), Link("b", B)]
+        world.run(self.directory(world, cap).change(first))
+        times = count(10)
+
+        def now() -> float:
+            if (time_s := next(times)) == 10:
+                slots[cap.storage_index] = old  # it will refuse what is written now
+            return float(time_s)
+
+        directory = self.directory(world, cap, now)
+        waiting = [world.begin(directory.change(edits)) for edits in changes]
+        while not world.versions(cap).get(3):
+            world.clock.advance(RTT / 4)
+        world.clock.advance(RTT)
+        world.run(self.directory(world, cap, lambda: 50.0).change(others))
+        world.run_until(lambda: all(waiting))
+        self.assertEqual([outcome[0].attempts for outcome in waiting], [2] * len(changes))
+        found = unpack_entries(world.read(cap))
+        return {name: entry.read_cap for name, entry in found.items()}
+
+    def directory(self, world: MutableWorld, cap: Any, now: Any = lambda: 1.0) -> Directory:
+        """Return the directory, as a client of its own changes it."""
+        files = world.client()
+
+        def modify(cap: Any, *given: Any, **options: Any) -> Any:
+            return files.modify(cap.file, *given, **options)
+
+        grid: Any = SimpleNamespace(modify=modify)
+        return Directory(grid, DirectoryCap(cap), now)
+
+    def test_names_exchanged(self) -> None:
+        """They are not exchanged back, be it one change or several that were joined."""
+        edits: list[Edit] = [Rename("a", "x"), Rename("b", "a"), Rename("x", "b")]
+        for changes in ([edits], [[edit] for edit in edits]):
+            found = self.attempt(changes, [Link("new", C)])
+            self.assertEqual(found, {"a": B, "b": A, "new": C})
+
+    def test_linked_in_the_place_of_one_renamed(self) -> None:
+        """The new child does not take the name of the old one, nor is the old one lost."""
+        edits: list[Edit] = [Rename("a", "b"), Link("a", C, replace=False)]
+        self.assertEqual(self.attempt([edits], [Link("new", D)]), {"a": C, "b": A, "new": D})
+
+    def test_linked_by_others(self) -> None:
+        """What somebody was told to be linked, where a child was renamed, stays there."""
+        found = self.attempt([[Rename("a", "z")]], [Link("a", D, replace=False)])
+        self.assertEqual(found, {"a": D, "b": B, "z": A})
+
+    def test_renamed_twice(self) -> None:
+        """It is no error that there is no child of the old name any more, nor one of the one between."""
+        edits: list[Edit] = [Rename("a", "x", replace=False), Rename("x", "y")]
+        self.assertEqual(self.attempt([edits], [Link("new", D)]), {"b": B, "new": D, "y": A})
+        edits = [Rename("a", "x"), Unlink("x")]
+        self.assertEqual(self.attempt([edits], [Link("new", D)]), {"b": B, "new": D})
+
+    def test_answers_that_were_lost(self) -> None:
+        """What may be stored is looked for, also if it was written from what was remembered."""
+        world = MutableWorld()
+        cap = world.create(b"")
+        slots = [line.storage.slots for line in world.lines]
+        old = {number: share for each in slots for number, share in each[cap.storage_index].items()}
+        times = count(10)
+
+        def now() -> float:
+            if (time_s := next(times)) == 11:
+                slots[3][cap.storage_index] = old  # it will refuse, whatever is written
+                world.lines[3].late["read_test_write"] = 10.0
+                for line in world.lines[:3] + world.lines[4:]:
+                    line.answers_lost.add("*")
+            return float(time_s)
+
+        directory = self.directory(world, cap, now)
+        world.run(directory.change([Link("a", A), Link("b", B)]))
+        edits: list[Edit] = [Rename("a", "x"), Rename("b", "a"), Rename("x", "b")]
+        changing = world.begin(directory.change(edits))
+        for _ in range(200):
+            world.clock.advance(RTT / 4)
+        for line in world.lines:
+            line.answers_lost.clear()
+            line.late.clear()
+        world.run_until(lambda: bool(changing))
+        self.assertEqual(changing[0].version.sequence_number, 4)
+        self.assertEqual(world.versions(cap), {4: set(range(10))})
+        found = unpack_entries(world.read(cap))
+        self.assertEqual({name: entry.read_cap for name, entry in found.items()}, {"a": B, "b": A})

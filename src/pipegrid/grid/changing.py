@@ -22,7 +22,7 @@ from pipegrid.transfer.put.source import SourceLike
 if TYPE_CHECKING:
     from pipegrid.grid.mutables import Mutables
     from pipegrid.transfer.mutable.joining import Merge
-    from pipegrid.transfer.mutable.modifying import Edit
+    from pipegrid.transfer.mutable.modifying import Edit, Redo
     from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 
 T = TypeVar("T")
@@ -83,6 +83,7 @@ class ChangingGrid(BaseGrid):
         *,
         merge: Merge | None = None,
         remembered: bytes | None = None,
+        redo: Redo | None = None,
     ) -> Deferred[WriteResult]:
         """
         Apply a function to the content of a mutable file; fires when the result is what is there.
@@ -96,9 +97,13 @@ class ChangingGrid(BaseGrid):
             merge: makes one content of several versions with the same number; by default the highest counts.
             remembered: what the content was when this client saw it last, if the caller has kept it; then it
                 need not be read again. It is held against the version that was seen.
+            redo: finds the change in content that has it already. It is given content that the function was
+                applied to, what became of it, and what is there now, and returns the latter, perhaps put
+                right, or None: then the function is applied to it. Of changes that are joined all must have
+                the same.
         """
         return self._start_writing(
-            cap, lambda own, file: own.modify(file, function, merge, remembered)
+            cap, lambda own, file: own.modify(file, function, merge, remembered, redo)
         )
 
     def look_ahead(self, cap: str | Cap) -> Deferred[None]:

@@ -23,7 +23,7 @@ from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.mutable.files import MutableFiles, ReadResult
 from pipegrid.transfer.mutable.joining import Merge
 from pipegrid.transfer.mutable.known import KnownFiles
-from pipegrid.transfer.mutable.modifying import Edit
+from pipegrid.transfer.mutable.modifying import Edit, Redo
 from pipegrid.transfer.mutable.reading import ContentReader
 from pipegrid.transfer.mutable.recalling import recall
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
@@ -192,7 +192,12 @@ class Mutables:
         return await self.files.update(cap, offset, bytes(data))
 
     async def modify(
-        self, cap: MutableCap, edit: Edit, merge: Merge | None, remembered: bytes | None = None
+        self,
+        cap: MutableCap,
+        edit: Edit,
+        merge: Merge | None,
+        remembered: bytes | None = None,
+        redo: Redo | None = None,
     ) -> WriteResult:
         """Apply an edit; see ``Grid.modify``."""
         check_kind(remembered, (bytes, type(None)), "what is remembered of a file", "bytes")
@@ -203,7 +208,7 @@ class Mutables:
         if remembered is not None:
             await recall(self.files.known, cap, remembered, self._workers)
         await self._readiness.wait(self._usual[0])
-        return await self.files.modify(cap, edit, merge)
+        return await self.files.modify(cap, edit, merge, redo)
 
     async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
         """See ``Grid.check``; the result tells of versions as well."""

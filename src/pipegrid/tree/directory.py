@@ -16,7 +16,15 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
-from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits, merge_directories
+from pipegrid.core.mutable.edits import (
+    Edit,
+    Link,
+    Rename,
+    Unlink,
+    apply_edits,
+    made_before,
+    merge_directories,
+)
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
 from pipegrid.core.params import Params
@@ -41,6 +49,7 @@ class ChangesFiles(Protocol):
         *,
         merge: Callable[[Sequence[bytes]], bytes] | None = None,
         remembered: bytes | None = None,
+        redo: Callable[[bytes, bytes, bytes], bytes | None] | None = None,
     ) -> Deferred[WriteResult]:
         """Apply a function to the content of a mutable file."""
 
@@ -266,7 +275,7 @@ class Directory:
             repeated = True  # where it failed nothing was written
             return made
 
-        return await self._grid.modify(self.cap, apply, merge=_merge)
+        return await self._grid.modify(self.cap, apply, merge=_merge, redo=made_before)
 
     async def change_by(
         self, choose: Callable[[bytes], Sequence[Edit]], remembered: bytes | None = None

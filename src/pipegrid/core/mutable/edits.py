@@ -4,6 +4,11 @@ Changes to a read-write directory, as values that can be applied again.
 A writer who was beaten by another reads the directory anew and applies the same edits to what is there now,
 so that nobody's change is lost. All edits of one call take effect together, or none does.
 
+**What is there now may have them already**: a version that its writer did not know to be stored was, and
+somebody else has built on it. Edits that take a child from one name to another must not find there what they
+have made themselves: two names that were exchanged would be exchanged back, a child that was linked in the
+place of one renamed would take the other's. So it is looked first whether they are there (``made_before``).
+
 Source: the format reference for mutable files, section 7; that of trees, 3.1, 3.2 and 7.4.
 """
 
@@ -118,13 +123,13 @@ def apply_edits(
         UsageError: a child cannot be written so.
     """
     entries = unpack_entries(data)
-    for edit in edits:
+    for number, edit in enumerate(edits):
         if isinstance(edit, Link):
             _link(entries, edit, writekey, now, repeated)
         elif isinstance(edit, Unlink):
             if entries.pop(composed(edit.name), None) is None and edit.must_exist and not repeated:
                 raise _no_such_child(edit.name)
-        else:
+        elif not (repeated and _is_passed_on(entries, edit, edits[number + 1 :])):
             _rename(entries, edit, now, repeated)
     if len(entries) > MAX_ENTRIES:
         raise UsageError(
@@ -156,6 +161,32 @@ def merge_directories(first: bytes, second: bytes) -> bytes:
         if other is None or _age(other) < _age(entry):
             merged[name] = entry
     return pack_entries(merged)
+
+
+def made_before(before: bytes, after: bytes, current: bytes) -> bytes | None:
+    """
+    Return what is there now if edits have taken effect in it, all of them; else None: they are to be applied.
+
+    They have if an entry is there byte for byte as they made it; it has the time in it. Then what others
+    have made of their names came later, and stays: also what they have linked where a child was taken out.
+    Only what is as it was before the edits has come back when versions were merged, and goes again.
+
+    Args:
+        before, after: the directory that the edits were applied to, and what became of it.
+
+    Raises:
+        DirectoryError: one of them is not a directory.
+    """
+    old, new, entries = map(unpack_entries, (before, after, current))
+    changed = [name for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
+    if not any(name in new and entries.get(name) == new[name] for name in changed):
+        return None
+    for name in changed:
+        if name in old and entries.get(name) == old[name]:
+            del entries[name]
+            if name in new:
+                entries[name] = new[name]
+    return pack_entries(entries)
 
 
 def _age(entry: Entry) -> tuple[float, bytes]:
@@ -199,6 +230,17 @@ def _entry(name: str, read_text: str, write_text: str, metadata: bytes, writekey
     rw_data = encrypt_write_cap(write_text, writekey)
     fields = (_name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
     return Entry(name, b"".join(map(netstring, fields)))
+
+
+def _is_passed_on(entries: dict[str, Entry], edit: Rename, later: Sequence[Edit]) -> bool:
+    """Return whether a child may have been renamed, and be gone from its new name by a later edit."""
+    old, new = composed(edit.old), composed(edit.new)
+    takers = (
+        each.old if isinstance(each, Rename) else each.name
+        for each in later
+        if not isinstance(each, Link)
+    )
+    return old not in entries and new not in entries and new in map(composed, takers)
 
 
 def _rename(entries: dict[str, Entry], edit: Rename, now: float, repeated: bool) -> None:

@@ -77,10 +77,14 @@ class BaseSearch:
         self.told = Told()
         self.dirty = always or bool(self.own)
 
-    def tried(self, version: Version, content: bytes, base: Base) -> None:
-        """A version was written that was made from this base, and has met others."""
+    def perhaps_stored(self, version: Version, content: bytes) -> None:
+        """A version was written, and may be what is found next."""
         self.dirty = True
         self.own[version] = content
+
+    def tried(self, version: Version, content: bytes, base: Base) -> None:
+        """A version was written that was made from this base, and has met others."""
+        self.perhaps_stored(version, content)
         self.last = base
 
     def remembered(self) -> Base | None:

@@ -38,7 +38,7 @@ from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.joining import JoinedWrites, Merge
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.mapping import ShareMap, place
-from pipegrid.transfer.mutable.modifying import Edit, Modification
+from pipegrid.transfer.mutable.modifying import Edit, Modification, Redo
 from pipegrid.transfer.mutable.publishing import Publication
 from pipegrid.transfer.mutable.reading import ContentReader
 from pipegrid.transfer.mutable.refusals import not_writable, rollback, unreadable
@@ -286,7 +286,7 @@ class MutableFiles:
         return result
 
     def modify(
-        self, cap: MutableCap, edit: Edit, merge: Merge | None = None
+        self, cap: MutableCap, edit: Edit, merge: Merge | None = None, redo: Redo | None = None
     ) -> Deferred[WriteResult]:
         """
         Apply an edit to the content, as often as it takes; fires when it is in the version that is there.
@@ -298,10 +298,11 @@ class MutableFiles:
             edit: from the old content to the new one; a pure function, perhaps called more than once, also
                 with content that it has changed before.
             merge: makes one content of those of two versions between which nothing else decides.
+            redo: see ``Redo``; used if all edits that are joined come with the same.
         """
         if not (isinstance(cap, MutableCap) and cap.access == "write"):
             return fail(not_writable())
-        return self._joined.join(cap, edit, merge)
+        return self._joined.join(cap, edit, merge, redo)
 
     def close(self) -> None:
         """Give up the changes that are under way."""

@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.modifying import Edit, Modification
+from pipegrid.transfer.mutable.modifying import Edit, Modification, Redo
 from pipegrid.transfer.mutable.written import WriteResult
 
 MAX_JOINED = 100_000
@@ -39,6 +39,7 @@ class MakesChanges(Protocol):
         edit: Edit,
         *,
         merge: Merge | None,
+        redo: Redo | None,
         in_doubt: Callable[[], bool],
     ) -> Modification:
         """Return it; see ``Modification`` for its arguments."""
@@ -49,7 +50,7 @@ class _Line:
     """The writes to one file of this process, one after the other."""
 
     lock: DeferredLock = attrs.field(factory=DeferredLock)
-    waiting: list[tuple[Edit, Deferred[WriteResult]]] = attrs.field(factory=list)
+    waiting: list[tuple[Edit, Redo | None, Deferred[WriteResult]]] = attrs.field(factory=list)
     merge: Merge | None = None
     runs: bool = False
 
@@ -68,7 +69,9 @@ class JoinedWrites:
         self._lines: dict[bytes, _Line] = {}
         self._running: set[Deferred[Any]] = set()
 
-    def join(self, cap: MutableCap, edit: Edit, merge: Merge | None) -> Deferred[WriteResult]:
+    def join(
+        self, cap: MutableCap, edit: Edit, merge: Merge | None, redo: Redo | None
+    ) -> Deferred[WriteResult]:
         """Apply an edit together with others that wait; see ``MutableFiles.modify``."""
         line = self._lines.setdefault(cap.storage_index, _Line())
         if merge is not None:
@@ -79,10 +82,10 @@ class JoinedWrites:
             )
 
         def cancelled(gone: Deferred[WriteResult]) -> None:
-            line.waiting = [each for each in line.waiting if each[1] is not gone]
+            line.waiting = [each for each in line.waiting if each[2] is not gone]
 
         waiting: Deferred[WriteResult] = Deferred(cancelled)
-        line.waiting.append((edit, waiting))
+        line.waiting.append((edit, redo, waiting))
         if not line.runs:
             line.runs = True
             running = Deferred.fromCoroutine(self._run_line(cap, line))
@@ -103,7 +106,7 @@ class JoinedWrites:
                 await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, line))
         finally:
             line.runs = False
-            for _, waiting in line.waiting:
+            for *_, waiting in line.waiting:
                 waiting.errback(CancelledError())
             self._forget_line(cap.storage_index, line)
 
@@ -118,7 +121,7 @@ class JoinedWrites:
                 final.update(failures)
             failures.clear()
             failures.update(final)
-            for index, (edit, waiting) in enumerate(joined):
+            for index, (edit, _, waiting) in enumerate(joined):
                 if waiting.called or index in final:  # nobody waits for it any more
                     continue
                 try:
@@ -127,12 +130,19 @@ class JoinedWrites:
                     failures[index] = Failure()
             return old
 
-        change = self._change(cap, edit_all, merge=line.merge, in_doubt=lambda: bool(failures))
+        redos = {redo for _, redo, _ in joined}
+        change = self._change(
+            cap,
+            edit_all,
+            merge=line.merge,
+            redo=redos.pop() if len(redos) == 1 else None,
+            in_doubt=lambda: bool(failures),
+        )
         try:
             result: Any = await change.run()
         except Exception:
             result = Failure()
-        for index, (_, waiting) in enumerate(joined):
+        for index, (*_, waiting) in enumerate(joined):
             if not waiting.called:
                 waiting.callback(failures.get(index, result))
 

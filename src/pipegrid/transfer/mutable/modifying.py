@@ -22,7 +22,8 @@ none has shares beside that were not known. Until then:
 
 * **One's own is the only best one**: it is written again as it is, to all.
 
-An edit may so be applied to content that has it already, after an answer was lost; it has to bear that.
+An edit may so be applied to content that has it already, after an answer was lost; it has to bear that, or
+come with a function that finds it there (``redo``).
 
 Source: the format reference, trees, 7.3 and 7.4.
 """
@@ -30,6 +31,7 @@ Source: the format reference, trees, 7.3 and 7.4.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from twisted.internet.task import deferLater
@@ -52,6 +54,15 @@ from pipegrid.transfer.peers import Peer
 Edit = Callable[[bytes], bytes]
 """From the old content to the new one; equal content is not written. It may be applied more than once."""
 
+Redo = Callable[[bytes, bytes, bytes], bytes | None]
+"""
+From content that an edit was applied to, what became of it, and what is there now, to the content if the edit
+has taken effect in it; None: it is to be applied.
+"""
+
+REMEMBERED_TRIES = 8
+"""So many writes of one change that may have been stored are looked for in what is there later."""
+
 CAUTIOUS_S = 60.0
 """So long after others were met, writes have a leader from the start."""
 
@@ -67,6 +78,7 @@ class Modification:
             another writer is met, and has won, that is an error.
         always: write a new version even if the content is equal, or the state is unclear (repair).
         merge: makes one content of those of several versions with one number; None: the highest is taken.
+        redo: finds an edit in content that has it already; None: it is applied again.
         in_doubt: whether a part of the edit failed with the content that it was last given: then it is given
             what servers have, if that was only remembered.
         tried: versions that were written for the same edit and met others: no more than one's own that is
@@ -88,6 +100,7 @@ class Modification:
         replaces: bool = False,
         always: bool = False,
         merge: Callable[[Sequence[bytes]], bytes] | None = None,
+        redo: Redo | None = None,
         in_doubt: Callable[[], bool] = lambda: False,
         tried: Iterable[Version] = (),
     ) -> None:
@@ -100,9 +113,12 @@ class Modification:
         self._random = random
         self._replaces = replaces
         self._always = always
+        self._redo = redo
         self._in_doubt = in_doubt
         self._began_s = slot.clock.seconds()
         self._wait_s = 0.0
+        # What tries were made from, and made, that may be stored.
+        self._tries: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED_TRIES)
         self.attempts = 0
         self._search = BaseSearch(
             slot,
@@ -146,8 +162,10 @@ class Modification:
             if outcome.is_clean:
                 return self._done(encoded, content, outcome, base)
             self._search.told.written(outcome, encoded.version, base.version, self._search.own)
+            if outcome.placed or outcome.failed:  # who did not answer may have taken it
+                self._remember_try(base, encoded.version, content)
             if not outcome.placed and base.is_warm:
-                # What was remembered is old: the answers tell what is there, and nothing was touched.
+                # What was remembered is old: the answers tell what is there, and nobody says it was touched.
                 self._known.forget_version()
                 base = await self._search.of_answers(outcome) or await self._search.look(
                     everyone=False
@@ -185,11 +203,25 @@ class Modification:
             content = old
         else:
             assert old is not None, "an edit needs the old content"
-            content = self._edit(old)
+            made = self._made_before(old)
+            content = self._edit(old) if made is None else made
             if content == old and not self._search.dirty:
                 return None
         check_size(self._slot, len(content))
         return content
+
+    def _remember_try(self, base: Base, tried: Version, content: bytes) -> None:
+        """Remember what may be stored now, and be what is found next."""
+        self._search.perhaps_stored(tried, content)
+        if self._redo is not None and base.content is not None and not base.is_own:
+            self._tries.append((base.content, content))
+
+    def _made_before(self, current: bytes) -> bytes | None:
+        """Return what is there if an earlier try is in it, by somebody who has built on that."""
+        if self._redo is None:
+            return None
+        found = (self._redo(*each, current) for each in reversed(self._tries))
+        return next((each for each in found if each is not None), None)
 
     def _unchanged(self, base: Base) -> WriteResult:
         self._known.saw(base.version)
