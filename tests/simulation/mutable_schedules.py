@@ -379,9 +379,11 @@ class _Performance:
         waiting, told = self.work.ask(anew, cap, writer, number, clock.seconds())
 
         def ended(result: Any) -> Any:
-            told(getattr(result, "value", None), clock.seconds())
-            for begin in self.waiting.pop(writer, []):
-                begin()
+            try:  # a promise that is broken here is not to be taken for a change that hangs
+                told(getattr(result, "value", None), clock.seconds())
+            finally:
+                for begin in self.waiting.pop(writer, []):
+                    begin()
             return result
 
         if cancelled_s is not None:

@@ -11,10 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.simulation.mutable_schedules import Schedule, perform
 
 SEEDS = range(12)
-MADE_TWICE = (930000529, 930100206)
+MADE_TWICE = (930000529, 930100206, 930300070)
 """
 In the first a child renamed twice was there, and its writer was told that it was not. In the second a child
-that was linked where another had been renamed took that one's name as well, and the other was gone.
+that was linked where another had been renamed took that one's name as well, and the other was gone. In
+the third a name linked twice in one change was there, and its writer was told that it had been before.
 """
 
 

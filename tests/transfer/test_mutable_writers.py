@@ -215,6 +215,11 @@ class StoredUnknownTests(SynchronousTestCase):
         edits = [Rename("a", "x"), Unlink("x")]
         self.assertEqual(self.attempt([edits], [Link("new", D)]), {"b": B, "new": D})
 
+    def test_linked_twice(self) -> None:
+        """What a change has linked itself is not in its way."""
+        edits: list[Edit] = [Link("x", C, replace=False), Link("x", D)]
+        self.assertEqual(self.attempt([edits], [Link("y", C)]), {"a": A, "b": B, "x": D, "y": C})
+
     def test_answers_that_were_lost(self) -> None:
         """What may be stored is looked for, also if it was written from what was remembered."""
         world = MutableWorld()
