@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from pipegrid.mirror.work import Work
 from tests.mirror.test_sprint import Server, SprintCase, ok
 
 
-def hang(pipe: int) -> None:
-    """Wait for ever."""
+def hang(pipe: int, on_sigterm: signal.Handlers = signal.SIG_DFL) -> None:
+    """Wait for ever; nobody's handlers are inherited."""
+    signal.signal(signal.SIGTERM, on_sigterm)
     while True:
         os.read(pipe, 1)
 
@@ -149,8 +151,8 @@ class SharedTests(SprintCase):
         error = self.assertRaises(MirrorError, helpers.join, Plan(1))
         self.assertEqual(str(error), "the disk is full")
 
-    def test_told_to_stop(self) -> None:
-        """Whoever waits for others tells them to stop; what they had not done, waits."""
+    def told_to_stop(self, on_sigterm: signal.Handlers) -> None:
+        """Begin, and be told to stop."""
         hanging, other = os.pipe()
         us = os.getpid()
         destination = Destination(str(self.dest))
@@ -158,7 +160,7 @@ class SharedTests(SprintCase):
         helpers = Helpers(
             destination,
             Report(),
-            lambda *_: hang(hanging),
+            lambda *_: hang(hanging, on_sigterm),
             lambda: os.getpid() == us,
         )
         helpers.start(some([1]))
@@ -168,6 +170,15 @@ class SharedTests(SprintCase):
         os.close(other)
         self.assertEqual(plan.done_files, 0)
         self.assertTrue(plan.waits)
+
+    def test_told_to_stop(self) -> None:
+        """Whoever waits for others tells them to stop; what they had not done, waits."""
+        self.told_to_stop(signal.SIG_DFL)
+
+    def test_those_that_do_not_stop(self) -> None:
+        """They are not waited for long."""
+        self.patch(shared, "END_S", 0.2)
+        self.told_to_stop(signal.SIG_IGN)
 
     def test_stopped(self) -> None:
         """Who is told to stop leaves no process behind, not even one that does not listen."""

@@ -34,6 +34,9 @@ WORTHWHILE_FILES = 64
 LOOK_S = 0.1
 """How often it is looked, while waiting for others, whether all is to end."""
 
+END_S = 5.0
+"""How long others have to end when they are told to; they look whenever bytes come, or none do."""
+
 Sprinting = Callable[[Plan, Sequence[Tally], Callable[[], bool]], None]
 """Fetches what waits in a plan, as far as all goes well, until it is told to stop."""
 
@@ -140,12 +143,16 @@ class Helpers:
 
     def _wait(self) -> None:
         """Until the first has something to tell: it tells all of it at once, in the end."""
-        told = False
+        looks = 0
         while not select.select([self._running[0][1]], [], [], LOOK_S)[0]:
-            if self._stopped() and not told:
-                told = True
-                for child, _, _ in self._running:
-                    os.kill(child, signal.SIGTERM)
+            if self._stopped():
+                if looks in (0, round(END_S / LOOK_S)):
+                    self._tell(signal.SIGKILL if looks else signal.SIGTERM)
+                looks += 1
+
+    def _tell(self, number: signal.Signals) -> None:
+        for child, _, _ in self._running:
+            os.kill(child, number)
 
     def _look(self, plan: Plan, files: list[Wanted]) -> None:
         """A process ended in the middle: what it has done is done."""
