@@ -94,9 +94,12 @@ class DialTests(SynchronousTestCase):
         self.assertIs(dial(directory), None)
 
     def test_before_all_else(self) -> None:
-        """It imports neither Twisted nor what describes servers, which take as long as the connections."""
+        """It imports neither Twisted nor what describes servers; with nobody to connect to, no TLS either."""
         code = (
-            "import sys, pipegrid.grid.dialling\n"
+            "import sys, pipegrid.grid.dialling as dialling\n"
+            "dialling.dial('/nowhere')\n"
+            "print(*(each for each in ('ssl', 'socket') if each in sys.modules))\n"
+            "import pipegrid.reactor.ahead, pipegrid.reactor.clientcontext\n"
             "print(*sorted(each for each in sys.modules"
             " if each.split('.')[0] in ('attr', 'attrs', 'twisted', 'yaml', 'zope')))"
         )

@@ -11,10 +11,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipegrid.grid.homes import SERVERS_NAME, default_directory
-from pipegrid.reactor.ahead import MOST, Address, Ahead
-from pipegrid.reactor.clientcontext import http_context
+
+if TYPE_CHECKING:
+    from pipegrid.reactor.ahead import Address, Ahead
+
+# Sockets and TLS are imported when there is somebody to connect to: an embedded grid needs neither.
 
 _MOST_BYTES = 64 << 10
 """A longer file names more servers than are dialled."""
@@ -34,6 +38,10 @@ def addresses_in(text: bytes) -> list[Address]:
             for host, port in re.findall(nurl, line):
                 if 0 < int(port) < 1 << 16:
                     found[host.strip(b"[]").decode("ascii"), int(port)] = None
+    if not found:
+        return []
+    from pipegrid.reactor.ahead import MOST
+
     return [] if len(found) > MOST else list(found)
 
 
@@ -51,4 +59,9 @@ def dial(directory: str | os.PathLike[str] | None) -> Ahead | None:
     except OSError:
         return None  # whoever opens the grid tells what is wrong
     addresses = addresses_in(text) if len(text) <= _MOST_BYTES else []
-    return Ahead(addresses, http_context()) if addresses else None
+    if not addresses:
+        return None
+    from pipegrid.reactor.ahead import Ahead
+    from pipegrid.reactor.clientcontext import http_context
+
+    return Ahead(addresses, http_context())
