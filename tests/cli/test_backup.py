@@ -71,7 +71,10 @@ class CommandTests(ProcessTestCase):
         another, _ = self.run_command("backup", "back", "--as", "new")
         self.assertNotEqual(another, printed)
         out, _ = self.run_command("backups", another)
-        self.assertEqual([line.split()[1] for line in out.splitlines()], ["src", "src", "new"])
+        # In which order is a matter of their times, which are of whole seconds.
+        self.assertEqual(
+            sorted(line.split()[1] for line in out.splitlines()), ["new", "src", "src"]
+        )
         self.assertEqual(len(self.run_command("backups", printed)[0].splitlines()), 2)
 
     def test_under_an_alias(self) -> None:
