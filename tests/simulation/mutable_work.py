@@ -201,6 +201,13 @@ State = frozenset[tuple[str, str]]
 """Names of one writer's, and their caps."""
 
 
+@attrs.define
+class _Asked:
+    edits: Sequence[Edit]
+    ended: bool = False
+    error: BaseException | None = None
+
+
 class Names(Work):
     """Each writer links, unlinks and renames what is its own, in one directory."""
 
@@ -211,6 +218,7 @@ class Names(Work):
         self.fixed = frozenset(self.ever)
         self.removed: set[str] = set()
         self.unclear: set[int] = set()
+        self.under_way: list[list[_Asked]] = [[] for _ in range(writers)]
 
     async def prepare(self, files: MutableFiles, cap: MutableCap) -> None:
         """Put the children there that nobody changes."""
@@ -233,8 +241,16 @@ class Names(Work):
             elif isinstance(edit, Rename):
                 self.ever |= {(edit.new, cap) for name, cap in self.ever if name == edit.old}
 
+        asked, under_way = _Asked(edits), self.under_way[writer]
+        under_way.append(asked)
+
         def ended(error: BaseException | None, at_s: float) -> None:
-            self._ended(writer, edits, error)
+            asked.ended, asked.error = True, error
+            # They are made in the order in which they were asked for: one that was given up may be in what
+            # another that was asked for before it is still writing.
+            while under_way and under_way[0].ended:
+                first = under_way.pop(0)
+                self._ended(writer, first.edits, first.error)
 
         return self._directory(files, cap, now_s).change(edits), ended
 

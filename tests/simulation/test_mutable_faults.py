@@ -18,6 +18,12 @@ that was linked where another had been renamed took that one's name as well, and
 the third a name linked twice in one change was there, and its writer was told that it had been before.
 """
 
+JOINED = (970000460, 970000873)
+"""
+Changes that were joined. In the first one was given up, and made with the other. In the second a link that
+must not replace anything was told that there was a child of that name, by a link that was not stored.
+"""
+
 
 class MutableFaultTests(SynchronousTestCase):
     """What was acknowledged is there, whatever went wrong."""
@@ -30,6 +36,11 @@ class MutableFaultTests(SynchronousTestCase):
     def test_changes_made_twice(self) -> None:
         """A change that is stored and unknown to its writer is not made again on what others made of it."""
         for seed in MADE_TWICE:
+            self.attempt(seed)
+
+    def test_joined_changes(self) -> None:
+        """What each is told is true of what can be there then."""
+        for seed in JOINED:
             self.attempt(seed)
 
     def test_a_seed_is_one_history(self) -> None:

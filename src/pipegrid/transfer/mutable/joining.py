@@ -3,7 +3,8 @@ The writes of one process to one mutable file: one after the other, and edits th
 
 **Joined changes.** Edits of one file that are asked for while it is being written wait, and are then applied
 one behind the other and written at once: a thousand links into a directory are a few versions. An edit that
-raises fails for its caller alone; for good, once the others have been written without it.
+raises fails for its caller alone; for good, once the others have been written without it. If these cannot be
+stored after all, and it had found what they had made, it was not stored for the same reason as they.
 
 **Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
 """
@@ -114,6 +115,7 @@ class JoinedWrites:
         joined, line.waiting = line.waiting, []
         failures: dict[int, Failure] = {}
         final: dict[int, Failure] = {}
+        resting: set[int] = set()  # those failed with what others of these had made
 
         def edit_all(old: bytes) -> bytes:
             if change.attempts:
@@ -121,6 +123,8 @@ class JoinedWrites:
                 final.update(failures)
             failures.clear()
             failures.update(final)
+            resting.intersection_update(final)
+            first = old
             for index, (edit, _, waiting) in enumerate(joined):
                 if waiting.called or index in final:  # nobody waits for it any more
                     continue
@@ -128,6 +132,8 @@ class JoinedWrites:
                     old = edit(old)
                 except Exception:
                     failures[index] = Failure()
+                    if old != first:
+                        resting.add(index)
             return old
 
         redos = {redo for _, redo, _ in joined}
@@ -142,6 +148,8 @@ class JoinedWrites:
             result: Any = await change.run()
         except Exception:
             result = Failure()
+            for index in resting:
+                failures.pop(index, None)
         for index, (*_, waiting) in enumerate(joined):
             if not waiting.called:
                 waiting.callback(failures.get(index, result))
