@@ -33,7 +33,7 @@ class HashesTests(SynchronousTestCase):
         """Pairs are hashed as two netstrings."""
         for case in PRIMITIVES["tagged_pair_hash"]:
             left, right = bytes.fromhex(case["a"]), bytes.fromhex(case["b"])
-            result = hashes.tagged_pair_hash(case["tag"].encode("ascii"), left, right)
+            result = hashes.Tag(case["tag"].encode("ascii")).hash_pair(left, right)
             self.assertEqual(result.hex(), case["hash"])
         self.assertEqual(len(PRIMITIVES["tagged_pair_hash"]), 9)
 

@@ -13,13 +13,17 @@ from pipegrid.core.placement import (
     happiness_matching,
     place_shares,
     servers_of_happiness,
-    shares_to_send,
 )
 from tests import vectors
 
 EXAMPLES = settings(max_examples=250, deadline=None, derandomize=True)
 
 Existing = dict[str, set[int]]
+
+
+def shares_to_send(placement: dict[int, str], existing: Existing) -> dict[int, str]:
+    """Return the part of a placement whose servers do not hold the share yet."""
+    return {n: server for n, server in placement.items() if n not in existing.get(server, ())}
 
 
 def brute_force_happiness(sharemap: dict[int, set[str]]) -> int:

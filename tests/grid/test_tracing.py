@@ -8,10 +8,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import NoSuchShare
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.reactor.trace import Tracer
-from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transport.contents import MemoryStorage
 from pipegrid.transport.interface import StorageServer
 from pipegrid.transport.memory import MemoryServer
+from tests.inline_workers import InlineWorkers
 from tests.transport.contract import IDENTITY, SECRETS, SI, StorageServerContract
 
 

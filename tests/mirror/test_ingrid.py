@@ -22,7 +22,7 @@ from pipegrid.mirror.gridstore import GRID_CAP, NOTES, GridStore
 from pipegrid.mirror.lists import list_line
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, wanted
-from pipegrid.reactor.workers import InlineWorkers
+from tests.inline_workers import InlineWorkers
 from tests.mirror.archive import sha
 
 FILES = {

@@ -21,10 +21,10 @@ from zope.interface import implementer
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.present import Entry
 from pipegrid.mirror.report import Report
-from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
 from pipegrid.simulation.network import SimulatedNetwork
+from tests.inline_workers import InlineWorkers
 
 CLIENT = "client"
 Handler = Callable[[str], bytes | None]

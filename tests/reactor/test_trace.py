@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.trace import BATCH_EVENTS, NullTracer, Tracer, Tracing
+from pipegrid.reactor.trace import BATCH_EVENTS, Tracer
 
 
 class Pipe(io.BytesIO):
@@ -147,18 +147,3 @@ class TracerTests(SynchronousTestCase):
         self.assertEqual(names, [str(number) for number in range(15, 25)])
         self.assertEqual(tracer.dropped, 15)
         self.assertEqual(tracer.events()[0]["args"], {"name": "cpu"})
-
-
-class NullTracerTests(SynchronousTestCase):
-    """Tracing that is off."""
-
-    def test_does_nothing(self) -> None:
-        """Everything can be called, nothing changes."""
-        tracer: Tracing = NullTracer()
-        with tracer.span("a", row="b"):
-            pass
-        tracer.end(tracer.begin("a", row="b"), more=1)
-        deferred: Deferred[int] = Deferred()
-        self.assertIs(tracer.follow(deferred, "a", row="b"), deferred)
-        self.assertEqual(deferred.callbacks, [])
-        tracer.close()

@@ -14,7 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides
 
 from pipegrid.errors import UsageError
-from pipegrid.reactor.workers import WORTH_A_THREAD_BYTES, CpuWorkers, InlineWorkers, Workers
+from pipegrid.reactor.workers import WORTH_A_THREAD_BYTES, CpuWorkers, Workers
+from tests.inline_workers import InlineWorkers
 
 PATIENCE_S = 30.0  # how long a broken test waits; a sound one does not wait
 

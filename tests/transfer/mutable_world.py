@@ -17,12 +17,12 @@ from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transport.memory import MemoryServer
+from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Line
 
 

@@ -14,9 +14,10 @@ from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
 from pipegrid.reactor import workers
-from pipegrid.reactor.workers import InlineWorkers, Workers
+from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.put.codingline import CodingLine, _Turns
 from pipegrid.transfer.put.source import BytesSource
+from tests.inline_workers import InlineWorkers
 from tests.transfer.world import content
 
 PARAMS = Params(3, 10, 3000)

@@ -15,7 +15,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
-from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transfer.put import batch
 from pipegrid.transfer.put.openlanes import FORGET_S
 from pipegrid.transfer.put.shareway import ShareWay
@@ -24,6 +23,7 @@ from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
+from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Line, Told, World, content
 
 SMALL = 1000

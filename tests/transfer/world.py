@@ -31,7 +31,6 @@ from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerUnreachable, Wr
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
-from pipegrid.reactor.workers import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -49,6 +48,7 @@ from pipegrid.wire.messages import (
     WriteResult,
 )
 from tests.core.simple_encoder import Encoded, encode
+from tests.inline_workers import InlineWorkers
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import cbor, cborscan, gbs, gbs_bundles, gbs_mutable
 from pipegrid.wire.messages import ShareChange, SlotResult
+from tests.wire.unpacking import unpack_request
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.binary()
@@ -27,7 +28,7 @@ UNPACKERS: dict[str, tuple[Callable[[bytes], Any], int]] = {
     "an allocation": (gbs.unpack_allocate, gbs.MAX_ALLOCATE_BYTES),
     "a complaint": (gbs.unpack_corrupt, gbs.MAX_CORRUPT_BYTES),
     "a bundle": (gbs_bundles.unpack_bundle, gbs_bundles.MAX_BUNDLE_BYTES),
-    "a read-test-write": (gbs_mutable.unpack_request, 8 << 20),
+    "a read-test-write": (unpack_request, 8 << 20),
     "a server's version": (gbs.unpack_version, gbs.MAX_ANSWER_BYTES),
     "the answer to an allocation": (gbs.unpack_allocation, gbs.MAX_ANSWER_BYTES),
     "the answer to a write": (
@@ -74,7 +75,7 @@ class CostTests(SynchronousTestCase):
         """What has too many items does not reach the decoder at all."""
         body = array_of(b"\xa0", 8 << 20)
         with mock.patch.object(cbor2, "loads") as loads:
-            self.assertRaises(ValueError, gbs_mutable.unpack_request, body)
+            self.assertRaises(ValueError, unpack_request, body)
         self.assertFalse(loads.called)
 
     def test_keys_of_the_same_hash(self) -> None:
@@ -107,10 +108,10 @@ class CostTests(SynchronousTestCase):
         writes = tuple((at, b"x") for at in range(16))
         changes = {number: ShareChange((), writes, 7) for number in range(256)}
         body = gbs_mutable.pack_request(changes, [(0, 1)] * 30)
-        self.assertEqual(gbs_mutable.unpack_request(body).changes, changes)
+        self.assertEqual(unpack_request(body).changes, changes)
         changes[0] = ShareChange(((0, 1, b"x"),), writes)
         body = gbs_mutable.pack_request(changes, [])
-        self.assertRaises(ValueError, gbs_mutable.unpack_request, body)
+        self.assertRaises(ValueError, unpack_request, body)
         result = SlotResult(True, dict.fromkeys(range(256), (b"",) * 30))
         self.assertEqual(
             gbs_mutable.unpack_answer(gbs_mutable.pack_answer(result), 1 << 20), result
@@ -140,7 +141,7 @@ class WalkTests(SynchronousTestCase):
         """A message that ends early is refused by the walk or the decoder, wherever it ends."""
         body = gbs_mutable.pack_request({3: ShareChange((), ((1 << 40, bytes(70000)),))}, [(0, 1)])
         for end in (*range(1, 80), *range(len(body) - 80, len(body))):
-            self.assertRaises(ValueError, gbs_mutable.unpack_request, body[:end])
+            self.assertRaises(ValueError, unpack_request, body[:end])
 
     def test_strange_heads(self) -> None:
         """Heads without meaning, and tags in their long forms, are refused."""
@@ -170,7 +171,7 @@ class ViewTests(SynchronousTestCase):
         body = bytearray(gbs_mutable.pack_request(changes, []))
         tracemalloc.start()
         try:
-            unpacked = gbs_mutable.unpack_request(body)
+            unpacked = unpack_request(body)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -184,7 +185,7 @@ class ViewTests(SynchronousTestCase):
             share = {"test": [], "write": [{"offset": 0, "data": 1}], "new-length": None}
             body = cbor2.dumps({"test-write-vectors": {0: share}, "read-vector": []})
             body = body.replace(b"ddata\x01", b"ddata" + forged) + cbor2.dumps(rest)
-            self.assertRaises(ValueError, gbs_mutable.unpack_request, body)
+            self.assertRaises(ValueError, unpack_request, body)
 
     def test_answers_in_pieces(self) -> None:
         """An answer in pieces is the same answer."""

@@ -93,11 +93,6 @@ def tagged_hash(tag: bytes, value: Buffer) -> bytes:
     return Tag(tag).hash(value)
 
 
-def tagged_pair_hash(tag: bytes, left: bytes, right: bytes) -> bytes:
-    """Return the 32-byte tagged hash of a pair for a tag that is not known beforehand."""
-    return Tag(tag).hash_pair(left, right)
-
-
 def storage_index(key: bytes) -> bytes:
     """Return the 16-byte storage index that names the shares of the file with this key."""
     return STORAGE_INDEX.hash(key)[:STORAGE_INDEX_BYTES]

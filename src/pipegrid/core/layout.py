@@ -23,7 +23,6 @@ _V2 = struct.Struct(">LQQQQQQQQ")
 _V1_LIMIT = 1 << 32
 
 MAX_HEADER_BYTES = _V2.size
-MIN_HEADER_BYTES = _V1.size
 
 
 @attrs.frozen

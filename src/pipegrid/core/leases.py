@@ -99,21 +99,6 @@ class ClientSecrets:
         return self.for_file(storage_index).for_server(lease_seed)
 
 
-def renew_secret(lease_secret: bytes, storage_index: bytes, lease_seed: bytes) -> bytes:
-    """Return the 32 bytes that renew the lease of one client on one file and server."""
-    return ClientSecrets(lease_secret).upload_secrets(storage_index, lease_seed).renew
-
-
-def cancel_secret(lease_secret: bytes, storage_index: bytes, lease_seed: bytes) -> bytes:
-    """Return the 32 bytes that end the lease of one client on one file and server."""
-    return ClientSecrets(lease_secret).upload_secrets(storage_index, lease_seed).cancel
-
-
-def upload_secret(lease_secret: bytes, storage_index: bytes, lease_seed: bytes) -> bytes:
-    """Return the 32 bytes that start and continue the upload of one file to one server."""
-    return ClientSecrets(lease_secret).upload_secrets(storage_index, lease_seed).upload
-
-
 def write_enabler(writekey: bytes, lease_seed: bytes) -> bytes:
     """Return the 32 bytes that let the holder of a write key change a mutable file on one server."""
     return _ENABLER.hash_pair(_ENABLER_MASTER.hash(writekey), lease_seed)

@@ -111,17 +111,6 @@ def place_shares(
     return dict(sorted(placement.items()))
 
 
-def shares_to_send(
-    placement: Mapping[int, T], existing: Mapping[T, Collection[int]]
-) -> dict[int, T]:
-    """Return the part of a placement whose servers do not hold the share yet."""
-    return {
-        share: server
-        for share, server in placement.items()
-        if share not in existing.get(server, ())
-    }
-
-
 def _spread(
     homeless: Sequence[int],
     writable: Sequence[T],

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO, Protocol, TypeVar
 
 import attrs
@@ -53,7 +53,7 @@ class TraceSpan:
 
 
 class Tracing(Protocol):
-    """What ``Tracer`` and ``NullTracer`` have in common."""
+    """What those who are traced need of a ``Tracer``."""
 
     def span(self, name: str, row: str, **facts: object) -> AbstractContextManager[object]:
         """Trace a block that runs without waiting."""
@@ -219,29 +219,3 @@ class Tracer:
         self._output.flush()
         self._wrote = True
         self._tail_bytes = len(tail)
-
-
-_NO_SPAN = TraceSpan("", "", 0, 0.0, {}, ended=True)
-_NO_CONTEXT: AbstractContextManager[object] = nullcontext(_NO_SPAN)
-
-
-class NullTracer:
-    """Traces nothing, for next to nothing."""
-
-    def span(self, name: str, row: str, **facts: object) -> AbstractContextManager[object]:
-        """Do nothing around the block."""
-        return _NO_CONTEXT
-
-    def begin(self, name: str, row: str, **facts: object) -> TraceSpan:
-        """Begin nothing."""
-        return _NO_SPAN
-
-    def end(self, span: TraceSpan, **facts: object) -> None:
-        """End nothing."""
-
-    def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
-        """Return the Deferred as it is."""
-        return deferred
-
-    def close(self) -> None:
-        """There is nothing to write."""

@@ -218,32 +218,3 @@ class Workers:
         stopping, self._stopping = self._stopping, []
         for stopped in stopping:
             stopped.callback(None)
-
-
-class InlineWorkers:
-    """Runs every job at once, where it is called: for tests, virtual time and single cores."""
-
-    def __init__(self) -> None:
-        self._stopped = False
-
-    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """
-        Run the function now.
-
-        Raises:
-            UsageError: stopped.
-        """
-        if self._stopped:
-            raise UsageError("these workers have been stopped; make new ones")
-        return defer.execute(function, *args, **kwargs)
-
-    def run_if_large(
-        self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Deferred[T]:
-        """Run the function now, whatever the size."""
-        return defer.execute(function, *args, **kwargs)
-
-    def stop(self) -> Deferred[None]:
-        """Take no more jobs."""
-        self._stopped = True
-        return defer.succeed(None)

@@ -98,27 +98,14 @@ def pack_request_in_pieces(
     return packed
 
 
-def unpack_request(body: Buffer) -> ReadTestWrite:
+def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]:
     """
-    Return what a request asks for.
+    Return what a request asks for, in steps of a millisecond or two at most: it may have 30,000 items.
+
+    Each step gives their number, the first before any of them is built.
 
     Args:
         body: must not change as long as the result is used: long specimens and data are views of it.
-    """
-    steps = unpack_request_in_steps(body)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:  # noqa: PERF203
-            wanted: ReadTestWrite = done.value
-            return wanted
-
-
-def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]:
-    """
-    The same in steps of a millisecond or two at most: a request may have 30,000 items.
-
-    Each step gives their number, the first before any of them is built.
     """
     items, build = cbor.scan_views(body, MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS)
     yield items

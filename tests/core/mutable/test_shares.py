@@ -17,7 +17,7 @@ from pipegrid.core.mutable.encoding import encode
 from pipegrid.core.mutable.geometry import Format, MutableGeometry
 from pipegrid.core.mutable.keys import load_signing_key
 from pipegrid.core.mutable.reading import VersionReader
-from pipegrid.core.mutable.share import FIRST_READ_BYTES, READERS_PARTS, MutableShare, Part
+from pipegrid.core.mutable.share import MutableShare, Part
 from pipegrid.errors import CorruptionError, UsageError
 from tests import vectors
 from tests.core.mutable.support import (
@@ -236,7 +236,7 @@ class ShareTests(SynchronousTestCase):
         encoded = make(content, Format.MDMF, 1, 1, 1)
         data = encoded.share(0)
         share = MutableShare(0)
-        share.answered(0, FIRST_READ_BYTES, data[:FIRST_READ_BYTES])
+        share.answered(0, 4000, data[:4000])
         checked = book(format=Format.MDMF)
         version = checked.check(share)
         assert version is not None
@@ -260,8 +260,8 @@ class ShareTests(SynchronousTestCase):
         for format in Format:
             share = MutableShare(0)
             data = make(b"x" * 1000, format, 3, 10).share(0)
-            share.answered(0, FIRST_READ_BYTES, data[:FIRST_READ_BYTES])
-            self.assertEqual(share.missing(*READERS_PARTS, Part.PRIVATE_KEY), [])
+            share.answered(0, 4000, data[:4000])
+            self.assertEqual(share.missing(*Part), [])
             self.assertEqual(share.store.end, len(data))
 
     def test_stale_bytes_behind_the_end(self) -> None:

@@ -188,24 +188,6 @@ class VersionReader:
         self.release(segment)
         return result.plaintext
 
-    def check_block(self, share_number: int, segment: int) -> bool | None:
-        """
-        Check one block and let go of it, for whoever verifies all shares.
-
-        Returns:
-            None if it is not here, or its share is out of use; False if it is wrong, and its share is in
-            ``corrupt`` from now on.
-        """
-        block = self.block(share_number, segment)
-        if block is None:
-            return None
-        if not block.is_good():
-            self.condemn_block(share_number, segment)
-            return False
-        share = self._shares[share_number].share
-        share.store.release(*self._stored(share, segment, segment + 1))
-        return True
-
     def condemn_block(self, share_number: int, segment: int) -> None:
         """A block was found to be wrong: say so, and use its share no more."""
         used = self._shares.get(share_number)

@@ -16,9 +16,6 @@ from pipegrid.core.sharebytes import ShareBytes
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError
 
-FIRST_READ_BYTES = 4000
-"""What a first read asks of a share: all of a small SDMF share, and all of MDMF's but blocks and tree."""
-
 
 class Part(enum.Enum):
     """The parts of a share that can be asked for by name; the values go on from "the end of its"."""
@@ -29,10 +26,6 @@ class Part(enum.Enum):
     CHAIN = "share hash chain"
     TREE_ROOT = "tree of block hashes"
     PRIVATE_KEY = "private key"
-
-
-READERS_PARTS = (Part.PUBLIC_KEY, Part.SIGNATURE, Part.CHAIN, Part.TREE_ROOT)
-"""All that a reader can need of a share besides the tree's other nodes and the blocks."""
 
 
 class MutableShare:

@@ -32,8 +32,6 @@ _CHECKSTRING_BYTES = {Format.SDMF: 57, Format.MDMF: 41}
 SIGNED_BYTES = {Format.SDMF: _SDMF.size, Format.MDMF: _MDMF.size}
 """How many bytes at the start of a share the signature covers: 75 and 59."""
 
-MAX_CHECKSTRING_BYTES = max(_CHECKSTRING_BYTES.values())
-
 
 @total_ordering
 @attrs.frozen(eq=True, order=False)
