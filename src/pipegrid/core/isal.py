@@ -153,9 +153,8 @@ class _Borrowed:
 
     def __init__(self, buffer: Buffer, length: int) -> None:
         self._view = _PyBuffer()
-        ctypes.pythonapi.PyObject_GetBuffer(
-            ctypes.py_object(buffer), ctypes.byref(self._view), 0
-        )  # raises BufferError unless it is in one piece
+        # It raises BufferError unless it is in one piece.
+        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(self._view), 0)
         if self._view.len != length:
             self.give_back()
             raise ValueError(f"a block of {self._view.len} bytes beside one of {length}")

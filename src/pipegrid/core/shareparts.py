@@ -15,12 +15,7 @@ from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
 from pipegrid.core.params import Geometry
 from pipegrid.core.sharebytes import ShareBytes
 from pipegrid.core.spans import Spans
-from pipegrid.core.verifiedtree import (
-    BadNode,
-    VerifiedTree,
-    group_end,
-    nodes_to_read,
-)
+from pipegrid.core.verifiedtree import BadNode, VerifiedTree, group_end, nodes_to_read
 
 _MAX_OFFSET = 1 << 60
 """No share is longer; a header that points beyond it is damaged."""

@@ -70,10 +70,7 @@ class ShareVerifier:
     """
 
     def __init__(
-        self,
-        cap: ChkVerifierCap | ChkCap,
-        share_number: int,
-        segment_bytes: int | None = None,
+        self, cap: ChkVerifierCap | ChkCap, share_number: int, segment_bytes: int | None = None
     ) -> None:
         """
         Prepare to verify.
@@ -150,8 +147,7 @@ class ShareVerifier:
             "block_hashes": _Section(parsed.block_hashes, parsed.block_hashes + tree),
             "share_hashes": _Section(parsed.share_hashes, parsed.uri_extension),
             "uri_extension": _Section(
-                parsed.uri_extension,
-                parsed.uri_extension + parsed.ueb_length_bytes + MAX_UEB_BYTES,
+                parsed.uri_extension, parsed.uri_extension + parsed.ueb_length_bytes + MAX_UEB_BYTES
             ),
         }
 
@@ -224,10 +220,7 @@ class ShareVerifier:
         self._check_crypttext_tree(where, geometry, root)
 
     def _attempt(
-        self,
-        check: Callable[[ShareLayout, Geometry], None],
-        where: ShareLayout,
-        geometry: Geometry,
+        self, check: Callable[[ShareLayout, Geometry], None], where: ShareLayout, geometry: Geometry
     ) -> None:
         try:
             check(where, geometry)

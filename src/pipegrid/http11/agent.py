@@ -153,11 +153,7 @@ class PipelinedAgent:
         return exchange.result
 
     def _head_of(
-        self,
-        method: bytes,
-        uri: bytes,
-        headers: Headers | None,
-        body: IBodyProducer | None,
+        self, method: bytes, uri: bytes, headers: Headers | None, body: IBodyProducer | None
     ) -> tuple[_Origin, bytes]:
         """Return whom a request goes to, and its head. Raises UsageError, AgentClosed."""
         if method not in _KNOWN_METHODS:

@@ -116,8 +116,7 @@ def given_back(
         each.connection = None
     unanswered = [
         Unanswered(
-            each,
-            not_answered(each, server, loss, was_due=not place, said_close=loss.said_close),
+            each, not_answered(each, server, loss, was_due=not place, said_close=loss.said_close)
         )
         for place, each in enumerate(written)
         if not each.abandoned

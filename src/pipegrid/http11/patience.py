@@ -22,10 +22,7 @@ class Patience:
     """
 
     def __init__(
-        self,
-        clock: IReactorTime,
-        how_long_s: Callable[[], float],
-        is_up: Callable[[float], None],
+        self, clock: IReactorTime, how_long_s: Callable[[], float], is_up: Callable[[float], None]
     ) -> None:
         self._clock = clock
         self._how_long_s = how_long_s

@@ -29,11 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import (
-    IDelayedCall,
-    IReactorTime,
-    IStreamClientEndpoint,
-)
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
@@ -122,9 +118,8 @@ class UploadConnection:
         self._limits = limits
         self._patience_s = patience_s
         self._max_losses = max_losses
-        self._waiting: dict[
-            _Upload, None
-        ] = {}  # on no connection, in order, and behind all that are
+        # On no connection, in order, and behind all that are.
+        self._waiting: dict[_Upload, None] = {}
         self._unanswered = 0
         self._connection: PipelinedConnection | None = None
         self._connecting: Deferred[PipelinedConnection] | None = None

@@ -32,9 +32,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import (
-    IHandshakeListener,
-)
+from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, providedBy

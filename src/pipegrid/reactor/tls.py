@@ -30,11 +30,7 @@ from typing import Any
 from OpenSSL import SSL
 from OpenSSL.SSL import Error, WantReadError, ZeroReturnError
 from twisted.protocols.policies import ProtocolWrapper
-from twisted.protocols.tls import (
-    BufferingTLSTransport,
-    TLSMemoryBIOFactory,
-    TLSMemoryBIOProtocol,
-)
+from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 
 from pipegrid.reactor.records import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES

@@ -141,9 +141,8 @@ class FairTurns(Generic[M]):
         self._work_s = float("-inf")  # since when it has worked itself
         self._run_s = float("-inf")  # since when there was work without a pause
         self._slice_s = ALONE_S
-        self._others_s = float(
-            "-inf"
-        )  # when somebody else than who works now was at work, or asked
+        # When somebody else than who works now was at work, or asked.
+        self._others_s = float("-inf")
         self._in_line = False  # it is the line's turn
 
     def __repr__(self) -> str:

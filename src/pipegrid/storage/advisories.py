@@ -52,12 +52,7 @@ class Advisories:
 
 
 def _keep(
-    directory: str,
-    now: float,
-    storage_index: bytes,
-    share_number: int,
-    reason: str,
-    mutable: bool,
+    directory: str, now: float, storage_index: bytes, share_number: int, reason: str, mutable: bool
 ) -> bool:
     """
     Write one complaint down, unless there are too many already; returns whether that was done.

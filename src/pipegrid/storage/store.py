@@ -105,12 +105,7 @@ class ShareStore:
             self._paths, clock, self._missing_bytes, max_open_uploads, max_uploads, boot_id
         )
         self.slots = Slots(
-            self._paths.directory,
-            self._paths.incoming,
-            clock,
-            self._fits,
-            read_only,
-            node_id,
+            self._paths.directory, self._paths.incoming, clock, self._fits, read_only, node_id
         )
 
     def __repr__(self) -> str:
@@ -245,11 +240,7 @@ class ShareStore:
         return Allocation(have, frozenset(allocated))
 
     def upload(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        upload_secret: bytes,
-        client: Client = NOBODY,
+        self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
     ) -> ShareUpload:
         """
         Return an unfinished upload to write to, be it of this process or left by a dead one.
@@ -282,9 +273,8 @@ class ShareStore:
     def _list_shares(self, storage_index: bytes) -> frozenset[int] | None:
         """The same; None if there is not even a directory for them."""
         directory = self._paths.directory(storage_index)
-        if not os.access(
-            directory, os.F_OK
-        ):  # as a rule; raising what scandir has to say costs more
+        # As a rule there is none, and raising what scandir has to say costs more.
+        if not os.access(directory, os.F_OK):
             return None
         try:
             with os.scandir(directory) as entries:

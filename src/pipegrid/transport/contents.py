@@ -7,14 +7,8 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from pipegrid.core.spans import Spans
-from pipegrid.errors import (
-    NoSpace,
-    NoSuchShare,
-    WrongSecret,
-)
-from pipegrid.wire.messages import (
-    ShareChange,
-)
+from pipegrid.errors import NoSpace, NoSuchShare, WrongSecret
+from pipegrid.wire.messages import ShareChange
 
 Key = tuple[bytes, int]
 """A storage index and a share number."""

@@ -166,12 +166,7 @@ class StorageServer(Protocol):
         """
 
     def stream(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
+        self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """
         Read as ``read`` does, handing the bytes to ``consumer`` as they come.

@@ -169,12 +169,7 @@ class LocalServer(StoresApart):
         return self._submit(storage_index, share_number, False, lambda _: self._run(length, read))
 
     def stream(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
+        self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
         opening: Deferred[ShareReader] = self._submit(

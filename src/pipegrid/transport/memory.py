@@ -23,13 +23,7 @@ from twisted.internet.interfaces import IConsumer, IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import (
-    ConflictingWrite,
-    NoSuchShare,
-    ServerError,
-    ServerRefused,
-    WrongSecret,
-)
+from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerError, ServerRefused, WrongSecret
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.contents import MemoryStorage
 from pipegrid.transport.interface import disconnected
@@ -204,12 +198,7 @@ class MemoryServer(StoresApart):
         )
 
     def stream(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
+        self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
         key = (storage_index, share_number)
@@ -280,9 +269,7 @@ class MemoryServer(StoresApart):
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all mutable shares."""
         return self._answer(
-            "list_slot",
-            lambda: frozenset(self.storage.slots.get(storage_index, ())),
-            storage_index,
+            "list_slot", lambda: frozenset(self.storage.slots.get(storage_index, ())), storage_index
         )
 
     def read_slot(

@@ -22,11 +22,7 @@ def self_signed_pem(
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
     from cryptography.x509.oid import NameOID
 
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -210,7 +210,5 @@ def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
     if type(largest) is not int or type(space) is not int or largest < 0 or space < 0:
         raise ValueError("a size that is no number")
     return ServerVersion(
-        largest,
-        None if space >= _UNKNOWN_SPACE else space,
-        application.decode("utf-8", "replace"),
+        largest, None if space >= _UNKNOWN_SPACE else space, application.decode("utf-8", "replace")
     )

@@ -49,9 +49,8 @@ class FoolscapPort:
         self._note_hostile = note_hostile
         self._service = service
         self._who = who
-        self._hints: tuple[str, ...] = (
-            "tcp:localhost:1",
-        )  # nobody has to connect to us by what the tub thinks
+        # Nobody has to connect to us by what the tub thinks.
+        self._hints: tuple[str, ...] = ("tcp:localhost:1",)
         self._storage: FoolscapStorage | None = None
         self._tub: Any = None
         self._factory: Any = None

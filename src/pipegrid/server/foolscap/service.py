@@ -27,24 +27,14 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from pipegrid.core.text import printable
-from pipegrid.errors import (
-    ConflictingWrite,
-    NoSuchShare,
-    PipegridError,
-    UsageError,
-)
+from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, UsageError
 from pipegrid.server.foolscap.told import answer, answer_later
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.standing import Client, address_of
 from pipegrid.storage.uploads.upload import ShareUpload
-from pipegrid.wire.foolscap import (
-    RIBucketReader,
-    RIBucketWriter,
-    RIStorageServer,
-    pack_version,
-)
+from pipegrid.wire.foolscap import RIBucketReader, RIBucketWriter, RIStorageServer, pack_version
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 
 T = TypeVar("T")

@@ -42,11 +42,7 @@ class GbsSite(Factory):
 
     noisy = False
 
-    def __init__(
-        self,
-        service: GbsService,
-        clock: IReactorTime,
-    ) -> None:
+    def __init__(self, service: GbsService, clock: IReactorTime) -> None:
         self.service = service
         self.connections: set[GbsConnection] = set()
         self.accepted = 0

@@ -265,9 +265,7 @@ def _passes(share: SlotFile | None, change: ShareChange) -> bool:
 
 
 def _read(
-    shares: Mapping[int, SlotFile],
-    reads: Reads,
-    may_read: Callable[[int], bool] = lambda _: True,
+    shares: Mapping[int, SlotFile], reads: Reads, may_read: Callable[[int], bool] = lambda _: True
 ) -> dict[int, tuple[bytes, ...]]:
     total = sum(share.cut(*each) for share in shares.values() for each in reads)
     if total > MAX_READ_BYTES:

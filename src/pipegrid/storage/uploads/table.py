@@ -210,11 +210,7 @@ class UnfinishedUploads:
         return self.make_room(client, Asked(1, share_bytes, missing_uploads, missing_bytes))
 
     def upload(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        upload_secret: bytes,
-        client: Client = NOBODY,
+        self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
     ) -> ShareUpload:
         """Return one to write to; see ``ShareStore.upload``."""
         key = check_key(storage_index, share_number)

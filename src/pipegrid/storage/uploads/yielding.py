@@ -28,9 +28,8 @@ class Yielding(Generic[U]):
 
     def __init__(self) -> None:
         self._hoards: dict[bool, Hoard[U]] = {}  # by what is counted: bytes, or places
-        self._in_vain: dict[
-            Client, int
-        ] = {}  # who asked in which second, and nobody had to make room
+        # Who asked in which second, and nobody had to make room.
+        self._in_vain: dict[Client, int] = {}
 
     def choose(self, uploads: Collection[U], client: Client, asked: Asked, now: float) -> list[U]:
         """

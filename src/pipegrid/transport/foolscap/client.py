@@ -123,12 +123,7 @@ class FoolscapServer(StoresApart):
         self._identity = identity
         self._name = identity.nickname
         self._link = FoolscapLink(
-            connector,
-            self._name,
-            clock,
-            settings.connect_timeout_s,
-            settings.timeout_s,
-            self._lost,
+            connector, self._name, clock, settings.connect_timeout_s, settings.timeout_s, self._lost
         )
         self._ordering = Ordering()
         self._uploads = FoolscapUploads(self._link, self._name)
@@ -252,12 +247,7 @@ class FoolscapServer(StoresApart):
         )
 
     def stream(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
+        self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
         find = partial(self._readers.find, storage_index, share_number)

@@ -110,11 +110,7 @@ class FoolscapUploads:
         self._shares.clear()
 
     def began(
-        self,
-        storage_index: bytes,
-        writers: dict[int, Any],
-        share_bytes: int,
-        upload_secret: bytes,
+        self, storage_index: bytes, writers: dict[int, Any], share_bytes: int, upload_secret: bytes
     ) -> None:
         """The server gave writers."""
         for number, writer in writers.items():

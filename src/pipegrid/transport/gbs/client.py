@@ -240,12 +240,7 @@ class GbsServer:
         return self._asked.track(lambda: self._order.ask_apart(storage_index, share_number, start))
 
     def stream(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
+        self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
         if length <= 0:

@@ -142,10 +142,7 @@ class GbsOrder:
         return self._submit(storage_index, operation, start)
 
     def ask_apart(
-        self,
-        storage_index: bytes,
-        number: int,
-        start: Callable[[Callable[[], None]], Deferred[T]],
+        self, storage_index: bytes, number: int, start: Callable[[Callable[[], None]], Deferred[T]]
     ) -> Deferred[T]:
         """
         Send a question with a long answer, now or behind the end of changes that it might see.
