@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,9 +20,10 @@ from tests import vectors
 EXAMPLES = settings(max_examples=250, deadline=None, derandomize=True)
 
 Existing = dict[str, set[int]]
+T = TypeVar("T")
 
 
-def shares_to_send(placement: dict[int, str], existing: Existing) -> dict[int, str]:
+def shares_to_send(placement: dict[int, T], existing: dict[T, set[int]]) -> dict[int, T]:
     """Return the part of a placement whose servers do not hold the share yet."""
     return {n: server for n, server in placement.items() if n not in existing.get(server, ())}
 

@@ -267,7 +267,7 @@ def _parse_lit(fields: str) -> LitCap:
     try:
         return LitCap(base32.decode(fields))
     except ValueError as error:
-        raise CapError(f"this literal cap is damaged: {error}; copy it whole") from None
+        raise _damaged("literal", error) from None
 
 
 def _mutable_parser(kind: str, access: str) -> Callable[[str], MutableCap]:
@@ -295,25 +295,24 @@ def _wrong_fields(what: str, count: int, wanted: int) -> CapError:
     return CapError(f"this {what} cap has {fields} instead of {wanted}; copy it whole")
 
 
+def _damaged(what: str, why: object) -> CapError:
+    return CapError(f"this {what} cap is damaged: {why}; copy it whole")
+
+
 def _parse_bytes(text: str, length: int, what: str) -> bytes:
     try:
         data = base32.decode(text)
     except ValueError as error:
-        raise CapError(f"this {what} cap is damaged: {error}; copy it whole") from None
+        raise _damaged(what, error) from None
     if len(data) != length:
-        raise CapError(
-            f"this {what} cap is damaged: a field has {len(data)} bytes instead of {length}; "
-            "copy it whole"
-        )
+        raise _damaged(what, f"a field has {len(data)} bytes instead of {length}")
     return data
 
 
 def _parse_number(text: str, what: str) -> int:
     if not _NUMBER.match(text):
         # The text is not shown: where fields are out of order it may be the key.
-        raise CapError(
-            f"this {what} cap is damaged: a count or size in it is no plain number; copy it whole"
-        )
+        raise _damaged(what, "a count or size in it is no plain number")
     return int(text)
 
 

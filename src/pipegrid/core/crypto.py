@@ -85,3 +85,10 @@ class StreamCipher:
             output: as long as data; may be data itself.
         """
         self._apply(data, output)
+
+
+def applied(key: bytes, data: bytes) -> bytes:
+    """Return all of some data, encrypted or decrypted, which is the same."""
+    output = bytearray(len(data))
+    StreamCipher(key).apply(data, output)
+    return bytes(output)

@@ -31,7 +31,7 @@ from pipegrid.core.readplan import ReadPlan, block_range
 from pipegrid.core.segmentjob import Block, SegmentJob, SegmentResult
 from pipegrid.core.segmentqueue import SegmentQueue
 from pipegrid.core.shareparts import BadPart, ShareParts, ShareTree
-from pipegrid.core.spans import Span, Spans
+from pipegrid.core.spans import Range, Span, Spans
 
 MERGE_GAP_BYTES = 8192
 """Reading this much that nobody needs is cheaper than another request."""
@@ -132,7 +132,7 @@ class Decoder(FileShares):
 
     def _needed_blocks(
         self, where: ShareLayout, geometry: Geometry, first: int, end: int
-    ) -> list[tuple[int, int]]:
+    ) -> list[Range]:
         """Return where the blocks of segments [first, end) are that have to be read at all."""
         return [block_range(where, geometry, first, end)]
 
@@ -150,7 +150,7 @@ class Decoder(FileShares):
         share_number: int,
         ahead_bytes: int,
         most_bytes: int | None = None,
-        part: tuple[int, int] | None = None,
+        part: Range | None = None,
     ) -> list[Span]:
         """
         Return what to read of a share that was not asked before; it counts as asked from now on.
@@ -202,16 +202,12 @@ class Decoder(FileShares):
                 return True
         return False
 
-    def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[tuple[int, int]]:
+    def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[Range]:
         """Return the ranges of blocks that a plan is to read now, in order."""
         return [plan.blocks(where)]
 
     def _plan(
-        self,
-        share: ShareParts,
-        ahead_bytes: int,
-        most_bytes: int | None,
-        part: tuple[int, int] | None = None,
+        self, share: ShareParts, ahead_bytes: int, most_bytes: int | None, part: Range | None = None
     ) -> ReadPlan:
         if self.geometry is not None and self._queue is not None:
             first, end = self._queue.next_delivery, self._queue.end
@@ -224,7 +220,7 @@ class Decoder(FileShares):
 
     def _metadata_wanted(
         self, share: ShareParts, where: ShareLayout, plan: ReadPlan
-    ) -> Iterator[tuple[int, int]]:
+    ) -> Iterator[Range]:
         yield from plan.header(share)
         yield from plan.chain(share, where)
         yield from plan.tree(share.block_tree, where.block_hashes)

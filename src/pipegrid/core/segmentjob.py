@@ -9,6 +9,8 @@ Source: the format reference, section 7.1, steps 4 to 6.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import attrs
 
 from pipegrid.core import erasure
@@ -28,10 +30,6 @@ class Block:
     def is_good(self) -> bool:
         """Say whether the bytes have the hash."""
         return BLOCK.hash_pieces(self.pieces) == self.expected_hash
-
-    def joined(self) -> Buffer:
-        """Return the block in one piece; copied only if it came in several."""
-        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 @attrs.frozen(eq=False)
@@ -85,15 +83,9 @@ class SegmentJob:
         return SegmentResult(self.segment, plaintext=self._decrypt(ciphertext, self.key))
 
     def _decode(self) -> list[Buffer]:
-        geometry = self.geometry
-        k, length = geometry.required_shares, geometry.segment_length(self.segment)
-        by_number = {block.share_number: block for block in self.blocks}
-        if all(number in by_number for number in range(k)):
-            # The blocks one behind the other are the segment: nothing to compute or to join.
-            pieces = [piece for number in range(k) for piece in by_number[number].pieces]
-            return cut(pieces, 0, length)
-        blocks = {number: block.joined() for number, block in by_number.items()}
-        return erasure.decode(blocks, k, geometry.total_shares, length)
+        length = self.geometry.segment_length(self.segment)
+        pieces = {block.share_number: block.pieces for block in self.blocks}
+        return joined(pieces, self.geometry.required_shares, self.geometry.total_shares, length)
 
     def _decrypt(self, ciphertext: list[Buffer], key: bytes) -> list[Buffer]:
         first_byte = self.segment * self.geometry.segment_bytes + self.start
@@ -104,6 +96,17 @@ class SegmentJob:
             cipher.apply(piece, output)
             plaintext.append(output)
         return plaintext
+
+
+def joined(
+    blocks: Mapping[int, Sequence[Buffer]], required_shares: int, total_shares: int, length: int
+) -> list[Buffer]:
+    """Return a segment of so many bytes in pieces, made of as many of its blocks as that takes."""
+    if all(number in blocks for number in range(required_shares)):
+        # The blocks one behind the other are the segment: nothing to compute or to join.
+        return cut([piece for n in range(required_shares) for piece in blocks[n]], 0, length)
+    whole = {n: parts[0] if len(parts) == 1 else b"".join(parts) for n, parts in blocks.items()}
+    return erasure.decode(whole, required_shares, total_shares, length)
 
 
 def cut(pieces: list[Buffer] | list[memoryview], start: int, end: int) -> list[Buffer]:

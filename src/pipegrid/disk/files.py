@@ -36,6 +36,17 @@ def disk_error(error: OSError, what: str) -> ServerRefused:
     return ServerRefused(f"cannot {what}: {reason}; look after the disk or use another server")
 
 
+def read_all(fd: int, length: int, offset: int) -> bytes:
+    """Return length bytes of a file, or as many as there are."""
+    data = os.pread(fd, length, offset)
+    while len(data) < length:  # one call gives 2 GiB at most
+        more = os.pread(fd, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
 def write_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
     """
     Write pieces one behind the other with one call; returns how many bytes it took, at least 1.

@@ -22,14 +22,9 @@ class Budget:
     def __init__(self, total: int) -> None:
         assert total > 0
         self.total = total
-        self._free = total
+        self.free = total  # how many nobody has borrowed
         self._waiting: deque[tuple[int, Deferred[int]]] = deque()
         self._serving = False
-
-    @property
-    def free(self) -> int:
-        """Units that are not lent."""
-        return self._free
 
     def borrow(self, units: int) -> Deferred[int]:
         """Return a Deferred that fires with the number of units lent, to be given back once."""
@@ -41,8 +36,8 @@ class Budget:
 
     def give_back(self, units: int) -> None:
         """Return units that were lent."""
-        self._free += units
-        assert self._free <= self.total, "more was given back than was lent"
+        self.free += units
+        assert self.free <= self.total, "more was given back than was lent"
         self._serve()
 
     def _serve(self) -> None:
@@ -51,9 +46,9 @@ class Budget:
             return
         self._serving = True
         try:
-            while self._waiting and self._waiting[0][0] <= self._free:
+            while self._waiting and self._waiting[0][0] <= self.free:
                 units, answer = self._waiting.popleft()
-                self._free -= units
+                self.free -= units
                 answer.callback(units)
         finally:
             self._serving = False

@@ -37,29 +37,15 @@ if TYPE_CHECKING:
     from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
 
 _HOMES = {
-    "AgentClosed": "errors",
-    "Exchange": "exchange",
-    "HostPool": "pool",
-    "Limits": "limits",
-    "Loss": "loss",
-    "Owner": "loss",
-    "PinnedEndpoints": "endpoints",
-    "PipelinedAgent": "agent",
-    "PipelinedConnection": "connection",
-    "RawExchange": "raw",
-    "RawRequest": "raw",
-    "RawResponse": "raw",
-    "RequestBodyError": "errors",
-    "RequestMaybeProcessed": "errors",
-    "RequestNotSent": "errors",
-    "RequestTimedOut": "errors",
-    "ResponseError": "errors",
-    "StandardEndpoints": "endpoints",
-    "TooManyRequests": "errors",
-    "Unanswered": "loss",
-    "WrongServerKey": "errors",
-    "pin_endpoint": "pinned",
-    "public_key_pin": "pinned",
+    "agent": {"PipelinedAgent"},
+    "connection": {"PipelinedConnection"},
+    "endpoints": {"PinnedEndpoints", "StandardEndpoints"},
+    "exchange": {"Exchange"},
+    "limits": {"Limits"},
+    "loss": {"Loss", "Owner", "Unanswered"},
+    "pinned": {"pin_endpoint", "public_key_pin"},
+    "pool": {"HostPool"},
+    "raw": {"RawExchange", "RawRequest", "RawResponse"},
 }
 
 __all__ = [
@@ -90,9 +76,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "errors")
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{home}"), name)

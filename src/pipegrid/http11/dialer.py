@@ -13,6 +13,9 @@ from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Owner
 
+Endpoints = Callable[[], IStreamClientEndpoint]
+"""Makes what a connection is dialled with, anew for each."""
+
 
 class Dialer:
     """
@@ -24,11 +27,7 @@ class Dialer:
     """
 
     def __init__(
-        self,
-        clock: IReactorTime,
-        limits: Limits,
-        server: str,
-        connect: Callable[[], IStreamClientEndpoint],
+        self, clock: IReactorTime, limits: Limits, server: str, connect: Endpoints
     ) -> None:
         self._clock = clock
         self._limits = limits

@@ -8,14 +8,17 @@ not to have looked at it.
 
 from __future__ import annotations
 
-from pipegrid.errors import ServerProtocolError, ServerTimeout, ServerUnreachable
+from pipegrid.errors import (
+    PipegridError,
+    ServerError,
+    ServerProtocolError,
+    ServerTimeout,
+    ServerUnreachable,
+)
 
 
 class RequestNotSent(ServerUnreachable):
     """The server did not process the request; repeating it is safe, whatever it does."""
-
-    def __init__(self, message: str, server: str = "") -> None:
-        super().__init__(message, server, may_have_happened=False)
 
 
 class AgentClosed(RequestNotSent):
@@ -30,32 +33,27 @@ class WrongServerKey(RequestNotSent):
     """Whoever answers at the server's address does not own the key that was promised."""
 
 
-class RequestMaybeProcessed(ServerUnreachable):
+class _MayHaveHappened(ServerError):
+    """What the server may have carried out all the same."""
+
+    def __init__(self, message: str, server: str = "") -> None:
+        super().__init__(message, server, may_have_happened=True)
+
+
+class RequestMaybeProcessed(_MayHaveHappened, ServerUnreachable):
     """The request was sent and not answered: the server may have carried it out, or not."""
 
-    def __init__(self, message: str, server: str = "") -> None:
-        super().__init__(message, server, may_have_happened=True)
 
-
-class RequestTimedOut(ServerTimeout):
+class RequestTimedOut(_MayHaveHappened, ServerTimeout):
     """The server was silent for too long while it had a request to answer."""
 
-    def __init__(self, message: str, server: str = "") -> None:
-        super().__init__(message, server, may_have_happened=True)
 
-
-class RequestBodyError(ServerUnreachable):
+class RequestBodyError(_MayHaveHappened, ServerUnreachable):
     """The source of a request's body failed, or gave another number of bytes than it said."""
 
-    def __init__(self, message: str, server: str = "") -> None:
-        super().__init__(message, server, may_have_happened=True)
 
-
-class ResponseError(ServerProtocolError):
+class ResponseError(_MayHaveHappened, ServerProtocolError):
     """An answer came, but not a whole or proper one; the request was most likely processed."""
-
-    def __init__(self, message: str, server: str = "") -> None:
-        super().__init__(message, server, may_have_happened=True)
 
 
 def takes_no_more(server: str, reason: str) -> RequestNotSent:
@@ -71,3 +69,20 @@ def too_many_waiting(count: int, server: str) -> TooManyRequests:
         f"{count} requests wait for {server} already; wait for some of them before making more.",
         server,
     )
+
+
+def no_connection(server: str, why: str) -> RequestNotSent:
+    """What is said of requests that wait for a connection when there is none."""
+    return RequestNotSent(
+        f"No connection to {server} could be used ({why}); check that it runs and can be reached.",
+        server,
+    )
+
+
+def not_connected(server: str, error: BaseException) -> PipegridError:
+    """The same for what an attempt to connect failed with, unless that says enough itself."""
+    if isinstance(error, PipegridError):
+        return error
+    sentence = no_connection(server, str(error).rstrip(".") or type(error).__name__)
+    sentence.__cause__ = error
+    return sentence

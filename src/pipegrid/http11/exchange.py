@@ -101,7 +101,7 @@ class Exchange:
         head: bytes,
         body: Sequence[Buffer] = (),
         *,
-        idempotent: bool,
+        idempotent: bool | None,
         expected_response_bytes: int | None = None,
         timeout_s: float | None = None,
         again_after_silence: bool = True,
@@ -115,7 +115,7 @@ class Exchange:
         self.request_bytes = len(head)
         for piece in body:
             self.request_bytes += len(piece)
-        self.idempotent = idempotent
+        self.idempotent = method in IDEMPOTENT_METHODS if idempotent is None else idempotent
         self.is_head = method == b"HEAD"
         self.expected_response_bytes = expected_response_bytes
         self.timeout_s = timeout_s
@@ -154,6 +154,12 @@ class Exchange:
             self.connection.cancel(self)
         else:
             self.abandoned = True  # a pool drops it when its turn comes
+
+    def set_paused(self, paused: bool) -> None:
+        """Whoever reads the answer has had enough for now, or has not."""
+        self.paused = paused
+        if self.connection is not None:
+            self.connection.pause_changed(self)
 
     def make_double(self) -> Exchange:
         """An abandoned one that takes this one's place on its connection."""

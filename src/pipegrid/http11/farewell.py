@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from pipegrid.reactor.together import Waiters
 
 
 class Farewell:
@@ -20,17 +22,12 @@ class Farewell:
         self._clock = clock
         self._patience_s = patience_s
         self._call: IDelayedCall | None = None
-        self._waiting: list[Deferred[None]] = []
+        self._waiting: Waiters[None] = Waiters()
         self._gone = False
 
     def when_gone(self) -> Deferred[None]:
         """Fires once the transport is gone, however it ended."""
-        waiting: Deferred[None] = Deferred()
-        if self._gone:
-            waiting.callback(None)
-        else:
-            self._waiting.append(waiting)
-        return waiting
+        return succeed(None) if self._gone else self._waiting.wait()
 
     def say(self, transport: Any, politely: bool) -> None:
         """Let it go; ``gone`` follows."""
@@ -46,9 +43,7 @@ class Farewell:
         call, self._call = self._call, None
         if call is not None and call.active():
             call.cancel()
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.callback(None)
+        self._waiting.fire(None)
 
     def _abort(self, transport: Any) -> None:
         getattr(transport, "abortConnection", transport.loseConnection)()

@@ -16,20 +16,21 @@ some request nearer to its end, and no server can keep us reconnecting for ever.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError
 from pipegrid.http11.connection import PipelinedConnection
-from pipegrid.http11.dialer import Dialer, why_not
+from pipegrid.http11.dialer import Dialer, Endpoints, why_not
 from pipegrid.http11.errors import (
     AgentClosed,
     RequestMaybeProcessed,
     RequestNotSent,
     WrongServerKey,
+    no_connection,
+    not_connected,
     too_many_waiting,
 )
 from pipegrid.http11.exchange import Exchange
@@ -50,11 +51,7 @@ class HostPool:
     """
 
     def __init__(
-        self,
-        clock: IReactorTime,
-        connect: Callable[[], IStreamClientEndpoint],
-        server: str,
-        limits: Limits | None = None,
+        self, clock: IReactorTime, connect: Endpoints, server: str, limits: Limits | None = None
     ) -> None:
         self._clock = clock
         self._server = server
@@ -142,7 +139,7 @@ class HostPool:
             for connection in list(self._connections):
                 connection.abort(reason)
             for exchange in waiting:
-                _fail(exchange, self._not_sent(reason))
+                _fail(exchange, no_connection(self._server, reason))
         finally:
             self._dropping, self._assigning = False, assigning
         self._may_grow = True
@@ -250,22 +247,10 @@ class HostPool:
         if self._connecting or not all(connection.held_up for connection in self._connections):
             return
         self._may_grow = True
-        if isinstance(error, PipegridError):
-            sentence = error
-        else:
-            why = str(error).rstrip(".") or type(error).__name__
-            sentence = self._not_sent(why)
-            sentence.__cause__ = error
+        sentence = not_connected(self._server, error)
         waiting, self._waiting = self._waiting, deque()
         for exchange in waiting:
             _fail(exchange, sentence)
-
-    def _not_sent(self, why: str) -> RequestNotSent:
-        return RequestNotSent(
-            f"No connection to {self._server} could be used ({why});"
-            " check that it runs and can be reached.",
-            self._server,
-        )
 
     # Connections tell.
 

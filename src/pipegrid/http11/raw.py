@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
 from pipegrid.http11.errors import ResponseError
-from pipegrid.http11.exchange import IDEMPOTENT_METHODS, Exchange
+from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.parser import ResponseHead
 from pipegrid.reactor.sockets import Buffer
 
@@ -103,13 +103,12 @@ class RawExchange(Exchange):
     def __init__(self, request: RawRequest, server: str) -> None:
         head = request.head
         method = head[: head.index(b" ")]
-        idempotent = request.idempotent
         Exchange.__init__(
             self,
             method,
             head,
             request.body,
-            idempotent=method in IDEMPOTENT_METHODS if idempotent is None else idempotent,
+            idempotent=request.idempotent,
             expected_response_bytes=request.expected_response_bytes,
             timeout_s=request.timeout_s,
             again_after_silence=request.again_after_silence,
@@ -177,11 +176,11 @@ class RawExchange(Exchange):
 
     def pauseProducing(self) -> None:
         """For the consumer."""
-        self._set_paused(True)
+        self.set_paused(True)
 
     def resumeProducing(self) -> None:
         """For the consumer."""
-        self._set_paused(False)
+        self.set_paused(False)
 
     def stopProducing(self) -> None:
         """For the consumer: it wants no more."""
@@ -191,11 +190,6 @@ class RawExchange(Exchange):
         """Nobody wants the answer any more; nobody is told."""
         self.withdraw()
         self._release_consumer()
-
-    def _set_paused(self, paused: bool) -> None:
-        self.paused = paused
-        if self.connection is not None:
-            self.connection.pause_changed(self)
 
     def _release_consumer(self) -> None:
         consumer, self._consumer = self._consumer, None

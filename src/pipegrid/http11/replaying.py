@@ -29,17 +29,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
 from pipegrid.http11.connection import PipelinedConnection
-from pipegrid.http11.dialer import Dialer, why_not
-from pipegrid.http11.errors import RequestNotSent, WrongServerKey, too_many_waiting
+from pipegrid.http11.dialer import Dialer, Endpoints, why_not
+from pipegrid.http11.errors import (
+    RequestNotSent,
+    WrongServerKey,
+    no_connection,
+    not_connected,
+    too_many_waiting,
+)
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss, Unanswered
 from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+from pipegrid.reactor.alarm import Alarm
 
 FIRST_WAIT_S = 0.25
 MAX_WAIT_S = 4.0
@@ -104,7 +111,7 @@ class UploadConnection:
     def __init__(
         self,
         clock: IReactorTime,
-        connect: Callable[[], IStreamClientEndpoint],
+        connect: Endpoints,
         server: str,
         limits: Limits,
         patience_s: float,
@@ -123,7 +130,7 @@ class UploadConnection:
         self._unanswered = 0
         self._connection: PipelinedConnection | None = None
         self._connecting: Deferred[PipelinedConnection] | None = None
-        self._retry: IDelayedCall | None = None
+        self._retry = Alarm(clock, self._try_again)
         self._losses = 0
         self._lost_at_s: float | None = None
         self._wait_s = FIRST_WAIT_S
@@ -155,7 +162,7 @@ class UploadConnection:
         """
         upload = _Upload(request, self._cancelled)
         if self._closed:
-            upload.result.errback(self._not_sent("it was disconnected here"))
+            upload.result.errback(no_connection(self._server, "it was disconnected here"))
         elif self._unanswered >= self._limits.max_waiting:
             upload.result.errback(too_many_waiting(self._unanswered, self._server))
         else:
@@ -165,7 +172,7 @@ class UploadConnection:
                 self._send(upload, connection)
             else:
                 self._waiting[upload] = None
-                if connection is None and self._connecting is None and self._retry is None:
+                if connection is None and self._connecting is None and not self._retry.is_set:
                     self._open()
         return upload.result
 
@@ -177,9 +184,7 @@ class UploadConnection:
             reason: makes the error for each; without, it says that it was disconnected here.
         """
         self._closed = True
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._retry.stop()
         if self._connecting is not None:
             self._connecting.cancel()
         uploads = self._take_waiting()
@@ -193,7 +198,9 @@ class UploadConnection:
                     exchange.withdraw()
             self._waiting.clear()  # it may have given some back
             connection.close()
-        self._fail(uploads, reason or (lambda: self._not_sent("it was disconnected here")))
+        self._fail(
+            uploads, reason or (lambda: no_connection(self._server, "it was disconnected here"))
+        )
         return gone
 
     # Connecting.
@@ -219,11 +226,7 @@ class UploadConnection:
             return
         if not isinstance(error, WrongServerKey) and self._retry_later():
             return
-        if isinstance(error, PipegridError):
-            self._give_up({}, error)
-        else:
-            why = str(error).rstrip(".") or type(error).__name__
-            self._give_up({}, self._not_sent(why))
+        self._give_up({}, not_connected(self._server, error))
 
     def _retry_later(self) -> bool:
         """Try once more after a while, unless nothing was lost or patience is over."""
@@ -232,11 +235,10 @@ class UploadConnection:
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
         if self._clock.seconds() + wait_s - self._lost_at_s > self._patience_s:
             return False
-        self._retry = self._clock.callLater(wait_s, self._try_again)
+        self._retry.set(wait_s)
         return True
 
     def _try_again(self) -> None:
-        self._retry = None
         if self._unanswered:
             self._open()
 
@@ -268,9 +270,8 @@ class UploadConnection:
         attempt, upload.attempt = upload.attempt, None
         if attempt is not None:
             attempt.withdraw()
-        if not self._unanswered and self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        if not self._unanswered:
+            self._retry.stop()
 
     def _take_waiting(self) -> list[_Upload]:
         waiting, self._waiting = list(self._waiting), {}
@@ -307,13 +308,6 @@ class UploadConnection:
     def _reset(self) -> None:
         self._losses, self._lost_at_s, self._wait_s = 0, None, FIRST_WAIT_S
 
-    def _not_sent(self, why: str) -> RequestNotSent:
-        return RequestNotSent(
-            f"No connection to {self._server} could be used ({why}); check that it runs and can be"
-            " reached.",
-            self._server,
-        )
-
     # Owner of the connection; see ``http11.loss``.
 
     def has_room(self, connection: PipelinedConnection) -> None:
@@ -343,14 +337,14 @@ class UploadConnection:
         elif not loss.was_ready:
             self._no_connection(loss.error or ConnectionError(loss.reason))
         elif loss.garbage or loss.timed_out:
-            self._give_up(errors, self._not_sent(loss.reason))
+            self._give_up(errors, no_connection(self._server, loss.reason))
         else:
             self._losses += not loss.announced
             if self._lost_at_s is None:
                 self._lost_at_s = self._clock.seconds()
             at_once = self._losses <= 1
             if self._losses > self._max_losses or not (at_once or self._retry_later()):
-                self._give_up(errors, self._not_sent(loss.reason))
+                self._give_up(errors, no_connection(self._server, loss.reason))
                 return
             gone = [upload for upload in self._waiting if upload.request.is_gone]
             for upload in gone:

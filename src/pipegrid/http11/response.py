@@ -15,7 +15,7 @@ from twisted.web.iweb import UNKNOWN_LENGTH, IClientRequest, IResponse
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.exchange import IDEMPOTENT_METHODS, Exchange
+from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.parser import ResponseHead
 
 # About the connection, not about the content; Twisted's own agent hides them too.
@@ -54,7 +54,7 @@ class AgentExchange(Exchange):
             self,
             method,
             head,
-            idempotent=method in IDEMPOTENT_METHODS if idempotent is None else idempotent,
+            idempotent=idempotent,
             expected_response_bytes=expected_response_bytes,
             timeout_s=timeout_s,
             again_after_silence=again_after_silence,
@@ -63,7 +63,7 @@ class AgentExchange(Exchange):
         self.uri = uri
         self.request_headers = headers
         self.answer: PipelinedResponse | None = None
-        self.result: Deferred[IResponse] = Deferred(self._cancelled)
+        self.result: Deferred[IResponse] = Deferred(lambda _: self.withdraw())
 
     def head_received(self, head: ResponseHead) -> None:
         self.paused, self.claimed = True, False  # until ``deliverBody``
@@ -87,9 +87,6 @@ class AgentExchange(Exchange):
             self.result.errback(error)
         else:
             self.answer.finish(error)
-
-    def _cancelled(self, _: Deferred[IResponse]) -> None:
-        self.withdraw()
 
 
 @implementer(IClientRequest)
@@ -200,10 +197,7 @@ class PipelinedResponse:
 
     def set_paused(self, paused: bool) -> None:
         """The reader has had enough for now, or has not."""
-        exchange = self._exchange
-        exchange.paused = paused
-        if exchange.connection is not None:
-            exchange.connection.pause_changed(exchange)
+        self._exchange.set_paused(paused)
 
     def stop(self) -> None:
         """
@@ -244,11 +238,7 @@ class BodyTransport:
     def stopProducing(self) -> None:
         self._response.stop()
 
-    def loseConnection(self) -> None:
-        self._response.stop()
-
-    def abortConnection(self) -> None:
-        self._response.stop()
+    loseConnection = abortConnection = stopProducing
 
     def write(self, data: bytes) -> None:
         raise RuntimeError("The reader of an answer cannot write to its connection.")

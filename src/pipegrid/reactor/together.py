@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import (
     Deferred,
@@ -53,3 +53,34 @@ async def few_at_a_time(
         return Deferred.fromCoroutine(step())
 
     await together([gate.run(start, step) for step in steps])
+
+
+class Waiters(Generic[T]):
+    """All who wait for one event; who gives up waiting is forgotten."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[Deferred[T]] = []
+
+    def wait(self) -> Deferred[T]:
+        """Fire with the event that comes next."""
+        waiting: Deferred[T] = Deferred(self._forget)
+        self._waiting.append(waiting)
+        return waiting
+
+    def fire(self, result: T) -> None:
+        """It came."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.callback(result)
+
+    def fail(self, error: Exception) -> None:
+        """It will not come."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.errback(error)
+
+    def _forget(self, waiting: Deferred[T]) -> None:
+        if waiting in self._waiting:  # else it is about to be told
+            self._waiting.remove(waiting)

@@ -30,6 +30,7 @@ from twisted.internet.interfaces import IReactorCore, IReactorFromThreads
 from twisted.python.failure import Failure
 
 from pipegrid.errors import UsageError
+from pipegrid.reactor.together import Waiters
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class Workers:
         self._shutdown_trigger: Any = None
         self._waiting: deque[_Job] = deque()
         self._handed_over: set[_Job] = set()
-        self._stopping: list[Deferred[None]] = []
+        self._ended_all: Waiters[None] = Waiters()
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -138,8 +139,7 @@ class Workers:
         self._stopped = True
         while self._waiting:
             self._waiting[0].deferred.cancel()
-        stopped: Deferred[None] = Deferred()
-        self._stopping.append(stopped)
+        stopped = self._ended_all.wait()
         for job in self._handed_over:
             job.dropped = True
         self._end_if_idle()
@@ -203,7 +203,7 @@ class Workers:
             self._waiting.remove(job)
 
     def _end_if_idle(self) -> None:
-        if not self._stopping or self._handed_over:
+        if not self._stopped or self._handed_over:
             return
         for _ in self._started:
             self._queue.put(None)
@@ -215,6 +215,4 @@ class Workers:
             trigger, self._shutdown_trigger = self._shutdown_trigger, None
             if IReactorCore.providedBy(self._reactor):
                 self._reactor.removeSystemEventTrigger(trigger)
-        stopping, self._stopping = self._stopping, []
-        for stopped in stopping:
-            stopped.callback(None)
+        self._ended_all.fire(None)

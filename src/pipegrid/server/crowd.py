@@ -62,18 +62,13 @@ class Crowd(Generic[G]):
         self._places: dict[G, str] = {}
         self._strangers: dict[str, dict[G, None]] = {}  # by address, oldest first
         self._known: dict[str, dict[G, None]] = {}
-        self._stranger_count = 0
+        self.strangers = 0  # how many have not shown the secret
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __repr__(self) -> str:
-        return f"<Crowd of {len(self)}, {self._stranger_count} of them strangers>"
-
-    @property
-    def strangers(self) -> int:
-        """How many have not shown the secret."""
-        return self._stranger_count
+        return f"<Crowd of {len(self)}, {self.strangers} of them strangers>"
 
     def enter(self, guest: G, host: str) -> G | None:
         """
@@ -103,7 +98,7 @@ class Crowd(Generic[G]):
         place = self._places.get(guest)
         if place is not None and guest in self._strangers.get(place, ()):
             _take(self._strangers, place, guest)
-            self._stranger_count -= 1
+            self.strangers -= 1
             self._known.setdefault(place, {})[guest] = None
 
     def leave(self, guest: G) -> None:
@@ -113,14 +108,14 @@ class Crowd(Generic[G]):
             return
         if guest in self._strangers.get(place, ()):
             _take(self._strangers, place, guest)
-            self._stranger_count -= 1
+            self.strangers -= 1
         else:
             _take(self._known, place, guest)
 
     def _add(self, guest: G, place: str) -> None:
         self._places[guest] = place
         self._strangers.setdefault(place, {})[guest] = None
-        self._stranger_count += 1
+        self.strangers += 1
 
     def _count(self, place: str) -> int:
         return len(self._strangers.get(place, ())) + len(self._known.get(place, ()))
@@ -133,7 +128,7 @@ class Crowd(Generic[G]):
             else {place: self._strangers.get(place, {}) for place in places}
         )
         most = max(strangers.values(), key=len, default={})
-        count = self._stranger_count if places is None else len(most)
+        count = self.strangers if places is None else len(most)
         if count <= limit // _RESERVE:
             known = self._known.keys() if places is None else places
             quiet = _quietest(each for place in known for each in self._known.get(place, ()))

@@ -27,6 +27,8 @@ from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 
+from pipegrid.reactor.alarm import Alarm
+from pipegrid.reactor.together import Waiters
 from pipegrid.server.crowd import Crowd, network
 from pipegrid.server.turns import Line
 
@@ -77,11 +79,11 @@ class FrontFactory(Factory):
         self._server = server
         self._tls = tls_factory(contexts, False, server, clock)
         self._foolscap = foolscap
-        self._empty: list[Deferred[None]] = []
+        self._empty: Waiters[None] = Waiters()
         self._crowd: Crowd[Front] = Crowd() if crowd is None else crowd
-        self._timer: IDelayedCall | None = None
+        self._timer = Alarm(clock, self._tick)
         self._line: Line[Front] = Line()
-        self._turn: IDelayedCall | None = None
+        self._turn = Alarm(clock, self._next_turn)
 
     def buildProtocol(self, addr: IAddress | None) -> Front | None:
         """Return what will look at the first bytes, unless there is no room and nobody who can make any."""
@@ -117,18 +119,17 @@ class FrontFactory(Factory):
     def hear_in_turn(self, connection: Front) -> None:
         """Have a connection heard: now, or when it is its turn."""
         self._server.turns.asked()
-        if self._turn is None:
-            self._turn = self.clock.callLater(0, self._next_turn)
-            connection.hear()
-        else:
+        if self._turn.is_set:
             connection.pause()
             self._line.join(connection)
+        else:
+            self._turn.set(0)
+            connection.hear()
 
     def _next_turn(self) -> None:
-        self._turn = None
         if self._line:
             connection = self._line.next()
-            self._turn = self.clock.callLater(0, self._next_turn)
+            self._turn.set(0)
             connection.resume()
             connection.hear()
 
@@ -139,8 +140,7 @@ class FrontFactory(Factory):
     def opened(self, connection: Front) -> None:
         """A connection has begun."""
         self.connections.add(connection)
-        if self._timer is None:
-            self._timer = self.clock.callLater(TICK_S, self._tick)
+        self._timer.set(TICK_S)
 
     def note_hostile(self, addr: IAddress | None, reason: str) -> None:
         """Write to the log why a client was turned away."""
@@ -152,28 +152,21 @@ class FrontFactory(Factory):
         self._crowd.leave(connection)
         self._line.leave(connection)
         if not self.connections:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            if self._turn is not None:
-                self._turn.cancel()
-                self._turn = None
-            empty, self._empty = self._empty, []
-            for waiting in empty:
-                waiting.callback(None)
+            self._timer.stop()
+            self._turn.stop()
+            self._empty.fire(None)
 
     def stop(self) -> Deferred[None]:
         """Cut whatever is still there; fires when all is gone."""
         if not self.connections:
             return succeed(None)
-        waiting: Deferred[None] = Deferred()
-        self._empty.append(waiting)
+        waiting = self._empty.wait()
         for connection in list(self.connections):
             connection.abort()
         return waiting
 
     def _tick(self) -> None:
-        self._timer = self.clock.callLater(TICK_S, self._tick)
+        self._timer.set(TICK_S)
         now_s = self.clock.seconds()
         for connection in self.connections:
             connection.tick(now_s)

@@ -27,7 +27,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.reactor.alarm import Alarm
 
 SLICE_S = 0.0005
 ALONE_S = 0.02
@@ -134,7 +136,7 @@ class FairTurns(Generic[M]):
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._line: Line[M] = Line()
-        self._call: IDelayedCall | None = None
+        self._call = Alarm(clock, self._next)
         # Of who works now, or did last.
         self._last: M | None = None
         self._began_s = self._ended_s = float("-inf")  # its slice, and its work
@@ -186,14 +188,13 @@ class FairTurns(Generic[M]):
         """Have its turn in line: ``take_turn`` is called."""
         self._line.join(member)
         if not self._in_line:
-            self._call_next()
+            self._call.set(0)
 
     def leave(self, member: M) -> None:
         """It wants no turn any more, whether it waits for one or not."""
         self._line.leave(member)
-        if not self._line and self._call is not None:
-            self._call.cancel()
-            self._call = None
+        if not self._line:
+            self._call.stop()
         if self._last is member:
             self._last = None
 
@@ -209,12 +210,7 @@ class FairTurns(Generic[M]):
             self._last = member
         self._slice_s = SLICE_S if now_s - self._others_s < ACTIVE_S else ALONE_S
 
-    def _call_next(self) -> None:
-        if self._call is None:
-            self._call = self._clock.callLater(0, self._next)
-
     def _next(self) -> None:
-        self._call = None
         self._run_s = now_s = self._clock.seconds()
         self._in_line = True
         try:
@@ -226,4 +222,4 @@ class FairTurns(Generic[M]):
         finally:
             self._in_line = False
             if self._line:
-                self._call_next()
+                self._call.set(0)

@@ -45,37 +45,30 @@ class Advisories:
         minute = int(now // 60)
         if minute == self._full_minute:
             return False
-        kept = _keep(self._directory, now, storage_index, share_number, reason, mutable)
+        kept = self._write(now, storage_index, share_number, reason, mutable)
         if not kept:
             self._full_minute = minute
         return kept
 
-
-def _keep(
-    directory: str, now: float, storage_index: bytes, share_number: int, reason: str, mutable: bool
-) -> bool:
-    """
-    Write one complaint down, unless there are too many already; returns whether that was done.
-
-    Raises:
-        ServerRefused: the disk failed.
-    """
-    kind = "mutable" if mutable else "immutable"
-    index = base32.encode(storage_index)
-    when = datetime.fromtimestamp(now, timezone.utc)
-    path = f"{directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
-    try:
-        os.makedirs(directory, exist_ok=True)
-        if len(os.listdir(directory)) >= MAX_ADVISORIES:
-            return False
-        # It will be looked at in a terminal.
-        safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
-        text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
-        with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
-            file.write(
-                f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
-                f"storage index: {index}\nshare number: {share_number}\n\n{text}\n"
-            )
-    except OSError as error:
-        raise disk.disk_error(error, f"keep an advisory in {directory!r}") from error
-    return True
+    def _write(
+        self, now: float, storage_index: bytes, share_number: int, reason: str, mutable: bool
+    ) -> bool:
+        kind = "mutable" if mutable else "immutable"
+        index = base32.encode(storage_index)
+        when = datetime.fromtimestamp(now, timezone.utc)
+        path = f"{self._directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
+        try:
+            os.makedirs(self._directory, exist_ok=True)
+            if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
+                return False
+            # It will be looked at in a terminal.
+            safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
+            text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+            with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
+                file.write(
+                    f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
+                    f"storage index: {index}\nshare number: {share_number}\n\n{text}\n"
+                )
+        except OSError as error:
+            raise disk.disk_error(error, f"keep an advisory in {self._directory!r}") from error
+        return True

@@ -6,9 +6,9 @@ import os
 import threading
 
 from pipegrid.disk import files as disk
-from pipegrid.errors import ServerRefused
 from pipegrid.storage import containers
 from pipegrid.storage.mutable import containers as mutable_containers
+from pipegrid.storage.opening import open_container
 
 
 class ShareReader:
@@ -42,7 +42,7 @@ class ShareReader:
             return b""
         try:
             with self._lock:
-                return self._read(self._data_offset + offset, length)
+                return disk.read_all(self._fd, length, self._data_offset + offset)
         except OSError as error:
             raise disk.disk_error(error, f"read {self._name}") from error
         finally:
@@ -53,15 +53,6 @@ class ShareReader:
         """Close the file; doing so twice is fine."""
         self._closing = True
         self._close()
-
-    def _read(self, at: int, length: int) -> bytes:
-        data = os.pread(self._fd, length, at)
-        while len(data) < length:  # one call gives 2 GiB at most
-            more = os.pread(self._fd, length - len(data), at + len(data))
-            if not more:
-                break
-            data += more
-        return data
 
     def _close(self) -> None:
         # Whoever cannot take the lock leaves it to the read that has it, which looks afterwards.
@@ -79,25 +70,12 @@ def open_reader(path: str) -> ShareReader | None:
     Raises:
         ServerRefused: there is one, but it is damaged, or the disk failed.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+    return open_container(path, os.O_RDONLY, mutable_containers.MAGIC_BYTES, _reader_of)
+
+
+def _reader_of(path: str, fd: int, start: bytes) -> ShareReader | None:
+    if mutable_containers.is_mutable(start):
         return None
-    except OSError as error:
-        raise disk.disk_error(error, f"open the share {path!r}") from error
-    try:
-        start = os.pread(fd, mutable_containers.MAGIC_BYTES, 0)
-        if mutable_containers.is_mutable(start):
-            os.close(fd)
-            return None
-        header = containers.parse_header(start)
-        length = containers.share_bytes(header, os.fstat(fd).st_size)
-    except OSError as error:
-        os.close(fd)
-        raise disk.disk_error(error, f"read the share {path!r}") from error
-    except ValueError as error:
-        os.close(fd)
-        raise ServerRefused(
-            f"cannot read the share {path!r}: {error}; use another server's"
-        ) from error
+    header = containers.parse_header(start)
+    length = containers.share_bytes(header, os.fstat(fd).st_size)
     return ShareReader(fd, length, f"the share {path!r}")

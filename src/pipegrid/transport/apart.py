@@ -5,19 +5,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerError
-from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
+from pipegrid.wire.messages import (
+    Allocation,
+    Numbers,
+    Pieces,
+    Shares,
+    Stored,
+    UploadSecrets,
+    WriteResult,
+)
 
-Allocate = Callable[[bytes, AbstractSet[int], int, UploadSecrets], Deferred[Allocation]]
-Write = Callable[[bytes, int, int, Sequence[Buffer], bytes], Deferred[WriteResult]]
+Allocate = Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
+Write = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteResult]]
 
 
 class StoresApart(ABC):
@@ -30,11 +36,7 @@ class StoresApart(ABC):
 
     @abstractmethod
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Ask for room; see the contract."""
 
@@ -44,17 +46,13 @@ class StoresApart(ABC):
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract."""
 
     def store_whole(
-        self,
-        storage_index: bytes,
-        shares: Mapping[int, bytes],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
         return store_apart(self.allocate, self.write, storage_index, shares, share_bytes, secrets)
@@ -64,7 +62,7 @@ def store_apart(
     allocate: Allocate,
     write: Write,
     storage_index: bytes,
-    shares: Mapping[int, bytes],
+    shares: Shares,
     share_bytes: int,
     secrets: UploadSecrets,
 ) -> Deferred[Stored]:

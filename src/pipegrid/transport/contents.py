@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import attrs
 
 from pipegrid.core.spans import Spans
 from pipegrid.errors import NoSpace, NoSuchShare, WrongSecret
-from pipegrid.wire.messages import ShareChange
+from pipegrid.wire.messages import Changes, LeaseSecrets, Reads, ShareChange, SlotData
 
 Key = tuple[bytes, int]
 """A storage index and a share number."""
@@ -59,6 +57,10 @@ class MemoryStorage:
         """Return the numbers of the complete shares of an index."""
         return frozenset(number for index, number in self.shares if index == storage_index)
 
+    def lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
+        """Note a lease, by what renews it."""
+        self.leases.setdefault(storage_index, set()).add(lease.renew)
+
     def begin(self, key: Key, share_bytes: int, secret: bytes) -> bool:
         """Begin an upload, or let its owner go on with it; returns whether it may be written."""
         there = self.uploads.get(key)
@@ -91,16 +93,14 @@ class MemoryStorage:
             raise NoSuchShare(f"there is no mutable share {number} here; use another server's")
         return shares[number]
 
-    def read_slot(
-        self, storage_index: bytes, reads: Sequence[tuple[int, int]]
-    ) -> dict[int, tuple[bytes, ...]]:
+    def read_slot(self, storage_index: bytes, reads: Reads) -> SlotData:
         """Read from all shares of a slot."""
         return {
             number: tuple(share[offset : offset + length] for offset, length in reads)
             for number, share in self.slots.get(storage_index, {}).items()
         }
 
-    def change_slot(self, storage_index: bytes, changes: Mapping[int, ShareChange]) -> bool:
+    def change_slot(self, storage_index: bytes, changes: Changes) -> bool:
         """Change shares of a slot if all tests pass; returns whether they did."""
         shares = self.slots.get(storage_index, {})
         for number, change in changes.items():

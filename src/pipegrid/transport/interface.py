@@ -49,20 +49,23 @@ connection:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerUnreachable
 from pipegrid.wire.messages import (
     Allocation,
+    Changes,
     LeaseSecrets,
+    Numbers,
+    Pieces,
+    Reads,
     ServerIdentity,
     ServerVersion,
-    ShareChange,
+    Shares,
+    SlotData,
     SlotResult,
     SlotSecrets,
     Stored,
@@ -82,11 +85,7 @@ class StorageServer(Protocol):
         """Ask what the server says of itself."""
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """
         Ask for room for shares of exactly ``share_bytes`` bytes; adds or renews the leases of all
@@ -101,7 +100,7 @@ class StorageServer(Protocol):
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         *,
         let_go: Callable[[], None] | None = None,
@@ -131,11 +130,7 @@ class StorageServer(Protocol):
         """How long a share may be to go with ``store_whole``; 0 if there is nothing gained by it now."""
 
     def store_whole(
-        self,
-        storage_index: bytes,
-        shares: Mapping[int, bytes],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """
         Ask for room for shares and write each of them whole: ``allocate`` and ``write`` in one call.
@@ -188,11 +183,7 @@ class StorageServer(Protocol):
     # Slots of mutable shares.
 
     def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
+        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
         """
         Test, read and write the shares of a slot in one step, as if nobody else were there.
@@ -214,11 +205,8 @@ class StorageServer(Protocol):
         """Ask for the numbers of all mutable shares; the empty set if there are none."""
 
     def read_slot(
-        self,
-        storage_index: bytes,
-        reads: Sequence[tuple[int, int]],
-        expected: AbstractSet[int] = frozenset(),
-    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
+    ) -> Deferred[SlotData]:
         """
         Read ``(offset, length)`` of every share of a slot, cut at its end; {} if there are none.
 
@@ -262,3 +250,12 @@ class StorageServer(Protocol):
 def disconnected(server: str) -> ServerUnreachable:
     """Return what requests fail with that ``disconnect`` ended, and those that come after it."""
     return ServerUnreachable(f"{server} was disconnected here; open it again", server)
+
+
+def fits_reads(data: Mapping[int, Sequence[bytes]], reads: Reads) -> bool:
+    """Return whether each share's data are what was asked for: a piece for each read, and none too long."""
+    return all(
+        len(pieces) == len(reads)
+        and all(len(piece) <= length for piece, (_, length) in zip(pieces, reads, strict=True))
+        for pieces in data.values()
+    )

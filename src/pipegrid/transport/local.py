@@ -14,18 +14,17 @@ every Deferred does. What the thread writes from then on is not counted as recei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.interfaces import IConsumer
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.disk import files as disk
 from pipegrid.disk.durability import Durability, Workers
 from pipegrid.errors import ServerError
+from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.upload import ShareUpload
@@ -35,10 +34,14 @@ from pipegrid.transport.ordering import OrderedCall, Ordering
 from pipegrid.transport.streaming import PausableStream, streaming
 from pipegrid.wire.messages import (
     Allocation,
+    Changes,
     LeaseSecrets,
+    Numbers,
+    Pieces,
+    Reads,
     ServerIdentity,
     ServerVersion,
-    ShareChange,
+    SlotData,
     SlotResult,
     SlotSecrets,
     UploadSecrets,
@@ -71,7 +74,7 @@ class LocalServer(StoresApart):
         inline_bytes: int = INLINE_BYTES,
     ) -> None:
         self.store = store
-        self._identity = identity
+        self.identity = identity
         self._workers = workers
         self._durability = durability
         self._inline_bytes = inline_bytes
@@ -79,23 +82,14 @@ class LocalServer(StoresApart):
         self._streams: set[PausableStream] = set()
 
     def __repr__(self) -> str:
-        return f"<LocalServer {self._identity.nickname!r} in {str(self.store.root)!r}>"
-
-    @property
-    def identity(self) -> ServerIdentity:
-        """Who this is."""
-        return self._identity
+        return f"<LocalServer {self.identity.nickname!r} in {str(self.store.root)!r}>"
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
         return execute(self._named, self.store.version)
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Ask for room; see the contract."""
         numbers = frozenset(share_numbers)
@@ -111,7 +105,7 @@ class LocalServer(StoresApart):
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         *,
         let_go: Callable[[], None] | None = None,
@@ -153,31 +147,19 @@ class LocalServer(StoresApart):
 
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all complete shares."""
-        return self._submit(
-            storage_index, None, False, lambda _: self.store.list_shares(storage_index)
-        )
+        return self._ask(None, self.store.list_shares, storage_index)
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from a complete share; see the contract."""
-
-        def read() -> bytes:
-            with self.store.open_share(storage_index, share_number) as reader:
-                return reader.read(offset, length)
-
-        return self._submit(storage_index, share_number, False, lambda _: self._run(length, read))
+        return self._read(self.store, storage_index, share_number, offset, length)
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
-        opening: Deferred[ShareReader] = self._submit(
-            storage_index,
-            share_number,
-            False,
-            lambda _: self.store.open_share(storage_index, share_number),
-        )
+        opening = self._ask(share_number, self.store.open_share, storage_index, share_number)
         return Deferred.fromCoroutine(self._stream(opening, offset, length, consumer))
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
@@ -190,20 +172,12 @@ class LocalServer(StoresApart):
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Tell the operator that a share looked corrupt."""
-
-        def advise(_: object) -> None:
-            self.store.advise_corrupt_share(storage_index, share_number, reason)
-
-        return self._submit(storage_index, share_number, False, advise)
+        return self._advise(storage_index, share_number, reason, mutable=False)
 
     # Slots.
 
     def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
+        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
         """Test, read and write a slot; see the contract."""
         changes, reads = dict(changes), tuple(reads)
@@ -218,35 +192,21 @@ class LocalServer(StoresApart):
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all mutable shares."""
-        return self._submit(
-            storage_index, None, False, lambda _: self.store.slots.list_shares(storage_index)
-        )
+        return self._ask(None, self.store.slots.list_shares, storage_index)
 
     def read_slot(
-        self,
-        storage_index: bytes,
-        reads: Sequence[tuple[int, int]],
-        expected: AbstractSet[int] = frozenset(),
-    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
+    ) -> Deferred[SlotData]:
         """Read from every share of a slot."""
         size = sum(length for _, length in reads)
-        return self._submit(
-            storage_index,
-            None,
-            False,
-            lambda _: self._run(size, self.store.slots.readv, storage_index, (), tuple(reads)),
-        )
+        read = partial(self._run, size, self.store.slots.readv)
+        return self._ask(None, read, storage_index, (), tuple(reads))
 
     def read_slot_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from one mutable share; see the contract."""
-
-        def read() -> bytes:
-            with self.store.slots.open_share(storage_index, share_number) as reader:
-                return reader.read(offset, length)
-
-        return self._submit(storage_index, share_number, False, lambda _: self._run(length, read))
+        return self._read(self.store.slots, storage_index, share_number, offset, length)
 
     def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of a slot."""
@@ -256,11 +216,7 @@ class LocalServer(StoresApart):
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Tell the operator that a mutable share looked corrupt."""
-
-        def advise(_: object) -> None:
-            self.store.advise_corrupt_share(storage_index, share_number, reason, mutable=True)
-
-        return self._submit(storage_index, share_number, False, advise)
+        return self._advise(storage_index, share_number, reason, mutable=True)
 
     def disconnect(self) -> Deferred[None]:
         """
@@ -268,7 +224,7 @@ class LocalServer(StoresApart):
 
         The server can be used again afterwards.
         """
-        reason = partial(disconnected, self._identity.nickname)
+        reason = partial(disconnected, self.identity.nickname)
         for stream in list(self._streams):
             stream.give_up(reason())
         gone = self._ordering.give_up_all(reason)
@@ -292,6 +248,34 @@ class LocalServer(StoresApart):
 
         return self._ordering.submit(storage_index, share_number, changes, named)
 
+    def _ask(
+        self, share_number: int | None, call: Callable[..., Any], storage_index: bytes, *args: Any
+    ) -> Deferred[Any]:
+        return self._submit(
+            storage_index, share_number, False, lambda _: call(storage_index, *args)
+        )
+
+    def _read(
+        self,
+        place: ShareStore | Slots,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+    ) -> Deferred[bytes]:
+        def read() -> bytes:
+            with place.open_share(storage_index, share_number) as reader:
+                return reader.read(offset, length)
+
+        return self._submit(storage_index, share_number, False, lambda _: self._run(length, read))
+
+    def _advise(
+        self, storage_index: bytes, share_number: int, reason: str, mutable: bool
+    ) -> Deferred[None]:
+        advise = partial(self.store.advise_corrupt_share, mutable=mutable)
+        advised = self._ask(share_number, advise, storage_index, share_number, reason)
+        return advised.addCallback(lambda _: None)
+
     def _run(self, size_bytes: int, function: Callable[..., T], *args: Any) -> Deferred[T]:
         if size_bytes <= self._inline_bytes:
             return execute(function, *args)
@@ -302,11 +286,11 @@ class LocalServer(StoresApart):
         try:
             return function(*args)
         except ServerError as error:
-            error.server = error.server or self._identity.nickname
+            error.server = error.server or self.identity.nickname
             raise
         except OSError as error:
             refusal = disk.disk_error(error, f"use the storage directory {str(self.store.root)!r}")
-            refusal.server = self._identity.nickname
+            refusal.server = self.identity.nickname
             raise refusal from error
 
     async def _stream(
@@ -317,7 +301,7 @@ class LocalServer(StoresApart):
             with streaming(self._streams, consumer) as stream:
                 return await self._pump(reader, stream, offset, length, consumer)
         except ServerError as error:
-            error.server = error.server or self._identity.nickname
+            error.server = error.server or self.identity.nickname
             raise
         finally:
             reader.close()

@@ -14,15 +14,13 @@ told otherwise:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.interfaces import IConsumer, IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerError, ServerRefused, WrongSecret
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.contents import MemoryStorage
@@ -30,10 +28,14 @@ from pipegrid.transport.interface import disconnected
 from pipegrid.transport.streaming import MemoryStream
 from pipegrid.wire.messages import (
     Allocation,
+    Changes,
     LeaseSecrets,
+    Numbers,
+    Pieces,
+    Reads,
     ServerIdentity,
     ServerVersion,
-    ShareChange,
+    SlotData,
     SlotResult,
     SlotSecrets,
     UploadSecrets,
@@ -63,7 +65,7 @@ class MemoryServer(StoresApart):
         self.takes_whole_bytes = 0
         self.delay_s = delay_s
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self._identity = identity
+        self.identity = identity
         self._clock = clock
         self._failures: dict[str | None, deque[Exception]] = {}
         self._hanging: set[str | None] = set()
@@ -71,7 +73,7 @@ class MemoryServer(StoresApart):
         self._leaving = False
 
     def __repr__(self) -> str:
-        return f"<MemoryServer {self._identity.nickname!r}, {len(self.storage.shares)} shares>"
+        return f"<MemoryServer {self.identity.nickname!r}, {len(self.storage.shares)} shares>"
 
     # For tests.
 
@@ -88,11 +90,6 @@ class MemoryServer(StoresApart):
 
     # The contract.
 
-    @property
-    def identity(self) -> ServerIdentity:
-        """Who this is."""
-        return self._identity
-
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
 
@@ -103,11 +100,7 @@ class MemoryServer(StoresApart):
         return self._answer("version", version)
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Ask for room; see the contract."""
         storage = self.storage
@@ -116,11 +109,11 @@ class MemoryServer(StoresApart):
         def allocate() -> Allocation:
             have = storage.numbers(storage_index)
             if have:
-                storage.leases.setdefault(storage_index, set()).add(secrets.lease.renew)
+                storage.lease(storage_index, secrets.lease)
             allocated = set()
             for number in sorted(numbers - have):
                 if storage.begin((storage_index, number), share_bytes, secrets.upload):
-                    storage.leases.setdefault(storage_index, set()).add(secrets.lease.renew)
+                    storage.lease(storage_index, secrets.lease)
                     allocated.add(number)
             return Allocation(have, frozenset(allocated))
 
@@ -131,7 +124,7 @@ class MemoryServer(StoresApart):
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         *,
         let_go: Callable[[], None] | None = None,
@@ -224,7 +217,7 @@ class MemoryServer(StoresApart):
         def add_lease() -> None:
             if not self.storage.numbers(storage_index):
                 raise NoSuchShare("there are no shares of this index; upload them first")
-            self.storage.leases.setdefault(storage_index, set()).add(lease.renew)
+            self.storage.lease(storage_index, lease)
 
         return self._answer("add_lease", add_lease, storage_index)
 
@@ -243,11 +236,7 @@ class MemoryServer(StoresApart):
     # Slots.
 
     def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
+        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
         """Test, read and write a slot; see the contract."""
         storage = self.storage
@@ -261,7 +250,7 @@ class MemoryServer(StoresApart):
             success = storage.change_slot(storage_index, changes)
             if success and changes:
                 storage.write_enablers[storage_index] = secrets.write_enabler
-                storage.leases.setdefault(storage_index, set()).add(secrets.lease.renew)
+                storage.lease(storage_index, secrets.lease)
             return SlotResult(success, data)
 
         return self._answer("read_test_write", change, storage_index, changes, reads)
@@ -273,11 +262,8 @@ class MemoryServer(StoresApart):
         )
 
     def read_slot(
-        self,
-        storage_index: bytes,
-        reads: Sequence[tuple[int, int]],
-        expected: AbstractSet[int] = frozenset(),
-    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
+    ) -> Deferred[SlotData]:
         """Read from every share of a slot."""
         return self._answer(
             "read_slot",
@@ -305,7 +291,7 @@ class MemoryServer(StoresApart):
         def add_lease() -> None:
             if storage_index not in self.storage.slots:
                 raise NoSuchShare("there are no shares of this index; store the file first")
-            self.storage.leases.setdefault(storage_index, set()).add(lease.renew)
+            self.storage.lease(storage_index, lease)
 
         return self._answer("add_slot_lease", add_lease, storage_index)
 
@@ -351,7 +337,7 @@ class MemoryServer(StoresApart):
         try:
             return deed()
         except ServerError as error:
-            error.server = error.server or self._identity.nickname
+            error.server = error.server or self.identity.nickname
             return Failure()
 
     def _track(self, waiting: Deferred[T], call: IDelayedCall | None = None) -> Deferred[T]:
@@ -364,5 +350,5 @@ class MemoryServer(StoresApart):
         if call is not None and call.active():
             call.cancel()
         if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
-            return Failure(disconnected(self._identity.nickname))
+            return Failure(disconnected(self.identity.nickname))
         return result

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.python.failure import Failure
 
+from pipegrid.reactor.together import Waiters
+
 T = TypeVar("T")
 
 
@@ -58,7 +60,7 @@ class Ordering:
         self._pending: dict[bytes, dict[OrderedCall, None]] = {}
         self._ready: deque[tuple[bytes, OrderedCall]] = deque()
         self._draining = False
-        self._idle: list[Deferred[None]] = []
+        self._idle: Waiters[None] = Waiters()
 
     def submit(
         self,
@@ -104,8 +106,7 @@ class Ordering:
             for operation in list(operations):
                 if operation.wanted:
                     self._give_up(storage_index, operation, reason())
-        gone: Deferred[None] = Deferred()
-        self._idle.append(gone)
+        gone = self._idle.wait()
         self._look_idle()
         return gone
 
@@ -156,6 +157,4 @@ class Ordering:
 
     def _look_idle(self) -> None:
         if not self._pending:
-            idle, self._idle = self._idle, []
-            for gone in idle:
-                gone.callback(None)
+            self._idle.fire(None)

@@ -31,6 +31,8 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
 from pipegrid.flow.tokenbucket import TokenBucket
+from pipegrid.reactor.alarm import Alarm
+from pipegrid.reactor.backpressure import Backpressure
 
 FULL_BYTES = 64 << 10
 """Waiting on one connection, until its writer is asked to pause."""
@@ -60,7 +62,7 @@ class Throttle:
             min(_MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, bytes_per_s * _TURN_S))
         )
         self._waiting: deque[Throttled] = deque()
-        self._timer: IDelayedCall | None = None
+        self._timer = Alarm(clock, self._go_on)
 
     def endpoint(
         self, inner: IStreamClientEndpoint, kind: type[Throttled] | None = None
@@ -76,23 +78,21 @@ class Throttle:
     def wants_to_send(self, connection: Throttled) -> None:
         """A connection has something to send, and is not in the line yet."""
         self._waiting.append(connection)
-        if self._timer is None:
+        if not self._timer.is_set:
             self._go_on()
 
     def leaves(self, connection: Throttled) -> None:
         """A connection has nothing to send any more."""
         if connection in self._waiting:
             self._waiting.remove(connection)
-        if not self._waiting and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if not self._waiting:
+            self._timer.stop()
 
     def _go_on(self) -> None:
-        self._timer = None
         while self._waiting:
             wait_s = self.sent.wait_s(self.clock.seconds())
             if wait_s:
-                self._timer = self.clock.callLater(wait_s, self._go_on)
+                self._timer.set(wait_s)
                 return
             connection = self._waiting.popleft()
             size = connection.send_piece(self.piece_bytes)
@@ -174,7 +174,7 @@ class Throttled:
         if isinstance(socket := getattr(transport, "socket", None), Socket):
             _keep_little(socket, int(rate / 4))
         directlyProvides(self, providedBy(transport))
-        transport.registerProducer(_Valve(self), True)
+        transport.registerProducer(Backpressure(self), True)
         self.protocol.makeConnection(self)
 
     def dataReceived(self, data: bytes) -> None:
@@ -291,12 +291,12 @@ class Throttled:
             self._resume_producer()
         return size
 
-    def socket_is_full(self) -> None:
+    def output_full(self) -> None:
         """What was sent has to wait below."""
         self._socket_full = True
         self._leave()
 
-    def socket_has_room(self) -> None:
+    def output_free(self) -> None:
         """It has left."""
         self._socket_full = False
         self._want_turn()
@@ -331,19 +331,3 @@ def _keep_little(socket: Socket, size: int) -> None:
 
 def _protocol_of(connection: Throttled) -> Any:
     return connection.protocol
-
-
-class _Valve:
-    """Hears from the socket when it is full."""
-
-    def __init__(self, connection: Throttled) -> None:
-        self._connection = connection
-
-    def pauseProducing(self) -> None:
-        self._connection.socket_is_full()
-
-    def resumeProducing(self) -> None:
-        self._connection.socket_has_room()
-
-    def stopProducing(self) -> None:
-        pass

@@ -19,8 +19,10 @@ from typing import Any, NoReturn
 
 import cbor2
 
-from pipegrid.core.hashes import Buffer
+from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer
+from pipegrid.core.leases import LEASE_SECRET_BYTES
 from pipegrid.wire import cborscan
+from pipegrid.wire.messages import LeaseSecrets
 
 SET_TAG = 258
 MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
@@ -192,3 +194,24 @@ def expect_view(value: Any, where: str) -> bytes:
     if type(value) is memoryview:
         return value  # type: ignore[return-value]
     return expect_bytes(value, where)
+
+
+def expect_index(value: Any) -> bytes:
+    """Return a storage index."""
+    return expect_sized(value, "the storage index", STORAGE_INDEX_BYTES)
+
+
+def expect_lease(renew: Any, cancel: Any) -> LeaseSecrets:
+    """Return the secrets of a lease."""
+    return LeaseSecrets(
+        expect_sized(renew, "the lease renew secret", LEASE_SECRET_BYTES),
+        expect_sized(cancel, "the lease cancel secret", LEASE_SECRET_BYTES),
+    )
+
+
+def expect_answers(value: Any, count: int, to_what: str) -> list[Any]:
+    """Return as many answers as there was asked for."""
+    answers = expect_list(value, "the answer", None)
+    if len(answers) != count:
+        raise ValueError(f"{len(answers)} answers to {count} {to_what}")
+    return answers

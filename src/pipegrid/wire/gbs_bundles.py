@@ -25,7 +25,7 @@ import attrs
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.gbs import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
-from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+from pipegrid.wire.messages import Allocation, UploadSecrets
 
 OFFER = b"PipeGrid-Bundles"
 HEADER = OFFER.lower()
@@ -40,8 +40,6 @@ _BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
 _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
 
 _UPLOADS_A_STEP = 16
-_STORAGE_INDEX_BYTES = 16
-_LEASE_SECRET_BYTES = 32
 _MAX_UPLOAD_SECRET_BYTES = 64
 
 
@@ -135,13 +133,8 @@ def unpack_bundle_in_steps(body: Buffer, uploads: list[BundledUpload]) -> Iterat
 
 def _unpack_upload(value: Any) -> BundledUpload:
     index, renew, cancel, upload, size, numbers, shares = cbor.expect_fields(value, 7, "an upload")
-    secrets = UploadSecrets(
-        LeaseSecrets(
-            cbor.expect_sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
-            cbor.expect_sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
-        ),
-        cbor.expect_bytes(upload, "the upload secret"),
-    )
+    upload_secret = cbor.expect_bytes(upload, "the upload secret")
+    secrets = UploadSecrets(cbor.expect_lease(renew, cancel), upload_secret)
     if not 1 <= len(secrets.upload) <= _MAX_UPLOAD_SECRET_BYTES:
         raise ValueError("the upload secret is empty, or too long")
     share_bytes = cbor.expect_uint(size, "the size of shares")
@@ -153,13 +146,7 @@ def _unpack_upload(value: Any) -> BundledUpload:
         cbor.expect_sized(data, "a share", share_bytes)
     if shares and not share_bytes:
         raise ValueError("a share is empty")
-    return BundledUpload(
-        cbor.expect_sized(index, "the storage index", _STORAGE_INDEX_BYTES),
-        secrets,
-        share_bytes,
-        share_numbers,
-        shares,
-    )
+    return BundledUpload(cbor.expect_index(index), secrets, share_bytes, share_numbers, shares)
 
 
 def pack_answers(answers: Sequence[BundledAnswer]) -> bytes:
@@ -181,9 +168,7 @@ def pack_answers(answers: Sequence[BundledAnswer]) -> bytes:
 def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
     """Return what became of the uploads of a bundle, in their order."""
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
-    answers = cbor.expect_list(value, "the answer", None)
-    if len(answers) != len(uploads):
-        raise ValueError(f"{len(answers)} answers to {len(uploads)} uploads")
+    answers = cbor.expect_answers(value, len(uploads), "uploads")
     return [_unpack_answer(*pair) for pair in zip(answers, uploads, strict=True)]
 
 

@@ -246,10 +246,7 @@ def parse_range(value: bytes) -> tuple[int, int]:
     match = _RANGE.match(value)
     if match is None:
         raise ValueError("the Range is not one closed range of bytes")
-    begin, last = int(match[1]), int(match[2])
-    if last < begin:
-        raise ValueError("the Range ends before it begins")
-    return begin, last + 1
+    return _from_to(match, "Range")
 
 
 def format_content_range(begin: int, end: int) -> bytes:
@@ -267,9 +264,14 @@ def parse_content_range(value: bytes) -> tuple[int, int]:
     match = _CONTENT_RANGE.match(value)
     if match is None:
         raise ValueError("the Content-Range is not of the form: bytes FIRST-LAST/*")
+    begin, end = _from_to(match, "Content-Range")
+    if match[3] is not None and int(match[3]) < end:
+        raise ValueError("the Content-Range ends behind the whole")
+    return begin, end
+
+
+def _from_to(match: re.Match[bytes], what: str) -> tuple[int, int]:
     begin, last = int(match[1]), int(match[2])
     if last < begin:
-        raise ValueError("the Content-Range ends before it begins")
-    if match[3] is not None and int(match[3]) <= last:
-        raise ValueError("the Content-Range ends behind the whole")
+        raise ValueError(f"the {what} ends before it begins")
     return begin, last + 1

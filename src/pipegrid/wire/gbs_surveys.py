@@ -37,8 +37,6 @@ LEASE_NOT_ASKED = 0
 
 _SURVEY_ITEMS = 1 + MAX_QUESTIONS * (6 + 4 * MAX_SAMPLES)
 _ANSWER_ITEMS = 1 + MAX_QUESTIONS * (4 + MAX_SHARE_NUMBERS + MAX_SAMPLES)
-_STORAGE_INDEX_BYTES = 16
-_LEASE_SECRET_BYTES = 32
 _MAX_OFFSET = 1 << 62
 
 
@@ -113,12 +111,9 @@ def _unpack_question(value: Any) -> Question:
     secrets = None
     if cbor.expect_list(lease, "the lease", 2):
         renew, cancel = cbor.expect_fields(lease, 2, "the lease")
-        secrets = LeaseSecrets(
-            cbor.expect_sized(renew, "the lease renew secret", _LEASE_SECRET_BYTES),
-            cbor.expect_sized(cancel, "the lease cancel secret", _LEASE_SECRET_BYTES),
-        )
+        secrets = cbor.expect_lease(renew, cancel)
     return Question(
-        cbor.expect_sized(index, "the storage index", _STORAGE_INDEX_BYTES),
+        cbor.expect_index(index),
         secrets,
         tuple(map(_unpack_sample, cbor.expect_list(samples, "the samples", MAX_SAMPLES))),
     )
@@ -148,9 +143,7 @@ def pack_answers(answers: Sequence[SurveyAnswer | int]) -> bytes:
 def unpack_answers(body: Buffer, questions: Sequence[Question]) -> list[SurveyAnswer | int]:
     """Return what was answered to the questions of a survey, in their order."""
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
-    answers = cbor.expect_list(value, "the answer", None)
-    if len(answers) != len(questions):
-        raise ValueError(f"{len(answers)} answers to {len(questions)} questions")
+    answers = cbor.expect_answers(value, len(questions), "questions")
     return [_unpack_answer(*pair) for pair in zip(answers, questions, strict=True)]
 
 

@@ -6,7 +6,8 @@ Both ends share them: a server's share store answers with them, and every transp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 
@@ -112,6 +113,22 @@ class Stored:
     failed: Mapping[int, ServerError] = attrs.field(factory=dict)
 
 
+Numbers = AbstractSet[int]
+"""Of shares."""
+
+Shares = Mapping[int, bytes]
+"""Whole ones, by number."""
+
+Pieces = Sequence[Buffer]
+"""What is written, one piece behind the other."""
+
+Reads = Sequence[tuple[int, int]]
+"""What is to be read of each share of a slot: offsets and lengths."""
+
+SlotData = dict[int, tuple[bytes, ...]]
+"""What was read, by share number: for each read what there was of it."""
+
+
 @attrs.frozen
 class SlotSecrets:
     """All secrets of one change to a slot of mutable shares; the write enabler is 32 bytes by custom."""
@@ -138,6 +155,10 @@ class ShareChange:
     new_length: int | None = None
 
 
+Changes = Mapping[int, ShareChange]
+"""Of a slot, by share number."""
+
+
 @attrs.frozen
 class SlotResult:
     """
@@ -149,4 +170,4 @@ class SlotResult:
     """
 
     success: bool
-    data: dict[int, tuple[bytes, ...]]
+    data: SlotData

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 
 from pipegrid.core.caps import Cap, UnknownCap, parse_cap
-from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.crypto import applied
 from pipegrid.core.hashes import HASH_BYTES, KEY_BYTES, Tag
 from pipegrid.errors import CapError
 
@@ -34,7 +34,7 @@ def encrypt_write_cap(cap_text: str, writekey: bytes) -> bytes:
     text = cap_text.encode("utf-8")
     salt = _SALT.hash(text)[:_SALT_BYTES]
     key = _child_key(salt, writekey)
-    ciphertext = _cipher(key, text)
+    ciphertext = applied(key, text)
     inner = hashlib.sha256(_xored(key, 0x36) + salt + ciphertext).digest()
     return salt + ciphertext + hashlib.sha256(_xored(key, 0x5C) + inner).digest()
 
@@ -45,7 +45,7 @@ def decrypt_write_cap(rw_data: bytes, writekey: bytes) -> str | None:
         return None if rw_data else ""
     salt, ciphertext = rw_data[:_SALT_BYTES], rw_data[_SALT_BYTES:-HASH_BYTES]
     try:
-        return _cipher(_child_key(salt, writekey), ciphertext).decode("utf-8").rstrip(" ")
+        return applied(_child_key(salt, writekey), ciphertext).decode("utf-8").rstrip(" ")
     except UnicodeDecodeError:
         return None
 
@@ -68,9 +68,3 @@ def _child_key(salt: bytes, writekey: bytes) -> bytes:
 
 def _xored(key: bytes, value: int) -> bytes:
     return bytes(byte ^ value for byte in key)
-
-
-def _cipher(key: bytes, data: bytes) -> bytes:
-    output = bytearray(len(data))
-    StreamCipher(key).apply(data, output)
-    return bytes(output)

@@ -271,26 +271,20 @@ def _stored_caps(edit: Link) -> tuple[str, str]:
     cap, read_cap = edit.cap, edit.read_cap
     if not isinstance(cap, UnknownCap):
         if read_cap is not None and str(read_cap) != str(cap.readonly()):
-            raise UsageError(
-                f"cannot link {edit.name!r}: its read cap is not that of its write cap; give only one"
-            )
+            raise _unlinkable(edit.name, "its read cap is not that of its write cap; give only one")
         file = cap.file if isinstance(cap, DirectoryCap) else cap
         if isinstance(file, MutableCap) and file.access != "verify":
             return (str(cap) if file.access == "write" else ""), str(cap.readonly())
         if isinstance(file, (ChkCap, LitCap)):
             return "", str(cap)
         assert isinstance(file, (ChkVerifierCap, MutableCap))
-        raise UsageError(
-            f"cannot link {edit.name!r}: a verifier cap does not read anything; give a cap that does"
-        )
+        raise _unlinkable(edit.name, "a verifier cap does not read anything; give a cap that does")
     text = str(cap)
     if text.startswith((_READ_ONLY, _IMMUTABLE)) and read_cap is None:
         return "", _unknown_read_text(edit.name, text)
     if read_cap is None or str(read_cap).startswith(_IMMUTABLE) or not text:
-        raise UsageError(
-            f"cannot link {edit.name!r}: its cap is of a kind that is not known here, so that its read cap "
-            "must be given too; or put ro. or imm. before it if it is one"
-        )
+        why = "its cap is of a kind that is not known here, so that its read cap must be given too"
+        raise _unlinkable(edit.name, f"{why}; or put ro. or imm. before it if it is one")
     return text, _unknown_read_text(edit.name, str(read_cap))
 
 
@@ -301,10 +295,8 @@ def _unknown_read_text(name: str, text: str) -> str:
     except CapError:
         known = True
     if known or not bare or bare.startswith((_READ_ONLY, _IMMUTABLE)):
-        raise UsageError(
-            f"cannot link {name!r}: its cap does not keep what ro. or imm. before it promises; "
-            "give it without"
-        )
+        why = "its cap does not keep what ro. or imm. before it promises; give it without"
+        raise _unlinkable(name, why)
     return text.removeprefix(_READ_ONLY)
 
 
@@ -342,7 +334,7 @@ def _name_bytes(name: str) -> bytes:
     try:
         data = name.encode("utf-8")
     except UnicodeEncodeError:
-        raise UsageError(f"cannot link {name!r}: half a character cannot be written") from None
+        raise _unlinkable(name, "half a character cannot be written") from None
     if len(data) > MAX_NAME_BYTES:
         raise UsageError(
             f"cannot link {name[:20]!r}...: a name of {len(data)} bytes, and at most {MAX_NAME_BYTES} "
@@ -356,15 +348,17 @@ def _metadata_bytes(name: str, metadata: dict[str, Any], strict: bool) -> bytes:
         # What others have stored stays as it is, though JSON knows no infinity.
         data = json.dumps(metadata, allow_nan=not strict).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"cannot link {name!r}: its metadata cannot be written as JSON ({error})"
-        ) from None
+        raise _unlinkable(name, f"its metadata cannot be written as JSON ({error})") from None
     if parse_metadata(data) is None:
         raise UsageError(
             f"cannot link {name!r}: its metadata takes {len(data)} bytes; at most {MAX_METADATA_BYTES} are "
             f"allowed, and {MAX_METADATA_DEPTH} levels"
         )
     return data
+
+
+def _unlinkable(name: str, why: str) -> UsageError:
+    return UsageError(f"cannot link {name!r}: {why}")
 
 
 def _no_such_child(name: str) -> NoSuchChild:

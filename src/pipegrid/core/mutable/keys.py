@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.crypto import applied
 from pipegrid.core.hashes import KEY_BYTES, Tag
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.errors import CorruptionError, UsageError
@@ -129,7 +129,7 @@ class SigningKey:
         derive(self, "public_der", public_der)
         derive(self, "writekey", _writekey(self.der))
         derive(self, "fingerprint", fingerprint(public_der))
-        derive(self, "encrypted", _cipher(self.writekey, self.der))
+        derive(self, "encrypted", applied(self.writekey, self.der))
         cap = self.cap(Format.SDMF)
         derive(self, "readkey", cap.readonly().secret)
         derive(self, "storage_index", cap.storage_index)
@@ -236,7 +236,7 @@ def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> Si
         CorruptionError: the write key does not follow from it, or the fingerprint; names the share.
     """
     assert cap.access == "write", "only a write cap opens the private key"
-    der = _cipher(cap.secret, encrypted)
+    der = applied(cap.secret, encrypted)
     if len(der) > MAX_PRIVATE_KEY_BYTES or _writekey(der) != cap.secret:
         raise CorruptionError(
             f"the encrypted private key in share {share_number} is damaged; "
@@ -258,13 +258,6 @@ def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> Si
 
 def _writekey(der: bytes) -> bytes:
     return _WRITEKEY.hash(der)[:KEY_BYTES]
-
-
-def _cipher(key: bytes, data: bytes) -> bytes:
-    """Encrypt or decrypt, which is the same."""
-    output = bytearray(len(data))
-    StreamCipher(key).apply(data, output)
-    return bytes(output)
 
 
 def _is_coherent(key: RSAPrivateKey) -> bool:

@@ -20,7 +20,7 @@ from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.hashes import BLOCK, Buffer
 from pipegrid.core.mutable.geometry import MutableGeometry
 from pipegrid.core.mutable.keys import data_key
-from pipegrid.core.segmentjob import Block, SegmentResult, cut
+from pipegrid.core.segmentjob import Block, SegmentResult, cut, joined
 
 
 @attrs.frozen(eq=False)
@@ -138,11 +138,4 @@ class MutableSegmentJob:
         pieces = {
             block.share_number: cut(block.pieces, skip, stored_bytes) for block in self.blocks
         }
-        if all(number in pieces for number in range(k)):
-            primary = [piece for number in range(k) for piece in pieces[number]]
-            return cut(primary, 0, length)
-        blocks = {
-            number: parts[0] if len(parts) == 1 else b"".join(parts)
-            for number, parts in pieces.items()
-        }
-        return erasure.decode(blocks, k, geometry.total_shares, length)
+        return joined(pieces, k, geometry.total_shares, length)

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipegrid.core import hashtree
+from pipegrid.core.encoder import Plaintext
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, Buffer
 from pipegrid.core.mutable.encoding import EncodedVersion, joined_writes, sign_version
 from pipegrid.core.mutable.geometry import Format, MutableGeometry
@@ -189,11 +190,7 @@ class RangeUpdate:
             self._condemn(number, error)
 
     def encode(
-        self,
-        data: Buffer | Sequence[Buffer],
-        sequence_number: int,
-        key: SigningKey,
-        salts: Sequence[bytes],
+        self, data: Plaintext, sequence_number: int, key: SigningKey, salts: Sequence[bytes]
     ) -> EncodedVersion:
         """
         Return the new version, with only what changes in each share; needs ``is_ready``.

@@ -30,9 +30,10 @@ from foolscap.tokens import STRING
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
+from pipegrid.reactor.backpressure import Backpressure
 from pipegrid.server.foolscap.governor import Governor
 from pipegrid.server.foolscap.memory import HeldMemory
-from pipegrid.server.foolscap.outlet import Backpressure, answer_bytes, asked_bytes
+from pipegrid.server.foolscap.outlet import answer_bytes, asked_bytes
 from pipegrid.server.turns import Spending
 from pipegrid.wire.allowance import MAX_TOKENS, TOKEN_COST, Bounds, TooMuch
 from pipegrid.wire.broker import BoundedBroker

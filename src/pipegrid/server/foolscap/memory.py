@@ -38,16 +38,11 @@ class HeldMemory:
     def __init__(self, ask: Callable[[int], bool], limit_bytes: int = MAX_HELD_BYTES) -> None:
         self._ask = ask
         self._limit_bytes = limit_bytes
-        self._total_bytes = 0
+        self.total_bytes = 0  # held by all of them
         self._held: dict[Holder, int] = {}
 
     def __repr__(self) -> str:
         return f"<HeldMemory, {self.total_bytes} bytes by {len(self._held)}>"
-
-    @property
-    def total_bytes(self) -> int:
-        """How much is held."""
-        return self._total_bytes
 
     def hold(self, holder: Holder, more_bytes: int) -> bool:
         """Have somebody hold more; returns whether that may be: if not, they are the one to go."""
@@ -76,9 +71,9 @@ class HeldMemory:
             self._take(-held)
 
     def _take(self, more_bytes: int) -> bool:
-        if more_bytes > 0 and self._total_bytes + more_bytes > self._limit_bytes:
+        if more_bytes > 0 and self.total_bytes + more_bytes > self._limit_bytes:
             return False
         taken = self._ask(more_bytes)
         if taken:
-            self._total_bytes += more_bytes
+            self.total_bytes += more_bytes
         return taken

@@ -1,40 +1,8 @@
-"""What goes out to a Foolscap client: how large it will be, and whether the transport has room for it."""
+"""What goes out to a Foolscap client: how large it will be."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-from twisted.internet.interfaces import IPushProducer
-from zope.interface import implementer
-
-
-class Writer(Protocol):
-    """Who writes answers."""
-
-    def output_full(self) -> None:
-        """Write nothing more for now."""
-
-    def output_free(self) -> None:
-        """Go on."""
-
-
-@implementer(IPushProducer)
-class Backpressure:
-    """Told by the transport how full it is."""
-
-    def __init__(self, broker: Writer) -> None:
-        self._broker = broker
-
-    def pauseProducing(self) -> None:
-        """It is full."""
-        self._broker.output_full()
-
-    def resumeProducing(self) -> None:
-        """It is empty."""
-        self._broker.output_free()
-
-    def stopProducing(self) -> None:
-        """It is gone, and the broker will hear of it."""
+from typing import Any
 
 
 def asked_bytes(delivery: Any) -> int:

@@ -23,15 +23,12 @@ from typing import Any, TypeVar
 
 from foolscap.api import Referenceable
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
 from zope.interface import implementer
 
-from pipegrid.core.text import printable
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, UsageError
 from pipegrid.server.foolscap.told import answer, answer_later
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
-from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.standing import Client, address_of
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire.foolscap import RIBucketReader, RIBucketWriter, RIStorageServer, pack_version
@@ -47,8 +44,6 @@ MAX_READ_BYTES = 64 << 20
 """Of one answer, which is in memory as a whole; clients ask for a block at a time."""
 
 UNKNOWN = Client("unknown")
-
-log = Logger()
 
 
 @implementer(RIStorageServer)  # type: ignore[misc]
@@ -165,7 +160,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
     ) -> None:
         """Keep a complaint for the operator, if there is such a share."""
-        _advise(self._store, storage_index, shnum, reason, share_type == b"mutable")
+        _advise(self._service, storage_index, shnum, reason, share_type == b"mutable")
 
 
 def client_of(canary: Any) -> Client:
@@ -315,7 +310,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
 
     def remote_advise_corrupt_share(self, reason: bytes) -> None:
         """Keep a complaint for the operator."""
-        _advise(self._service.store, self._storage_index, self._share_number, reason)
+        _advise(self._service, self._storage_index, self._share_number, reason)
 
 
 async def _commit(service: GbsService, upload: ShareUpload) -> None:
@@ -342,22 +337,12 @@ def _as_lists(data: Mapping[int, tuple[bytes, ...]]) -> dict[int, list[bytes]]:
 
 
 def _advise(
-    store: ShareStore, storage_index: bytes, number: int, reason: bytes, mutable: bool = False
+    service: GbsService, storage_index: bytes, number: int, reason: bytes, mutable: bool = False
 ) -> None:
     def advise() -> None:
-        if not 0 <= number <= MAX_SHARE_NUMBER:
-            return
-        try:
-            text = reason.decode("utf-8", "replace")
-            if not store.advise_corrupt_share(storage_index, number, text, mutable):
-                return
-        except NoSuchShare:
-            return
-        log.warn(
-            "a client found share {number} of {index} corrupt: {reason}",
-            number=number,
-            index=storage_index.hex(),
-            reason=printable(reason[:200].decode("utf-8", "replace")),
-        )
+        if 0 <= number <= MAX_SHARE_NUMBER:
+            with suppress(NoSuchShare):
+                text = reason.decode("utf-8", "replace")
+                service.note_corrupt(storage_index, number, text, mutable)
 
     answer("complaint", advise)

@@ -12,8 +12,8 @@ from pipegrid.server.gbs.requests import Admitted
 from pipegrid.storage.paths import possible_numbers
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire import gbs
-from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET
-from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+from pipegrid.wire.gbs_http import UPLOAD_SECRET
+from pipegrid.wire.messages import Allocation, UploadSecrets
 
 
 class AllocateCall(InSteps):
@@ -40,14 +40,11 @@ class AllocateCall(InSteps):
         except ValueError as error:
             self.refuse(answers.text(400, str(error)))
             return
-        secrets = self._admitted.secrets
         self._allocation = yield from self._store.allocate_in_steps(
             self._admitted.target.storage_index,
             possible_numbers(wanted.share_numbers),
             wanted.share_bytes,
-            UploadSecrets(
-                LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[UPLOAD_SECRET]
-            ),
+            UploadSecrets(self._admitted.lease, self._admitted.secrets[UPLOAD_SECRET]),
             self._admitted.client,
         )
 

@@ -165,9 +165,7 @@ class Call:
         return self._count(answer)
 
     def _failed(self, failure: Failure) -> Answer:
-        error = failure.value
-        assert isinstance(error, Exception)
-        return self.service.answer_error(self._operation, error)
+        return self.service.answer_error(self._operation, reason_of(failure))
 
     def _count(self, answer: Answer) -> Answer:
         return self.service.count(self._operation.value, answer)
@@ -176,6 +174,12 @@ class Call:
         self.service.hold(-self._held_bytes)
         self._held_bytes = 0
         self.body = bytearray()
+
+
+def reason_of(failure: Failure) -> Exception:
+    """Return what a Deferred failed with."""
+    assert isinstance(failure.value, Exception)
+    return failure.value
 
 
 class Turn(Protocol):
@@ -292,9 +296,8 @@ class Write:
         return self._service.count("write", answers.SHARE_COMPLETE)
 
     def _failed(self, failure: Failure) -> Answer:
-        error = failure.value
-        assert isinstance(error, Exception)
-        return self._service.count("write", self._service.answer_error(Operation.WRITE, error))
+        answer = self._service.answer_error(Operation.WRITE, reason_of(failure))
+        return self._service.count("write", answer)
 
 
 class ShareStream:

@@ -18,7 +18,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.disk.durability import Ending
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import InSteps, Service, Turn
+from pipegrid.server.gbs.bodies import InSteps, Service, Turn, reason_of
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
@@ -179,8 +179,7 @@ class Bundle(InSteps):
         if outcome is None:
             status = _STORED
         else:
-            error = outcome.value if isinstance(outcome, Failure) else outcome
-            assert isinstance(error, Exception)
+            error = reason_of(outcome) if isinstance(outcome, Failure) else outcome
             status = self.service.answer_error(Operation.WRITE, error).status
         statuses[upload.share_number] = status
         if not self._committing:

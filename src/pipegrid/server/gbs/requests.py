@@ -19,6 +19,7 @@ from pipegrid.server.gbs.answers import Answer
 from pipegrid.storage.uploads.standing import NOBODY, Client
 from pipegrid.wire import gbs, gbs_bundles, gbs_http, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_http import GbsTarget, Resource
+from pipegrid.wire.messages import LeaseSecrets
 
 WANTED_HEADERS = frozenset(
     {b"authorization", b"accept", b"content-type", b"content-range", b"range", b"expect"}
@@ -175,6 +176,13 @@ class Admitted:
     target: GbsTarget
     secrets: dict[str, bytes] = attrs.field(repr=False)
     client: Client = NOBODY
+
+    @property
+    def lease(self) -> LeaseSecrets:
+        """The secrets of the lease, of a request that has one."""
+        return LeaseSecrets(
+            self.secrets[gbs_http.RENEW_SECRET], self.secrets[gbs_http.CANCEL_SECRET]
+        )
 
 
 def admit(request: Request, authorization: bytes) -> Admitted | Answer:

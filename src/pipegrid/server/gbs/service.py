@@ -44,8 +44,7 @@ from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
-from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, UPLOAD_SECRET, GbsTarget
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.gbs_http import UPLOAD_SECRET, GbsTarget
 
 INLINE_READ_BYTES = 64 * 1024
 """Up to here a read is an answer like any other; beyond, it is streamed."""
@@ -326,22 +325,22 @@ class GbsService:
         target = admitted.target
         _check_number(target)
         mutable = admitted.rule.operation is Operation.SLOT_CORRUPT
-        if self.store.advise_corrupt_share(
-            target.storage_index, target.share_number, reason, mutable=mutable
-        ):
-            log.warn(
-                "a client found share {number} of {index} corrupt: {reason}",
-                number=target.share_number,
-                index=target.storage_index.hex(),
-                reason=printable(reason[:200]),
-            )
+        self.note_corrupt(target.storage_index, target.share_number, reason, mutable)
         return answers.OK
 
+    def note_corrupt(self, storage_index: bytes, number: int, reason: str, mutable: bool) -> None:
+        """Keep a client's complaint about a share, and write it to the log; no more than there may be."""
+        if self.store.advise_corrupt_share(storage_index, number, reason, mutable):
+            log.warn(
+                "a client found share {number} of {index} corrupt: {reason}",
+                number=number,
+                index=storage_index.hex(),
+                reason=printable(reason[:200]),
+            )
+
     def _lease(self, admitted: Admitted, body: Buffer) -> Answer | Deferred[Answer]:
-        secrets = admitted.secrets
-        storage_index = admitted.target.storage_index
-        lease = LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET])
-        added = self.slots.read(storage_index, self.store.add_lease, storage_index, lease)
+        index = admitted.target.storage_index
+        added = self.slots.read(index, self.store.add_lease, index, admitted.lease)
         return added.addCallback(lambda _: answers.LEASE_ADDED)
 
     # Bounding the memory of large bodies.

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
+from pipegrid.reactor.alarm import Alarm
+from pipegrid.reactor.together import Waiters
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.turns import FairTurns
 
@@ -50,12 +52,12 @@ class GbsSite(Factory):
         self.turns: FairTurns[GbsConnection] = FairTurns(clock)
         self._clock = clock
         self._ready: list[GbsConnection] = []
-        self._timer: IDelayedCall | None = None
-        self._send_call: IDelayedCall | None = None
-        self._abort_call: IDelayedCall | None = None
+        self._timer = Alarm(clock, self._tick)
+        self._sending = Alarm(clock, self._send_ready)
+        self._aborting = Alarm(clock, self._abort_all)
         self._lines_left = _LINES_PER_TICK
         self._lines_dropped = 0
-        self._stopping: list[Deferred[None]] | None = None
+        self._stopping: Waiters[None] | None = None
 
     def __repr__(self) -> str:
         return f"<GbsSite with {len(self.connections)} connections>"
@@ -73,14 +75,13 @@ class GbsSite(Factory):
 
     def stop(self) -> Deferred[None]:
         """Let every connection finish what it has begun, for 10 s at most; fires when all are gone."""
-        stopped: Deferred[None] = Deferred()
         if self._stopping is None:
-            self._stopping = []
+            self._stopping = Waiters()
             for connection in list(self.connections):
                 connection.drain()
             if self.connections:
-                self._abort_call = self._clock.callLater(GRACE_S, self._abort_all)
-        self._stopping.append(stopped)
+                self._aborting.set(GRACE_S)
+        stopped = self._stopping.wait()
         self._look_stopped()
         return stopped
 
@@ -89,23 +90,20 @@ class GbsSite(Factory):
     def connected(self, connection: GbsConnection) -> None:
         """One more."""
         self.connections.add(connection)
-        if self._timer is None:
-            self._timer = self._clock.callLater(TICK_S, self._tick)
+        self._timer.set(TICK_S)
 
     def disconnected(self, connection: GbsConnection) -> None:
         """One less."""
         self.connections.discard(connection)
-        if not self.connections and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if not self.connections and self._timer.is_set:
+            self._timer.stop()
             self.service.tidy()
         self._look_stopped()
 
     def has_ready(self, connection: GbsConnection) -> None:
         """Have ``send_ready`` called once, soon: shares become durable by the dozen."""
         self._ready.append(connection)
-        if self._send_call is None:
-            self._send_call = self._clock.callLater(0, self._send_ready)
+        self._sending.set(0)
 
     def note_hostile(self, peer: str, reason: str) -> None:
         """Write to the log why a client was turned away, but not without end."""
@@ -118,13 +116,11 @@ class GbsSite(Factory):
     # Time.
 
     def _send_ready(self) -> None:
-        self._send_call = None
         ready, self._ready = self._ready, []
         for connection in dict.fromkeys(ready):
             connection.send_ready()
 
     def _tick(self) -> None:
-        self._timer = None
         self._lines_left = _LINES_PER_TICK
         if self._lines_dropped:
             log.info("turned away {count} more", count=self._lines_dropped)
@@ -134,18 +130,13 @@ class GbsSite(Factory):
         for connection in list(self.connections):
             connection.tick(now_s)
         if self.connections:
-            self._timer = self._clock.callLater(TICK_S, self._tick)
+            self._timer.set(TICK_S)
 
     def _abort_all(self) -> None:
-        self._abort_call = None
         for connection in list(self.connections):
             connection.abort()
 
     def _look_stopped(self) -> None:
-        if self._stopping and not self.connections:
-            if self._abort_call is not None:
-                self._abort_call.cancel()
-                self._abort_call = None
-            stopping, self._stopping = self._stopping, []
-            for stopped in stopping:
-                stopped.callback(None)
+        if self._stopping is not None and not self.connections:
+            self._aborting.stop()
+            self._stopping.fire(None)

@@ -20,9 +20,9 @@ from pipegrid.server.gbs.requests import Admitted
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.wire import gbs, gbs_mutable
-from pipegrid.wire.gbs_http import CANCEL_SECRET, RENEW_SECRET, WRITE_ENABLER
+from pipegrid.wire.gbs_http import WRITE_ENABLER
 from pipegrid.wire.gbs_mutable import ReadTestWrite
-from pipegrid.wire.messages import LeaseSecrets, SlotResult, SlotSecrets
+from pipegrid.wire.messages import SlotResult, SlotSecrets
 
 INLINE_ANSWER_BYTES = 64 * 1024
 """Up to here what was read is an answer like any other; beyond, it is held, and sent by the piece."""
@@ -42,13 +42,11 @@ class SlotChangeCall(InSteps):
     def __init__(
         self, service: Service, admitted: Admitted, slots: Slots, queue: SlotQueue
     ) -> None:
-        target = admitted.target
-        shares = (target.key,)
+        shares = (admitted.target.key,)
         super().__init__(service, admitted.rule, shares, self._unpack, self._carry_out)
         self._slots = slots
         self._queue = queue
-        self._secrets = admitted.secrets
-        self._storage_index = target.storage_index
+        self._admitted = admitted
         self._read_bytes = 0
         self._wanted: ReadTestWrite | None = None
 
@@ -72,16 +70,14 @@ class SlotChangeCall(InSteps):
         """
         wanted, self._wanted = self._wanted, None
         assert wanted is not None, "carried out before it was unpacked"
-        secrets, storage_index = self._secrets, self._storage_index
+        storage_index = self._admitted.target.storage_index
         much = sum(size for _, size in wanted.reads) > INLINE_ANSWER_BYTES
         call = self._queue.write if wanted.changes or much else self._queue.read
         result = call(
             storage_index,
             self._slots.testv_and_readv_and_writev,
             storage_index,
-            SlotSecrets(
-                LeaseSecrets(secrets[RENEW_SECRET], secrets[CANCEL_SECRET]), secrets[WRITE_ENABLER]
-            ),
+            SlotSecrets(self._admitted.lease, self._admitted.secrets[WRITE_ENABLER]),
             wanted.changes,
             wanted.reads,
             self._queue.durable,

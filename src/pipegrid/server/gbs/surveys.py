@@ -18,7 +18,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare, PipegridError
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import InSteps, Service
+from pipegrid.server.gbs.bodies import InSteps, Service, reason_of
 from pipegrid.server.gbs.requests import Operation, Rule
 from pipegrid.server.slotqueue import SlotQueue
 from pipegrid.storage.paths import MAX_SHARE_NUMBER
@@ -84,12 +84,9 @@ def _sample(service: SurveyService, storage_index: bytes, sample: Sample) -> byt
     try:
         if sample.share_number > MAX_SHARE_NUMBER:
             raise NoSuchShare(f"there is no share {sample.share_number}, nor can there be one")
-        reader = service.store.open_share(storage_index, sample.share_number)
-        try:
+        with service.store.open_share(storage_index, sample.share_number) as reader:
             wanted = min(sample.length, max(0, reader.share_bytes - sample.offset))
             data = reader.read(sample.offset, wanted) if wanted else b""
-        finally:
-            reader.close()
         if len(data) < wanted:
             raise PipegridError(f"{reader!r} ends before its end; look after the disk")
     except Exception as error:
@@ -100,9 +97,7 @@ def _sample(service: SurveyService, storage_index: bytes, sample: Sample) -> byt
 
 def _renew(service: SurveyService, storage_index: bytes, lease: LeaseSecrets) -> Deferred[int]:
     def failed(failure: Failure) -> int:
-        error = failure.value
-        assert isinstance(error, Exception)
-        return service.answer_error(Operation.LEASE, error).status
+        return service.answer_error(Operation.LEASE, reason_of(failure)).status
 
     added = service.slots.read(storage_index, service.store.add_lease, storage_index, lease)
     return added.addCallbacks(lambda _: answers.LEASE_ADDED.status, failed)

@@ -165,7 +165,7 @@ class SlotChange:
             content = containers.pack_empty(self._place.node_id, self._secrets.write_enabler)
             header = containers.parse_header(content)
         else:
-            content = slotfiles.read_all(share.fd, 0, share.file_bytes)
+            content = disk.read_all(share.fd, share.file_bytes, 0)
             header = share.header
         disk.write_all(fd, content, 0)
         fresh = self._place.fresh_lease(share, self._secrets.lease)

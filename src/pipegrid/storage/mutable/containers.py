@@ -55,6 +55,10 @@ MAGICS = {
     2: _TITLES[2] + tagged_hash(b"allmydata_mutable_container_header", _TITLES[2])[:5],
 }
 MAGIC_BYTES = 32
+
+Writes = Sequence[tuple[int, Buffer]]
+"""Where bytes go among a share's data, and which."""
+
 _VERSIONS = {magic: version for version, magic in MAGICS.items()}
 _HEADER = struct.Struct(">32s20s32sQQ")
 _LEASE = struct.Struct(">LL32s32s20s")
@@ -242,9 +246,7 @@ class Growth:
     extra_offset: int
 
 
-def measure(
-    header: MutableHeader, writes: Sequence[tuple[int, Buffer]], new_length: int | None
-) -> Growth:
+def measure(header: MutableHeader, writes: Writes, new_length: int | None) -> Growth:
     """Return the sizes after writes and a cut. An empty write, too, makes a share reach its offset."""
     written = max([header.data_bytes, *(offset + len(data) for offset, data in writes)])
     cut = written if new_length is None else min(written, new_length)
@@ -252,11 +254,7 @@ def measure(
 
 
 def plan_change(
-    header: MutableHeader,
-    extra: bytes,
-    file_bytes: int,
-    writes: Sequence[tuple[int, Buffer]],
-    new_length: int | None,
+    header: MutableHeader, extra: bytes, file_bytes: int, writes: Writes, new_length: int | None
 ) -> Iterator[tuple[int, Buffer]]:
     """
     Yield the writes, ``(file offset, bytes)``, that carry out a change; the file is then to be cut, or

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import attrs
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
 from pipegrid.storage.mutable.containers import MutableHeader, MutableLease
+from pipegrid.storage.opening import damaged, open_container
 
 
 @attrs.frozen(eq=False)
@@ -61,7 +61,8 @@ class SlotFile:
         Raises:
             OSError: the disk would not.
         """
-        return read_all(self.fd, containers.DATA_OFFSET + offset, self.cut(offset, size))
+        length = self.cut(offset, size)
+        return disk.read_all(self.fd, length, containers.DATA_OFFSET + offset) if length else b""
 
     def equals(self, offset: int, size: int, specimen: bytes) -> bool:
         """Return whether a read gives exactly the specimen; no more is read than that takes."""
@@ -75,8 +76,10 @@ class SlotFile:
             ValueError: the container is damaged.
         """
         at = self.header.extra_offset
-        count = containers.parse_count(read_all(self.fd, at, containers.COUNT_BYTES))
-        records = read_all(self.fd, at + containers.COUNT_BYTES, count * containers.LEASE_BYTES)
+        count = containers.parse_count(disk.read_all(self.fd, containers.COUNT_BYTES, at))
+        records = disk.read_all(
+            self.fd, count * containers.LEASE_BYTES, at + containers.COUNT_BYTES
+        )
         if len(records) < count * containers.LEASE_BYTES:
             raise ValueError("a mutable container that ends within its leases")
         return count.to_bytes(containers.COUNT_BYTES, "big") + records
@@ -84,7 +87,7 @@ class SlotFile:
     def leases(self, extra: bytes) -> bytes:
         """Return all lease records, free slots too, given what ``extra`` returned."""
         slots = containers.LEASE_SLOTS * containers.LEASE_BYTES
-        head = read_all(self.fd, containers.LEASES_OFFSET, slots).ljust(slots, b"\0")
+        head = disk.read_all(self.fd, slots, containers.LEASES_OFFSET).ljust(slots, b"\0")
         return head + extra[containers.COUNT_BYTES :]
 
 
@@ -95,25 +98,13 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> SlotFile | None:
     Raises:
         ServerRefused: there is one, but it is damaged, or the disk failed.
     """
-    try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+    return open_container(path, flags, containers.LEASES_OFFSET, _slot_file)
+
+
+def _slot_file(path: str, fd: int, start: bytes) -> SlotFile | None:
+    if not containers.is_mutable(start):
         return None
-    except OSError as error:
-        raise disk.disk_error(error, f"open the share {path!r}") from error
-    try:
-        start = os.pread(fd, containers.LEASES_OFFSET, 0)
-        if containers.is_mutable(start):
-            header = containers.parse_header(start)
-            return SlotFile(fd, path, header, os.fstat(fd).st_size)
-        os.close(fd)
-        return None
-    except OSError as error:
-        os.close(fd)
-        raise disk.disk_error(error, f"read the share {path!r}") from error
-    except ValueError as error:
-        os.close(fd)
-        raise damaged(path, error) from error
+    return SlotFile(fd, path, containers.parse_header(start), os.fstat(fd).st_size)
 
 
 def is_mutable(path: str) -> bool:
@@ -130,11 +121,6 @@ def is_mutable(path: str) -> bool:
         os.close(fd)
 
 
-def damaged(path: str, error: ValueError) -> ServerRefused:
-    """Return the error to report for a share that is not understood."""
-    return ServerRefused(f"cannot use the share {path!r}: {error}; use another server's")
-
-
 @contextmanager
 def reported(what: str, path: str) -> Iterator[None]:
     """Turn errors of the disk and of containers into ours."""
@@ -148,7 +134,7 @@ def reported(what: str, path: str) -> Iterator[None]:
 
 def change_file(
     share: SlotFile,
-    writes: Sequence[tuple[int, Buffer]],
+    writes: containers.Writes,
     new_length: int | None,
     fresh: MutableLease,
     has_room: HasRoom,
@@ -246,16 +232,3 @@ def lock_slot(directory: str, create: bool) -> int | None:
             return None
         os.makedirs(directory, exist_ok=True)
     raise FileNotFoundError(errno.ENOENT, "the directory vanishes", directory)
-
-
-def read_all(fd: int, at: int, length: int) -> bytes:
-    """Return length bytes of a file, or as many as there are; none of length 0, wherever that is."""
-    if not length:
-        return b""
-    data = os.pread(fd, length, at)
-    while len(data) < length:  # one call gives 2 GiB at most
-        more = os.pread(fd, length - len(data), at + len(data))
-        if not more:
-            break
-        data += more
-    return data

@@ -37,7 +37,7 @@ class BegunFile:
 
     fd: int
     note: sidecar.Note | None
-    lease: bytes | None
+    lease: bytes | None = None
 
 
 def begin(

@@ -44,6 +44,7 @@ from pipegrid.storage.paths import Key, Paths, check_key
 from pipegrid.storage.uploads import beginning, standing
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads.beginning import BegunFile
 from pipegrid.storage.uploads.standing import LEFT_BEHIND, NOBODY, Asked, Client
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.storage.uploads.yielding import Yielding
@@ -184,9 +185,7 @@ class UnfinishedUploads:
             raise refusal from error
         if begun is None:
             return False
-        upload = self._adopt(
-            key, share_bytes, secret_hash, begun.fd, begun.note, begun.lease, client
-        )
+        upload = self._adopt(key, share_bytes, secret_hash, begun, client)
         upload.new_index = new_index
         return True
 
@@ -279,9 +278,8 @@ class UnfinishedUploads:
             if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
                 os.close(fd)  # nothing is to be kept free for it
                 return False
-            upload = self._adopt(
-                key, note.share_bytes, note.secret_hash, fd, note, client=LEFT_BEHIND
-            )
+            begun = BegunFile(fd, note)
+            upload = self._adopt(key, note.share_bytes, note.secret_hash, begun, LEFT_BEHIND)
             upload.left_behind = True
             upload.last_write = min(written, upload.last_write)
             upload.suspend()
@@ -314,31 +312,24 @@ class UnfinishedUploads:
     def _take_up(self, key: Key, secret_hash: bytes) -> ShareUpload:
         path = self._paths.unfinished(*key)
         fd, note = beginning.take_up(path, key, secret_hash, self._known_boot_id())
-        return self._adopt(key, note.share_bytes, secret_hash, fd, note)
+        return self._adopt(key, note.share_bytes, secret_hash, BegunFile(fd, note), NOBODY)
 
     def _adopt(
-        self,
-        key: Key,
-        share_bytes: int,
-        secret_hash: bytes,
-        fd: int,
-        note: sidecar.Note | None,
-        fresh_lease: bytes | None = None,
-        client: Client = NOBODY,
+        self, key: Key, share_bytes: int, secret_hash: bytes, begun: BegunFile, client: Client
     ) -> ShareUpload:
         upload = ShareUpload(
             *key,
             share_bytes,
             secret_hash,
-            fd,
+            begun.fd,
             self._paths.unfinished(*key),
             self._paths.final(*key),
             self._known_boot_id(),
             self._clock,
             self._used,
             self._forget,
-            () if note is None else note.ranges,
-            fresh_lease,
+            () if begun.note is None else begun.note.ranges,
+            begun.lease,
         )
         upload.client = client
         with self._table_lock:

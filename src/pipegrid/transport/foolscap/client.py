@@ -17,8 +17,7 @@ fail with ``NoSuchShare``, and the upload has to begin anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -26,28 +25,35 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
 
-from pipegrid.core.hashes import Buffer
-from pipegrid.errors import NoSuchShare, UsageError
+from pipegrid.errors import UsageError
 from pipegrid.reactor.together import all_ended
 from pipegrid.transport.apart import StoresApart
-from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers, nonsense
+from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers
 from pipegrid.transport.foolscap.readers import FoolscapReaders
 from pipegrid.transport.foolscap.slots import FoolscapSlots
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import OrderedCall, Ordering
+from pipegrid.transport.sentences import nonsense, nothing_to_lease
 from pipegrid.wire.foolscap import MAX_REASON_BYTES, unpack_version
 from pipegrid.wire.messages import (
     Allocation,
+    Changes,
     LeaseSecrets,
+    Numbers,
+    Pieces,
+    Reads,
     ServerIdentity,
     ServerVersion,
-    ShareChange,
+    SlotData,
     SlotResult,
     SlotSecrets,
     UploadSecrets,
     WriteResult,
 )
+
+Call = Callable[..., Coroutine[Any, Any, Any]]
+"""What is carried out in its turn; its first argument is the storage index, by which turns are kept."""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +86,7 @@ class _Sent(OrderedCall):
     """
 
     def __init__(
-        self, kind: str, numbers: AbstractSet[int] | None, call: Callable[[OrderedCall], Any]
+        self, kind: str, numbers: Numbers | None, call: Callable[[OrderedCall], Any]
     ) -> None:
         super().__init__(None, kind != "ask", call)
         self.kind = kind
@@ -120,7 +126,7 @@ class FoolscapServer(StoresApart):
         settings: FoolscapSettings | None = None,
     ) -> None:
         settings = settings or FoolscapSettings()
-        self._identity = identity
+        self.identity = identity
         self._name = identity.nickname
         self._link = FoolscapLink(
             connector, self._name, clock, settings.connect_timeout_s, settings.timeout_s, self._lost
@@ -140,36 +146,27 @@ class FoolscapServer(StoresApart):
     def __repr__(self) -> str:
         return f"<FoolscapServer {self._name!r} {self._link!r}>"
 
-    @property
-    def identity(self) -> ServerIdentity:
-        """Who this is."""
-        return self._identity
-
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
 
-        async def ask() -> ServerVersion:
+        async def ask(_: bytes) -> ServerVersion:
             answer = await self._link.call(await self._link.storage(), "get_version")
             try:
                 return unpack_version(answer)
             except (ValueError, AttributeError) as error:
                 raise nonsense(self._name, "a question for its version", str(error)) from error
 
-        return self._submit(b"", "ask", None, ask)
+        return self._ask(None, ask, b"")
 
     # Uploads.
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Ask for room; see the contract. One's own unfinished uploads are in neither set."""
         wanted = set(share_numbers)
 
-        async def allocate() -> Allocation:
+        async def allocate(storage_index: bytes) -> Allocation:
             storage = await self._link.storage()
             have, writers = await self._link.call(
                 storage,
@@ -187,14 +184,14 @@ class FoolscapServer(StoresApart):
             self._uploads.began(storage_index, writers, share_bytes, secrets.upload)
             return Allocation(frozenset(have), frozenset(writers))
 
-        return self._submit(storage_index, "allocate", wanted or None, allocate)
+        return self._submit("allocate", wanted or None, allocate, storage_index)
 
     def write(
         self,
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         *,
         let_go: Callable[[], None] | None = None,
@@ -204,7 +201,7 @@ class FoolscapServer(StoresApart):
         if not any(map(len, data)):
             return fail(UsageError("a write must have at least one byte; write what there is"))
 
-        async def write() -> WriteResult:
+        async def write(storage_index: bytes) -> WriteResult:
             result = await self._uploads.write(
                 storage_index, share_number, offset, data, upload_secret
             )
@@ -212,17 +209,15 @@ class FoolscapServer(StoresApart):
                 self._readers.forget(storage_index)
             return result
 
-        return self._submit(storage_index, "write", {share_number}, write)
+        return self._submit("write", {share_number}, write, storage_index)
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
         """Forget an unfinished upload; see the contract."""
+        abort = self._uploads.abort
         return self._submit(
-            storage_index,
-            "write",
-            {share_number},
-            lambda: self._uploads.abort(storage_index, share_number, upload_secret),
+            "write", {share_number}, abort, storage_index, share_number, upload_secret
         )
 
     # Questions.
@@ -230,121 +225,85 @@ class FoolscapServer(StoresApart):
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all complete shares."""
 
-        async def ask() -> frozenset[int]:
-            return frozenset(await self._readers.ask(storage_index, again=True))
-
-        return self._submit(storage_index, "ask", None, ask)
+        return self._ask(None, self._readers.ask, storage_index, True).addCallback(frozenset)
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from a complete share; see the contract."""
-        return self._submit(
-            storage_index,
-            "ask",
-            {share_number},
-            lambda: self._readers.read(storage_index, share_number, offset, length),
-        )
+        read = self._readers.read
+        return self._ask({share_number}, read, storage_index, share_number, offset, length)
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
         find = partial(self._readers.find, storage_index, share_number)
-        opening = self._submit(storage_index, "ask", {share_number}, find)
+        opening = self._ask({share_number}, self._readers.find, storage_index, share_number)
         return Deferred.fromCoroutine(self._readers.stream(opening, find, offset, length, consumer))
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of the index; see the contract."""
 
-        async def add() -> None:
+        async def add(storage_index: bytes) -> None:
             storage = await self._link.storage()
             added = self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
             # Foolscap does not say whether there was anything to lease.
             shares = self._readers.ask(storage_index, again=True)
             _, readers = await all_ended([added, Deferred.fromCoroutine(shares)])
             if not readers:
-                raise NoSuchShare(
-                    f"{self._name} has no share of this file; upload it first", self._name
-                )
+                raise nothing_to_lease(self._name)
 
-        return self._submit(storage_index, "ask", None, add)
+        return self._ask(None, add, storage_index)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Tell the operator that a share looked corrupt; see the contract."""
 
-        async def advise() -> None:
+        async def advise(storage_index: bytes) -> None:
             reader = await self._readers.find(storage_index, share_number)
             text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
             await self._link.call(reader, "advise_corrupt_share", text)
 
-        return self._submit(storage_index, "ask", {share_number}, advise)
+        return self._ask({share_number}, advise, storage_index)
 
     # Slots. A server carries out calls on one in the order in which they were sent.
 
     def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
+        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
         """Test, read and write a slot; see the contract. It is not sent again after a loss."""
-        return self._submit(
-            storage_index,
-            "ask",
-            None,
-            lambda: self._slots.read_test_write(storage_index, secrets, changes, reads),
-        )
+        call = self._slots.read_test_write
+        return self._ask(None, call, storage_index, secrets, changes, reads)
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all mutable shares."""
 
-        async def ask() -> frozenset[int]:
-            return frozenset(await self._slots.read(storage_index, (), ()))
-
-        return self._submit(storage_index, "ask", None, ask)
+        return self._ask(None, self._slots.read, storage_index, (), ()).addCallback(frozenset)
 
     def read_slot(
-        self,
-        storage_index: bytes,
-        reads: Sequence[tuple[int, int]],
-        expected: AbstractSet[int] = frozenset(),
-    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
+    ) -> Deferred[SlotData]:
         """Read from every share of a slot, in one call."""
-        return self._submit(
-            storage_index, "ask", None, lambda: self._slots.read(storage_index, (), reads)
-        )
+        return self._ask(None, self._slots.read, storage_index, (), reads)
 
     def read_slot_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from one mutable share; see the contract."""
-        return self._submit(
-            storage_index,
-            "ask",
-            None,
-            lambda: self._slots.read_share(storage_index, share_number, offset, length),
-        )
+        read = self._slots.read_share
+        return self._ask(None, read, storage_index, share_number, offset, length)
 
     def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of a slot; see the contract."""
-        return self._submit(
-            storage_index, "ask", None, lambda: self._slots.add_lease(storage_index, lease)
-        )
+        return self._ask(None, self._slots.add_lease, storage_index, lease)
 
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Tell the operator that a mutable share looked corrupt; see the contract."""
-        return self._submit(
-            storage_index,
-            "ask",
-            None,
-            lambda: self._slots.advise_corrupt(storage_index, share_number, reason),
-        )
+        return self._ask(None, self._slots.advise_corrupt, storage_index, share_number, reason)
 
     # The end.
 
@@ -362,14 +321,18 @@ class FoolscapServer(StoresApart):
 
     # How operations are carried out.
 
+    def _ask(
+        self, numbers: Numbers | None, call: Call, storage_index: bytes, *arguments: Any
+    ) -> Deferred[Any]:
+        return self._submit("ask", numbers, call, storage_index, *arguments)
+
     def _submit(
-        self,
-        storage_index: bytes,
-        kind: str,
-        numbers: AbstractSet[int] | None,
-        start: Callable[[], Any],
+        self, kind: str, numbers: Numbers | None, call: Call, storage_index: bytes, *arguments: Any
     ) -> Deferred[Any]:
         if self._disconnected:
             return fail(disconnected(self._name))
-        operation = _Sent(kind, numbers, lambda _: Deferred.fromCoroutine(start()))
-        return self._ordering.carry_out(storage_index, operation)
+
+        def start(_: OrderedCall) -> Deferred[Any]:
+            return Deferred.fromCoroutine(call(storage_index, *arguments))
+
+        return self._ordering.carry_out(storage_index, _Sent(kind, numbers, start))

@@ -7,6 +7,7 @@ Foolscap's errors end here: what comes out of ``call`` is an answer, or an error
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from foolscap.api import DeadReferenceError, Referenceable, Violation
@@ -14,7 +15,7 @@ from foolscap.call import CopiedFailure
 from foolscap.tokens import BananaError
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import (
@@ -28,10 +29,17 @@ from pipegrid.errors import (
     ServerUnreachable,
     WrongSecret,
 )
+from pipegrid.reactor.alarm import Alarm
+from pipegrid.reactor.together import Waiters
+from pipegrid.transport.interface import disconnected
+from pipegrid.transport.sentences import excerpt, nonsense, wrong_swissnum
 
 MAX_SHARE_NUMBER = 255
 
-_EXCERPT_CHARACTERS = 160
+READ_PIECE_BYTES = 16 << 20
+"""Longer reads are several calls: a message is in memory as a whole, at both ends."""
+
+_excerpt = partial(excerpt, characters=160)
 
 # By the last part of an exception's name: that of our own servers, and those of Tahoe-LAFS 1.20.0.
 _MEANINGS: dict[str, type[ServerRefused]] = {
@@ -84,10 +92,10 @@ class FoolscapLink:
         self._on_lost = on_lost
         self._storage: Any = None
         self._connecting: Deferred[Any] | None = None
-        self._waiting: list[Deferred[Any]] = []
+        self._waiting: Waiters[Any] = Waiters()
         self._owed = 0
         self._heard_s = 0.0
-        self._timer: IDelayedCall | None = None
+        self._timer = Alarm(clock, self._look)
         self._closed = False
         self._reason: ServerError | None = None  # for which we ended the last connection, if we did
 
@@ -98,15 +106,10 @@ class FoolscapLink:
     def storage(self) -> Deferred[Any]:
         """Fire with the remote reference to the server; connects if need be, for all who ask at once."""
         if self._closed:
-            return fail(
-                ServerUnreachable(
-                    f"{self._server} was disconnected here; open it again", self._server
-                )
-            )
+            return fail(disconnected(self._server))
         if self._storage is not None:
             return succeed(self._storage)
-        waiting: Deferred[Any] = Deferred()
-        self._waiting.append(waiting)
+        waiting = self._waiting.wait()
         if self._connecting is None:
             self._connecting = self._connector.connect()
             self._connecting.addTimeout(self._connect_timeout_s, self._clock)
@@ -136,23 +139,16 @@ class FoolscapLink:
         self._storage = storage
         self._reason = None
         storage.notifyOnDisconnect(self._lost, storage)
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.callback(storage)
+        self._waiting.fire(storage)
 
     def _failed(self, failure: Failure) -> None:
         self._connecting = None
-        error = self._connection_error(failure)
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.errback(error)
+        self._waiting.fail(self._connection_error(failure))
 
     def _connection_error(self, failure: Failure) -> ServerError:
         server = self._server
         if isinstance(failure, CopiedFailure):
-            return ServerRefused(
-                f"{server} does not know the secret in its address; copy its fURL anew", server
-            )
+            return wrong_swissnum(server, "fURL")
         if failure.check(CancelledError):
             return ServerUnreachable(f"{server} was disconnected here", server)
         if "unknown TubID" in str(failure.value):
@@ -161,7 +157,7 @@ class FoolscapLink:
                 " out where it is now, and copy its fURL anew",
                 server,
             )
-        why = excerpt(str(failure.value)) or type(failure.value).__name__
+        why = _excerpt(str(failure.value)) or type(failure.value).__name__
         return ServerUnreachable(
             f"cannot connect to {server} over Foolscap: {why}; is it running, and is this its fURL?",
             server,
@@ -188,22 +184,19 @@ class FoolscapLink:
         self._owed += 1
         if self._owed == 1:
             self._heard_s = self._clock.seconds()
-            if self._timer is None:
-                self._timer = self._clock.callLater(self._timeout_s, self._look)
+            self._timer.set(self._timeout_s)
 
     def _answered(self, result: Any) -> Any:
         self._owed -= 1
         self._heard_s = self._clock.seconds()
-        if not self._owed and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if not self._owed:
+            self._timer.stop()
         return result
 
     def _look(self) -> None:
-        self._timer = None
         left_s = self._heard_s + self._timeout_s - self._clock.seconds()
         if left_s > 0:
-            self._timer = self._clock.callLater(left_s, self._look)
+            self._timer.set(left_s)
             return
         self._drop(
             ServerTimeout(
@@ -223,7 +216,7 @@ class FoolscapLink:
         error: Any = failure.value
         if isinstance(failure, CopiedFailure):
             names = [name.rpartition(".")[2] for name in failure.parents]
-            text = excerpt(str(error))
+            text = _excerpt(str(error))
             for name in names:
                 if name in _MEANINGS:
                     return _MEANINGS[name](f"{server} refused {method}: {text}", server)
@@ -234,11 +227,11 @@ class FoolscapLink:
             return error
         if failure.check(Violation):
             return ServerProtocolError(
-                f"{server} and we do not agree about {method}: {excerpt(str(error))}", server, True
+                f"{server} and we do not agree about {method}: {_excerpt(str(error))}", server, True
             )
         if failure.check(BananaError):
             return ServerProtocolError(
-                f"{server} was disconnected here: {excerpt(str(error))}; is it a storage server?",
+                f"{server} was disconnected here: {_excerpt(str(error))}; is it a storage server?",
                 server,
                 True,
             )
@@ -247,17 +240,10 @@ class FoolscapLink:
                 f"the connection to {server} was lost; try again", server, may_have_happened=True
             )
         return ServerUnreachable(
-            f"{server} did not answer {method}: {excerpt(str(error)) or type(error).__name__}",
+            f"{server} did not answer {method}: {_excerpt(str(error)) or type(error).__name__}",
             server,
             may_have_happened=True,
         )
-
-
-def excerpt(text: str) -> str:
-    """The beginning of a text from a stranger, fit to be shown: one line, no control characters."""
-    text = text[: 4 * _EXCERPT_CHARACTERS]
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return text if len(text) <= _EXCERPT_CHARACTERS else text[:_EXCERPT_CHARACTERS] + "…"
 
 
 def check_numbers(server: str, question: str, numbers: Any) -> None:
@@ -266,10 +252,7 @@ def check_numbers(server: str, question: str, numbers: Any) -> None:
         raise nonsense(server, question, "numbers that no share can have")
 
 
-def nonsense(server: str, question: str, what: str) -> ServerProtocolError:
-    """Return the error for an answer that no storage server gives."""
-    return ServerProtocolError(
-        f"{server} answered {question} with {what}; is it a storage server?",
-        server,
-        may_have_happened=True,
-    )
+def in_pieces(offset: int, length: int) -> list[tuple[int, int]]:
+    """Return what is to be read as the pieces that are asked for, (offset, length); at least one."""
+    ends = range(offset, offset + max(1, length), READ_PIECE_BYTES)
+    return [(at, min(READ_PIECE_BYTES, offset + length - at)) for at in ends]

@@ -16,13 +16,11 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
-from pipegrid.errors import NoSuchShare, ServerError, ServerRefused
-from pipegrid.reactor.together import all_ended
-from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, nonsense
+from pipegrid.errors import ServerError, ServerRefused
+from pipegrid.reactor.together import Waiters, all_ended
+from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, in_pieces
+from pipegrid.transport.sentences import no_share, nonsense
 from pipegrid.transport.streaming import PausableStream, streaming
-
-READ_PIECE_BYTES = 16 << 20
-"""Longer reads are several calls: a message is in memory as a whole, at both ends."""
 
 
 class FoolscapReaders:
@@ -45,7 +43,7 @@ class FoolscapReaders:
         self._piece_bytes = piece_bytes
         self._asked_bytes = piece_bytes * pieces
         self._readers: OrderedDict[bytes, dict[int, Any]] = OrderedDict()
-        self._questions: dict[bytes, _Question] = {}
+        self._questions: dict[bytes, Waiters[dict[int, Any]]] = {}
         self._streams: set[PausableStream] = set()
 
     def lost(self) -> None:
@@ -71,7 +69,7 @@ class FoolscapReaders:
         else:
             self._readers.move_to_end(storage_index)
         if share_number not in readers:
-            raise NoSuchShare(f"{self._server} has no share {share_number}", self._server)
+            raise no_share(self._server, share_number)
         return readers[share_number]
 
     async def ask(self, storage_index: bytes, again: bool = False) -> dict[int, Any]:
@@ -83,13 +81,13 @@ class FoolscapReaders:
         """
         question = self._questions.get(storage_index)
         if question is not None and not again:
-            return await question.answer()
-        question = self._questions[storage_index] = _Question()
-        answer = question.answer()
+            return await question.wait()
+        question = self._questions[storage_index] = Waiters()
+        answer = question.wait()
         Deferred.fromCoroutine(self._answer(storage_index, question))
         return await answer
 
-    async def _answer(self, storage_index: bytes, question: _Question) -> None:
+    async def _answer(self, storage_index: bytes, question: Waiters[dict[int, Any]]) -> None:
         try:
             storage = await self._link.storage()
             readers = await self._link.call(storage, "get_buckets", storage_index)
@@ -106,7 +104,7 @@ class FoolscapReaders:
             self._readers.move_to_end(storage_index)
             while len(self._readers) > self._max_indexes:
                 self._readers.popitem(last=False)
-        question.succeed(readers)
+        question.fire(readers)
 
     def forget(self, storage_index: bytes) -> None:
         """What is known of an index may be true no more."""
@@ -138,11 +136,7 @@ class FoolscapReaders:
         return Deferred.fromCoroutine(self._checked_read(reader, offset, length))
 
     async def _read_all(self, reader: Any, offset: int, length: int) -> bytes:
-        pieces = [
-            self._read(reader, at, min(READ_PIECE_BYTES, offset + length - at))
-            for at in range(offset, offset + max(1, length), READ_PIECE_BYTES)
-        ]
-        found = await all_ended(pieces)
+        found = await all_ended([self._read(reader, *each) for each in in_pieces(offset, length)])
         return found[0] if len(found) == 1 else b"".join(found)
 
     # Streams.
@@ -223,29 +217,6 @@ class FoolscapReaders:
         first, may have enough soon, and then what was asked for comes in vain.
         """
         return min(max(self._piece_bytes, delivered), self._asked_bytes // 2)
-
-
-class _Question:
-    """One question, and all who wait for its answer."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Deferred[dict[int, Any]]] = []
-
-    def answer(self) -> Deferred[dict[int, Any]]:
-        """Fire when the answer is there."""
-        waiting: Deferred[dict[int, Any]] = Deferred()
-        self._waiting.append(waiting)
-        return waiting
-
-    def succeed(self, readers: dict[int, Any]) -> None:
-        """The answer is there."""
-        for waiting in self._waiting:
-            waiting.callback(readers)
-
-    def fail(self, error: ServerError) -> None:
-        """There will be none."""
-        for waiting in self._waiting:
-            waiting.errback(error)
 
 
 def _give_up(reads: deque[tuple[Deferred[bytes], int]]) -> None:

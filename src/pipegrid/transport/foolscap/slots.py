@@ -9,21 +9,27 @@ Source: the format reference, storage protocols, section 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from pipegrid.errors import NoSuchShare
 from pipegrid.reactor.together import all_ended
-from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, nonsense
+from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, in_pieces
+from pipegrid.transport.interface import fits_reads
+from pipegrid.transport.sentences import no_share, nonsense, nothing_to_lease
 from pipegrid.wire.foolscap import MAX_REASON_BYTES
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.messages import (
+    Changes,
+    LeaseSecrets,
+    Reads,
+    ShareChange,
+    SlotData,
+    SlotResult,
+    SlotSecrets,
+)
 
-READ_PIECE_BYTES = 16 << 20
-"""Longer reads are several calls: a message is in memory as a whole, at both ends."""
-
-_Data = dict[int, tuple[bytes, ...]]
+_Data = SlotData
 
 
 class FoolscapSlots:
@@ -39,11 +45,7 @@ class FoolscapSlots:
         self._server = server
 
     async def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]],
+        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads
     ) -> SlotResult:
         """Test, read and write."""
         storage = await self._link.storage()
@@ -57,9 +59,7 @@ class FoolscapSlots:
         )
         return SlotResult(bool(success), self._checked(data, reads))
 
-    async def read(
-        self, storage_index: bytes, numbers: Sequence[int], reads: Sequence[tuple[int, int]]
-    ) -> _Data:
+    async def read(self, storage_index: bytes, numbers: Sequence[int], reads: Reads) -> _Data:
         """Read from shares; no numbers mean all of them."""
         storage = await self._link.storage()
         data = await self._link.call(
@@ -71,18 +71,12 @@ class FoolscapSlots:
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> bytes:
         """Read from one share."""
-        pieces = [
-            (at, min(READ_PIECE_BYTES, offset + length - at))
-            for at in range(offset, offset + max(1, length), READ_PIECE_BYTES)
+        reads = [
+            self.read(storage_index, [share_number], [each]) for each in in_pieces(offset, length)
         ]
-        answers = await all_ended(
-            [
-                Deferred.fromCoroutine(self.read(storage_index, [share_number], [piece]))
-                for piece in pieces
-            ]
-        )
+        answers = await all_ended(list(map(Deferred.fromCoroutine, reads)))
         if any(share_number not in data for data in answers):
-            raise NoSuchShare(f"{self._server} has no share {share_number}", self._server)
+            raise no_share(self._server, share_number)
         found = [data[share_number][0] for data in answers]
         return found[0] if len(found) == 1 else b"".join(found)
 
@@ -93,9 +87,7 @@ class FoolscapSlots:
         shares = Deferred.fromCoroutine(self.read(storage_index, (), ()))
         _, found = await all_ended([added, shares])
         if not found:
-            raise NoSuchShare(
-                f"{self._server} has no share of this file; store it first", self._server
-            )
+            raise nothing_to_lease(self._server, "store")
 
     async def advise_corrupt(self, storage_index: bytes, share_number: int, reason: str) -> None:
         """Complain about a share; whether there is one has to be asked."""
@@ -107,18 +99,15 @@ class FoolscapSlots:
         shares = Deferred.fromCoroutine(self.read(storage_index, (), ()))
         _, found = await all_ended([advised, shares])
         if share_number not in found:
-            raise NoSuchShare(f"{self._server} has no share {share_number}", self._server)
+            raise no_share(self._server, share_number)
 
-    def _checked(self, data: Any, reads: Sequence[tuple[int, int]]) -> _Data:
+    def _checked(self, data: Any, reads: Reads) -> _Data:
         """Return what was read, if it is what was asked for: a piece for each read, none too long."""
         check_numbers(self._server, "a read of mutable shares", data)
-        for pieces in data.values():
-            if len(pieces) != len(reads) or any(
-                len(piece) > length for piece, (_, length) in zip(pieces, reads, strict=True)
-            ):
-                raise nonsense(
-                    self._server, "a read of mutable shares", "other reads than were asked for"
-                )
+        if not fits_reads(data, reads):
+            raise nonsense(
+                self._server, "a read of mutable shares", "other reads than were asked for"
+            )
         return {number: tuple(pieces) for number, pieces in data.items()}
 
 

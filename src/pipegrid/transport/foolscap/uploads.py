@@ -15,16 +15,16 @@ Source: the format reference, storage protocols, section 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
-from pipegrid.errors import NoSuchShare, ServerError, ServerRefused, WrongSecret
+from pipegrid.errors import ServerError, ServerRefused, WrongSecret
+from pipegrid.reactor.together import Waiters
 from pipegrid.transport.foolscap.link import FoolscapLink
-from pipegrid.wire.messages import WriteResult
+from pipegrid.transport.sentences import no_upload
+from pipegrid.wire.messages import Pieces, WriteResult
 
 
 class UnfinishedShare:
@@ -49,7 +49,7 @@ class UnfinishedShare:
         self.damaged = False
         self._written = Spans()
         self._in_flight: dict[object, Range] = {}
-        self._settled: list[Deferred[None]] = []
+        self._settled: Waiters[None] = Waiters()
 
     @property
     def complete(self) -> bool:
@@ -73,16 +73,12 @@ class UnfinishedShare:
             self.damaged = self.damaged or self.closing
             self.sent = Spans((*self._written, *self._in_flight.values()))
         if not self._in_flight:
-            settled, self._settled = self._settled, []
-            for waiting in settled:
-                waiting.callback(None)
+            self._settled.fire(None)
 
     async def settled(self) -> None:
         """Wait until no write is in flight."""
         if self._in_flight:
-            waiting: Deferred[None] = Deferred()
-            self._settled.append(waiting)
-            await waiting
+            await self._settled.wait()
 
     def required(self) -> tuple[Range, ...]:
         """Return what was not sent yet."""
@@ -123,7 +119,7 @@ class FoolscapUploads:
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
     ) -> WriteResult:
         """
@@ -162,7 +158,7 @@ class FoolscapUploads:
             if not share.complete:
                 return WriteResult(False, share.required())  # another write was refused
             if share.closing:
-                raise self._no_upload(share_number)
+                raise no_upload(self._server, share_number)
             closed = self._close(storage_index, share_number, share)
         await closed
         if share.damaged:
@@ -184,7 +180,7 @@ class FoolscapUploads:
     ) -> UnfinishedShare:
         share = self._shares.get((storage_index, share_number))
         if share is None:
-            raise self._no_upload(share_number)
+            raise no_upload(self._server, share_number)
         if share.upload_secret != upload_secret:
             raise WrongSecret(
                 f"share {share_number} is being uploaded to {self._server} under another secret;"
@@ -192,12 +188,6 @@ class FoolscapUploads:
                 self._server,
             )
         return share
-
-    def _no_upload(self, share_number: int) -> NoSuchShare:
-        return NoSuchShare(
-            f"{self._server} knows no unfinished upload of share {share_number}; allocate it again",
-            self._server,
-        )
 
     def _close(
         self, storage_index: bytes, share_number: int, share: UnfinishedShare

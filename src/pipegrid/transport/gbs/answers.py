@@ -16,16 +16,24 @@ from typing import TYPE_CHECKING, TypeVar
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
-    NoSuchShare,
     ServerError,
     ServerProtocolError,
     ServerRefused,
     WrongSecret,
 )
 from pipegrid.http11.raw import RawResponse
+from pipegrid.transport.interface import fits_reads
+from pipegrid.transport.sentences import (
+    excerpt,
+    no_share,
+    no_upload,
+    nonsense,
+    nothing_to_lease,
+    wrong_swissnum,
+)
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, ServerVersion, SlotResult, WriteResult
+from pipegrid.wire.messages import Allocation, Reads, ServerVersion, SlotResult, WriteResult
 
 if TYPE_CHECKING:
     from pipegrid.transport.surveys import Surveyed
@@ -87,7 +95,7 @@ class GbsAnswers:
         """The error for the status of a write, up to byte ``upto`` of the share, that was refused."""
         server = self._server
         if status == 404:
-            return self.no_upload(share_number)
+            return no_upload(self._server, share_number)
         if status == 409:
             return ConflictingWrite(
                 f"{server} has other bytes of share {share_number} already; abort that upload, or"
@@ -147,7 +155,7 @@ class GbsAnswers:
         if answer.status == 200 or (repeated and answer.status == 404):
             return
         if answer.status in (404, 405):
-            raise self.no_upload(share_number)
+            raise no_upload(self._server, share_number)
         raise self._refusal(answer.status, answer.body, "an abort", share_number)
 
     def shares(self, answer: RawResponse) -> frozenset[int]:
@@ -160,8 +168,10 @@ class GbsAnswers:
         """The bytes of a read that was collected."""
         found = self.range(answer, share_number, offset, length)
         if len(answer.body) != found - offset:
-            raise self._nonsense(
-                "a read", f"{len(answer.body)} bytes where {found - offset} were announced"
+            raise nonsense(
+                self._server,
+                "a read",
+                f"{len(answer.body)} bytes where {found - offset} were announced",
             )
         return answer.body
 
@@ -174,9 +184,10 @@ class GbsAnswers:
             try:
                 begin, end = gbs_http.parse_content_range(value)
             except ValueError as error:
-                raise self._nonsense("a read", str(error)) from error
+                raise nonsense(self._server, "a read", str(error)) from error
             if begin != offset or not offset < end <= offset + length:
-                raise self._nonsense(
+                raise nonsense(
+                    self._server,
                     "a read",
                     f"bytes {begin} to {end} where {offset} to {offset + length} were asked for",
                 )
@@ -184,12 +195,10 @@ class GbsAnswers:
         if answer.status == 204:
             return offset
         if answer.status == 404:
-            raise self.no_share(share_number)
+            raise no_share(self._server, share_number)
         raise self._refusal(answer.status, answer.body, "a read", share_number)
 
-    def slot_result(
-        self, answer: RawResponse, reads: Sequence[tuple[int, int]], limit_bytes: int
-    ) -> SlotResult:
+    def slot_result(self, answer: RawResponse, reads: Reads, limit_bytes: int) -> SlotResult:
         """What a read-test-write has done and found; of each share exactly what was asked for."""
         from pipegrid.wire import gbs_mutable
 
@@ -200,8 +209,8 @@ class GbsAnswers:
                 answer,
                 "a read-test-write",
             )
-            if not fits_reads(result, reads):
-                raise self._nonsense("a read-test-write", "other reads than were asked for")
+            if not fits_reads(result.data, reads):
+                raise nonsense(self._server, "a read-test-write", "other reads than were asked for")
             return result
         if answer.status == 401 and not answer.body.startswith(WRONG_SWISSNUM):
             raise WrongSecret(
@@ -218,48 +227,28 @@ class GbsAnswers:
     def lease_added(self, answer: RawResponse) -> None:
         """Whether a lease was added."""
         if answer.status == 404:
-            raise NoSuchShare(
-                f"{self._server} has no share of this file; upload it first", self._server
-            )
+            raise nothing_to_lease(self._server)
         if answer.status not in (200, 204):
             raise self._refusal(answer.status, answer.body, "a lease")
 
     def advised(self, answer: RawResponse, share_number: int) -> None:
         """Whether a complaint was taken."""
         if answer.status == 404:
-            raise self.no_share(share_number)
+            raise no_share(self._server, share_number)
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a complaint", share_number)
 
     # Errors.
 
-    def no_share(self, share_number: int) -> NoSuchShare:
-        """There is no such complete share."""
-        return NoSuchShare(f"{self._server} has no share {share_number}", self._server)
-
-    def no_upload(self, share_number: int) -> NoSuchShare:
-        """There is no such unfinished upload."""
-        return NoSuchShare(
-            f"{self._server} knows no unfinished upload of share {share_number}; allocate it again",
-            self._server,
-        )
-
     def too_much(self, wanted: int) -> ServerProtocolError:
         """More bytes come than were asked for."""
-        return self._nonsense("a read", f"more than the {wanted} bytes that it announced")
+        return nonsense(self._server, "a read", f"more than the {wanted} bytes that it announced")
 
     def _unpack(self, unpack: Callable[[bytes], T], answer: RawResponse, question: str) -> T:
         try:
             return unpack(answer.body)
         except ValueError as error:
-            raise self._nonsense(question, str(error)) from error
-
-    def _nonsense(self, question: str, what: str) -> ServerProtocolError:
-        return ServerProtocolError(
-            f"{self._server} answered {question} with {what}; is it a storage server?",
-            self._server,
-            may_have_happened=True,
-        )
+            raise nonsense(self._server, question, str(error)) from error
 
     def _refusal(
         self, status: int, body: bytes, question: str, share_number: int | None = None
@@ -268,9 +257,7 @@ class GbsAnswers:
         server = self._server
         if status == 401:
             if body.startswith(WRONG_SWISSNUM):
-                return ServerRefused(
-                    f"{server} does not know the secret in its address; copy its NURL anew", server
-                )
+                return wrong_swissnum(server, "NURL")
             if share_number is not None:
                 return WrongSecret(
                     f"{server} has share {share_number} under another secret; somebody else is"
@@ -283,21 +270,7 @@ class GbsAnswers:
                 server,
                 may_have_happened=True,
             )
-        text = _excerpt(body)
-        return self._nonsense(question, f"status {status}" + (f" ({text})" if text else ""))
-
-
-def fits_reads(result: SlotResult, reads: Sequence[tuple[int, int]]) -> bool:
-    """Return whether each share's data are what was asked for: a piece for each read, and none too long."""
-    return all(
-        len(pieces) == len(reads)
-        and all(len(piece) <= length for piece, (_, length) in zip(pieces, reads, strict=True))
-        for pieces in result.data.values()
-    )
-
-
-def _excerpt(body: bytes) -> str:
-    """The beginning of a text from a stranger, fit to be shown: one line, no control characters."""
-    text = body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace")
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return text if len(text) <= _EXCERPT_CHARACTERS else text[:_EXCERPT_CHARACTERS] + "…"
+        text = excerpt(
+            body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace"), _EXCERPT_CHARACTERS
+        )
+        return nonsense(self._server, question, f"status {status}" + (f" ({text})" if text else ""))

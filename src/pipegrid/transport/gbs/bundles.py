@@ -16,23 +16,30 @@ offers it again, and the refused uploads go as ordinary requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerError
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered
+from pipegrid.reactor.alarm import Alarm
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.held import HeldAllocation, SentBundle, UploadPart, Whole
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
+from pipegrid.wire.messages import (
+    Allocation,
+    Numbers,
+    Pieces,
+    Shares,
+    Stored,
+    UploadSecrets,
+    WriteResult,
+)
 
 MAX_SHARE_BYTES = 64 * 1024
 """
@@ -59,8 +66,8 @@ class OrdinaryRequests:
             upload.
     """
 
-    allocate: Callable[[bytes, AbstractSet[int], int, UploadSecrets], Deferred[Allocation]]
-    write: Callable[[bytes, int, int, Sequence[Buffer], bytes, bool], Deferred[WriteResult]]
+    allocate: Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
+    write: Callable[[bytes, int, int, Pieces, bytes, bool], Deferred[WriteResult]]
     store: Callable[[BundledUpload, bool], Deferred[Stored]]
     was_completed: Callable[[bytes, int], Deferred[WriteResult]]
 
@@ -88,14 +95,13 @@ class GbsBundles:
         max_bytes: int = 0,
     ) -> None:
         self.max_bytes = max_bytes
-        self._clock = clock
         self._requests = requests
         self._answers = answers
         self._send = send
         self._ordinary = ordinary
         self._held: dict[bytes, HeldAllocation | Whole] = {}
         self._complete_bytes = 0
-        self._turn: IDelayedCall | None = None
+        self._turn = Alarm(clock, self.flush)
 
     def __repr__(self) -> str:
         return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
@@ -112,52 +118,39 @@ class GbsBundles:
                     self.max_bytes = int(value)
 
     def store(
-        self,
-        storage_index: bytes,
-        shares: Mapping[int, bytes],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored] | None:
         """Hold whole shares back, if they are for a bundle, as an allocation and its writes would be."""
-        count = len(shares)
-        if (
-            not 0 < share_bytes <= MAX_SHARE_BYTES
-            or not 0 < count <= gbs_bundles.MAX_SHARES
-            or gbs_bundles.whole_upload_bytes(count, share_bytes) > self._limit_bytes
-            or storage_index in self._held
-        ):
+        if not self._may_hold(storage_index, len(shares), share_bytes):
             return None
         upload = BundledUpload(storage_index, secrets, share_bytes, shares.keys(), dict(shares))
         held = self._held[storage_index] = Whole(upload, lambda: self._cancelled(held))
-        if self._turn is None:
-            self._turn = self._clock.callLater(0, self._turn_is_over)
+        self._turn.set(0)
         self._is_complete(upload)
         return held.stored.result
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation] | None:
         """Hold an allocation back, if it is one for a bundle."""
-        if (
-            not 0 < share_bytes <= MAX_SHARE_BYTES
-            or not 0 < len(share_numbers) <= gbs_bundles.MAX_SHARES
-            or gbs_bundles.whole_upload_bytes(len(share_numbers), share_bytes) > self._limit_bytes
-            or storage_index in self._held
-        ):
+        if not self._may_hold(storage_index, len(share_numbers), share_bytes):
             return None
         numbers = frozenset(share_numbers)  # the caller's may change before the turn is over
         upload = BundledUpload(storage_index, secrets, share_bytes, numbers, {})
         held = self._held[storage_index] = HeldAllocation(upload, lambda: self._cancelled(held))
-        if self._turn is None:
-            self._turn = self._clock.callLater(0, self._turn_is_over)
+        self._turn.set(0)
         return held.allocation.result
 
+    def _may_hold(self, storage_index: bytes, shares: int, share_bytes: int) -> bool:
+        return (
+            0 < share_bytes <= MAX_SHARE_BYTES
+            and 0 < shares <= gbs_bundles.MAX_SHARES
+            and gbs_bundles.whole_upload_bytes(shares, share_bytes) <= self._limit_bytes
+            and storage_index not in self._held
+        )
+
     def write(
-        self, storage_index: bytes, share_number: int, data: Sequence[Buffer], upload_secret: bytes
+        self, storage_index: bytes, share_number: int, data: Pieces, upload_secret: bytes
     ) -> Deferred[WriteResult] | None:
         """Let a write from a share's beginning on join the allocation that is held, if it is all of it."""
         held = self._held.get(storage_index)
@@ -195,10 +188,6 @@ class GbsBundles:
         self._end_turn_if_empty()
         for one in held:
             one.fail(reason())
-
-    def _turn_is_over(self) -> None:
-        self._turn = None
-        self.flush()
 
     def _send_held(self, chosen: Sequence[HeldAllocation | Whole]) -> None:
         for one in chosen:
@@ -364,6 +353,5 @@ class GbsBundles:
             bundle.request.cancel()
 
     def _end_turn_if_empty(self) -> None:
-        if not self._held and self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        if not self._held:
+            self._turn.stop()

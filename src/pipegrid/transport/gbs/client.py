@@ -21,16 +21,16 @@ and close when they idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
-from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IConsumer, IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ServerError, UsageError
+from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
@@ -46,10 +46,15 @@ from pipegrid.transport.gbs.surveys import GbsSurveys
 from pipegrid.transport.gbs.uploads import GbsUploads
 from pipegrid.wire.messages import (
     Allocation,
+    Changes,
     LeaseSecrets,
+    Numbers,
+    Pieces,
+    Reads,
     ServerIdentity,
     ServerVersion,
-    ShareChange,
+    Shares,
+    SlotData,
     SlotResult,
     SlotSecrets,
     Stored,
@@ -86,7 +91,7 @@ class GbsServer:
         self,
         identity: ServerIdentity,
         nurl: Nurl,
-        endpoints: Callable[[], IStreamClientEndpoint],
+        endpoints: Endpoints,
         clock: IReactorTime,
         settings: GbsSettings | None = None,
         bundle_bytes: int = 0,
@@ -94,7 +99,7 @@ class GbsServer:
         settings = settings or GbsSettings()
         name = identity.nickname
         self.nurl = nurl
-        self._identity = identity
+        self.identity = identity
         self._clock = clock
         self._requests = GbsRequests(nurl, settings.timeout_s)
         self._answers = GbsAnswers(name)
@@ -111,14 +116,9 @@ class GbsServer:
 
     def __repr__(self) -> str:
         return (
-            f"<GbsServer {self._identity.nickname!r} at {self.nurl.host}:{self.nurl.port},"
+            f"<GbsServer {self.identity.nickname!r} at {self.nurl.host}:{self.nurl.port},"
             f" {len(self._asked)} questions, {self._uploads}>"
         )
-
-    @property
-    def identity(self) -> ServerIdentity:
-        """Who this is."""
-        return self._identity
 
     @property
     def round_trip_s(self) -> float | None:
@@ -136,11 +136,7 @@ class GbsServer:
     # Uploads.
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """
         Ask for room; see the contract.
@@ -148,17 +144,16 @@ class GbsServer:
         A repeated request may find the shares allocated by its first attempt, and then a Tahoe server
         mentions them in neither set, as it does those of others: writes show whose they are.
         """
-        call = storage_index, share_numbers, share_bytes, secrets
         if self._asked.disconnected:
             return fail(self._asked.gone())
-        return self._uploads.allocate(*call)
+        return self._uploads.allocate(storage_index, share_numbers, share_bytes, secrets)
 
     def write(
         self,
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         *,
         let_go: Callable[[], None] | None = None,
@@ -167,13 +162,8 @@ class GbsServer:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):
             return fail(UsageError("a write must have at least one byte; write what there is"))
-        return self._change(
-            storage_index,
-            share_number,
-            lambda: self._uploads.write(
-                storage_index, share_number, offset, data, upload_secret, let_go, again
-            ),
-        )
+        call = storage_index, share_number, offset, data, upload_secret, let_go, again
+        return self._change(storage_index, share_number, lambda: self._uploads.write(*call))
 
     @property
     def whole_bytes(self) -> int:
@@ -181,29 +171,19 @@ class GbsServer:
         return MAX_SHARE_BYTES if self._uploads.bundle_bytes else 0
 
     def store_whole(
-        self,
-        storage_index: bytes,
-        shares: Mapping[int, bytes],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
 
-        return self._change(
-            storage_index,
-            None,
-            lambda: self._uploads.store_whole(storage_index, shares, share_bytes, secrets),
-        )
+        store = partial(self._uploads.store_whole, storage_index, shares, share_bytes, secrets)
+        return self._change(storage_index, None, store)
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
         """Forget an unfinished upload; see the contract."""
-        return self._change(
-            storage_index,
-            share_number,
-            lambda: self._uploads.abort(storage_index, share_number, upload_secret),
-        )
+        abort = partial(self._uploads.abort, storage_index, share_number, upload_secret)
+        return self._change(storage_index, share_number, abort)
 
     def _change(
         self, storage_index: bytes, number: int | None, start: Callable[[], Deferred[T]]
@@ -225,12 +205,7 @@ class GbsServer:
     ) -> Deferred[bytes]:
         """Read from a complete share; see the contract."""
         # A range cannot be empty: to learn whether the share is there a byte has to be asked for.
-        wanted = max(1, length)
-        request = self._requests.read(storage_index, share_number, offset, wanted)
-
-        def unpack(answer: RawResponse) -> bytes:
-            return self._answers.data(answer, share_number, offset, wanted)[:length]
-
+        request, unpack = self._read(storage_index, share_number, offset, length)
         if length <= BEHIND_BYTES:
             return self._ask(storage_index, share_number, request, unpack)
 
@@ -238,6 +213,23 @@ class GbsServer:
             return self._question(request).addCallback(unpack)
 
         return self._asked.track(lambda: self._order.ask_apart(storage_index, share_number, start))
+
+    def _read(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        length: int,
+        mutable: bool = False,
+    ) -> tuple[RawRequest, Callable[[RawResponse], bytes]]:
+        """Return a request for at least one byte, and what makes of its answer those that are wanted."""
+        wanted = max(1, length)
+
+        def unpack(answer: RawResponse) -> bytes:
+            return self._answers.data(answer, share_number, offset, wanted)[:length]
+
+        request = self._requests.read(storage_index, share_number, offset, wanted, mutable=mutable)
+        return request, unpack
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
@@ -282,12 +274,8 @@ class GbsServer:
     ) -> Deferred[None]:
         """Tell the operator that a share looked corrupt."""
         request = self._requests.advise_corrupt_share(storage_index, share_number, reason)
-        return self._ask(
-            storage_index,
-            share_number,
-            request,
-            lambda answer: self._answers.advised(answer, share_number),
-        )
+        unpack = partial(self._answers.advised, share_number=share_number)
+        return self._ask(storage_index, share_number, request, unpack)
 
     def _ask(
         self,
@@ -322,11 +310,7 @@ class GbsServer:
     # Slots.
 
     def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
+        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
         """Test, read and write a slot; sent again after a loss, for what that means see the contract."""
         request = self._requests.read_test_write(storage_index, secrets, changes, reads)
@@ -345,11 +329,8 @@ class GbsServer:
         return self._ask(storage_index, None, request, self._answers.shares)
 
     def read_slot(
-        self,
-        storage_index: bytes,
-        reads: Sequence[tuple[int, int]],
-        expected: AbstractSet[int] = frozenset(),
-    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
+        self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
+    ) -> Deferred[SlotData]:
         """Read from every share of a slot; see the contract."""
         return Deferred.fromCoroutine(read_slot(self, storage_index, reads, expected))
 
@@ -357,12 +338,7 @@ class GbsServer:
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from one mutable share; see the contract."""
-        wanted = max(1, length)
-        request = self._requests.read(storage_index, share_number, offset, wanted, mutable=True)
-
-        def unpack(answer: RawResponse) -> bytes:
-            return self._answers.data(answer, share_number, offset, wanted)[:length]
-
+        request, unpack = self._read(storage_index, share_number, offset, length, mutable=True)
         return self._ask(storage_index, share_number, request, unpack)
 
     def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
@@ -376,12 +352,8 @@ class GbsServer:
         request = self._requests.advise_corrupt_share(
             storage_index, share_number, reason, mutable=True
         )
-        return self._ask(
-            storage_index,
-            share_number,
-            request,
-            lambda answer: self._answers.advised(answer, share_number),
-        )
+        unpack = partial(self._answers.advised, share_number=share_number)
+        return self._ask(storage_index, share_number, request, unpack)
 
     # The end.
 

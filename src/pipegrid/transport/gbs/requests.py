@@ -13,17 +13,23 @@ Source: the format reference, storage protocols, sections 1.4 to 1.7.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pipegrid.core import base32
-from pipegrid.core.hashes import Buffer
 from pipegrid.http11.raw import ConsumerChoice, RawRequest
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
+from pipegrid.wire.messages import (
+    Changes,
+    LeaseSecrets,
+    Numbers,
+    Pieces,
+    Reads,
+    SlotSecrets,
+    UploadSecrets,
+)
 from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
@@ -101,11 +107,7 @@ class GbsRequests:
         return self._message(b"GET " + gbs_http.VERSION_PATH.encode("ascii"))
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> RawRequest:
         """Ask for room for shares."""
         return self._message(
@@ -119,7 +121,7 @@ class GbsRequests:
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         let_go: Callable[[], None] | None = None,
     ) -> RawRequest:
@@ -168,11 +170,7 @@ class GbsRequests:
         return self._message(b"GET %s%s/shares" % (_kind(mutable), _index_text(storage_index)))
 
     def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]],
+        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads
     ) -> RawRequest:
         """Test, read and write a slot; the data of writes is not copied."""
         from pipegrid.wire import gbs_mutable
@@ -198,7 +196,7 @@ class GbsRequests:
         )
 
     @staticmethod
-    def slot_answer_bytes(reads: Sequence[tuple[int, int]]) -> int:
+    def slot_answer_bytes(reads: Reads) -> int:
         """Return what an answer to read-test-write may have, at most."""
         each = sum(length + 16 for _, length in reads) + 16
         return min(MAX_MESSAGE_BYTES + gbs.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES)

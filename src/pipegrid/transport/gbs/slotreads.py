@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
 from pipegrid.errors import NoSuchShare
 from pipegrid.reactor.together import together
+from pipegrid.wire.messages import Numbers, Reads, SlotData
 
 
 class SlotReader(Protocol):
@@ -25,13 +24,10 @@ class SlotReader(Protocol):
 
 
 async def read_slot(
-    server: SlotReader,
-    storage_index: bytes,
-    reads: Sequence[tuple[int, int]],
-    expected: AbstractSet[int],
-) -> dict[int, tuple[bytes, ...]]:
+    server: SlotReader, storage_index: bytes, reads: Reads, expected: Numbers
+) -> SlotData:
     """Read from every share of a slot; see the contract."""
-    found: dict[int, tuple[bytes, ...]] = {}
+    found: SlotData = {}
 
     async def read(number: int) -> None:
         try:

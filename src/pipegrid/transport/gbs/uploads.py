@@ -13,16 +13,15 @@ fail with ``WriteLost``, and it is the caller who repeats them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import PipegridError
+from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered, UploadConnection
 from pipegrid.transport.apart import store_apart
@@ -30,8 +29,17 @@ from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.sentences import no_upload
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
+from pipegrid.wire.messages import (
+    Allocation,
+    Numbers,
+    Pieces,
+    Shares,
+    Stored,
+    UploadSecrets,
+    WriteResult,
+)
 
 T = TypeVar("T")
 
@@ -67,7 +75,7 @@ class GbsUploads:
     def __init__(
         self,
         clock: IReactorTime,
-        endpoints: Callable[[], IStreamClientEndpoint],
+        endpoints: Endpoints,
         name: str,
         settings: GbsSettings,
         requests: GbsRequests,
@@ -76,6 +84,7 @@ class GbsUploads:
         bundle_bytes: int,
     ) -> None:
         self._clock = clock
+        self._name = name
         self._requests = requests
         self._answers = answers
         self._track = track
@@ -121,22 +130,14 @@ class GbsUploads:
         return self._connection.close(reason)
 
     def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Ask for room; see the contract."""
         call = storage_index, share_numbers, share_bytes, secrets
         return self._bundles.allocate(*call) or self._allocate(*call)
 
     def _allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         request = self._requests.allocate(storage_index, share_numbers, share_bytes, secrets)
         return self.upload(request, lambda answer: self.heard(answer, self._answers.allocation))
@@ -146,7 +147,7 @@ class GbsUploads:
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         let_go: Callable[[], None] | None,
         again: bool,
@@ -164,7 +165,7 @@ class GbsUploads:
         storage_index: bytes,
         share_number: int,
         offset: int,
-        data: Sequence[Buffer],
+        data: Pieces,
         upload_secret: bytes,
         maybe_done: bool = False,
         let_go: Callable[[], None] | None = None,
@@ -183,11 +184,7 @@ class GbsUploads:
         return self._send(request).addCallback(written)
 
     def store_whole(
-        self,
-        storage_index: bytes,
-        shares: Mapping[int, bytes],
-        share_bytes: int,
-        secrets: UploadSecrets,
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
         bundled = self._bundles.store(storage_index, shares, share_bytes, secrets)
@@ -198,7 +195,7 @@ class GbsUploads:
 
     def _store_apart(self, upload: BundledUpload, maybe_done: bool = False) -> Deferred[Stored]:
         def write(
-            index: bytes, number: int, offset: int, data: Sequence[Buffer], secret: bytes
+            index: bytes, number: int, offset: int, data: Pieces, secret: bytes
         ) -> Deferred[WriteResult]:
             return self._write(index, number, offset, data, secret, maybe_done)
 
@@ -232,7 +229,7 @@ class GbsUploads:
                 request = self._requests.list_shares(storage_index)
                 if share_number in await self.upload(request, self._answers.shares):
                     return WriteResult(True)
-            raise self._answers.no_upload(share_number)
+            raise no_upload(self._name, share_number)
 
         return self._track(lambda: Deferred.fromCoroutine(find_out()))
 
