@@ -276,12 +276,8 @@ def _mutable_parser(kind: str, access: str) -> Callable[[str], MutableCap]:
         if len(parts) < 2 or (kind == "SSK" and len(parts) != 2):
             raise _wrong_fields(kind, len(parts), 2)
         # MDMF caps may carry old hints after the fingerprint; they mean nothing now.
-        return MutableCap(
-            kind,
-            access,
-            _parse_bytes(parts[0], hashes.KEY_BYTES, kind),
-            _parse_bytes(parts[1], hashes.HASH_BYTES, kind),
-        )
+        secret = _parse_bytes(parts[0], hashes.KEY_BYTES, kind)
+        return MutableCap(kind, access, secret, _parse_bytes(parts[1], hashes.HASH_BYTES, kind))
 
     return parse
 

@@ -268,15 +268,10 @@ class Decoder(FileShares):
             return None
         self._running[segment] = {b.share_number: self._shares[b.share_number] for b in blocks}
         first_byte = segment * geometry.segment_bytes
-        return SegmentJob(
-            segment,
-            geometry,
-            self._cap.key if isinstance(self._cap, ChkCap) else None,
-            tuple(blocks),
-            crypttext_hash,
-            max(self._start - first_byte, 0),
-            min(self._end - first_byte, geometry.segment_length(segment)),
-        )
+        start = max(self._start - first_byte, 0)
+        end = min(self._end - first_byte, geometry.segment_length(segment))
+        key = self._cap.key if isinstance(self._cap, ChkCap) else None
+        return SegmentJob(segment, geometry, key, tuple(blocks), crypttext_hash, start, end)
 
     def _block(
         self, share: ShareParts, segment: int, geometry: Geometry, queue: SegmentQueue

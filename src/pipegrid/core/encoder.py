@@ -152,13 +152,8 @@ class Encoder:
         """The file's capability; there is none before ``finish``."""
         assert self.ueb, "the cap is known after finish()"
         geometry = self.geometry
-        return ChkCap(
-            self._key,
-            hashes.UEB.hash(self.ueb),
-            geometry.required_shares,
-            geometry.total_shares,
-            geometry.size,
-        )
+        k, n = geometry.required_shares, geometry.total_shares
+        return ChkCap(self._key, hashes.UEB.hash(self.ueb), k, n, geometry.size)
 
     def encrypt(self, plaintext: Plaintext) -> Segment:
         """
@@ -227,11 +222,8 @@ class Encoder:
                 kept[number] = tree
         self._crypttext_tree = self._segment_hashes.tree(0)
         self._share_tree = hashtree.build(roots)
-        self.ueb = self._make_ueb(
-            self._crypttext_hasher.digest(),
-            hashtree.root(self._crypttext_tree),
-            hashtree.root(self._share_tree),
-        )
+        trees = hashtree.root(self._crypttext_tree), hashtree.root(self._share_tree)
+        self.ueb = self._make_ueb(self._crypttext_hasher.digest(), *trees)
         return [self._trailer(number, tree) for number, tree in kept.items()]
 
     def _make_ueb(
@@ -321,10 +313,8 @@ class Encoder:
         primary = [segment.padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
         wanted = [number for number in numbers if kept is None or number in kept]
         if k == 1:  # all blocks are one and the same
-            return (
-                dict.fromkeys(wanted, (primary[0],)),
-                (hashes.BLOCK.hash(primary[0]),) * len(numbers),
-            )
+            block_hash = hashes.BLOCK.hash(primary[0])
+            return dict.fromkeys(wanted, (primary[0],)), (block_hash,) * len(numbers)
         parity_numbers = tuple(number for number in numbers if number >= k)
         parity: dict[int, list[Buffer]] = {number: [] for number in wanted if number >= k}
         hashers = [hashes.BLOCK.hasher() for _ in parity_numbers]

@@ -256,12 +256,9 @@ class FileShares:
             others = [s for s in self._shares.values() if s.crypttext_tree and not s.bad]
             sources = sum(other.available for other in others)
             if sources < _CRYPTTEXT_SOURCES or is_small(self.geometry.num_segments):
-                share.crypttext_tree = ShareTree(
-                    share.store,
-                    "crypttext_hash_tree",
-                    share.layout.crypttext_hash_tree,
-                    VerifiedTree(self.geometry.num_segments, self._ueb.crypttext_root_hash),
-                )
+                at = share.layout.crypttext_hash_tree
+                tree = VerifiedTree(self.geometry.num_segments, self._ueb.crypttext_root_hash)
+                share.crypttext_tree = ShareTree(share.store, "crypttext_hash_tree", at, tree)
         return share.crypttext_tree
 
     def _check_end(self, share: ShareParts) -> None:

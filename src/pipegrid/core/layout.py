@@ -78,17 +78,8 @@ def _contiguous(geometry: Geometry, version: int) -> ShareLayout:
     crypttext = unused + geometry.tree_bytes
     blocks = crypttext + geometry.tree_bytes
     chain = blocks + geometry.tree_bytes
-    return ShareLayout(
-        version,
-        geometry.block_bytes,
-        geometry.share_data_bytes,
-        data,
-        unused,
-        crypttext,
-        blocks,
-        chain,
-        chain + geometry.chain_bytes,
-    )
+    offsets = data, unused, crypttext, blocks, chain, chain + geometry.chain_bytes
+    return ShareLayout(version, geometry.block_bytes, geometry.share_data_bytes, *offsets)
 
 
 def share_length(geometry: Geometry, layout: ShareLayout) -> int:

@@ -127,9 +127,8 @@ class Geometry:
         derive(self, "padded_tail_bytes", round_up(tail, k))
         derive(self, "block_bytes", self.segment_bytes // k)
         derive(self, "tail_block_bytes", -(-tail // k))
-        derive(
-            self, "share_data_bytes", (num_segments - 1) * self.block_bytes + self.tail_block_bytes
-        )
+        data = (num_segments - 1) * self.block_bytes + self.tail_block_bytes
+        derive(self, "share_data_bytes", data)
         derive(self, "tree_bytes", HASH_BYTES * num_nodes(num_segments))
         derive(self, "chain_bytes", 34 * chain_entries(self.total_shares))
 

@@ -207,12 +207,8 @@ class ShareParts:
         self.leaf = prove_leaf(chain, self.number, self.hint.total_shares, share_root_hash, start)
         ueb_end = end + self.layout.ueb_length_bytes + ueb.packed_length(geometry)
         self.store.release(start, ueb_end)
-        self.block_tree = ShareTree(
-            self.store,
-            "block_hashes",
-            self.layout.block_hashes,
-            VerifiedTree(geometry.num_segments, self.leaf),
-        )
+        tree = VerifiedTree(geometry.num_segments, self.leaf)
+        self.block_tree = ShareTree(self.store, "block_hashes", self.layout.block_hashes, tree)
 
 
 def read_layout(header: bytes, total_shares: int) -> ShareLayout:

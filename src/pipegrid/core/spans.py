@@ -49,8 +49,7 @@ class Spans:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.total = 0
-        for start, end in ranges:
-            self.add(start, end)
+        self.update(ranges)
 
     def __iter__(self) -> Iterator[Range]:
         return iter(list(zip(self._starts, self._ends, strict=True)))
@@ -61,6 +60,11 @@ class Spans:
 
     def __repr__(self) -> str:
         return f"Spans({list(self)})"
+
+    def update(self, ranges: Iterable[Range]) -> None:
+        """Add many."""
+        for start, end in ranges:
+            self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
         """Put [start, end) into the set."""

@@ -259,13 +259,8 @@ class ShareVerifier:
         if self._ueb is None:
             return None
         chain = bytes(self._sections["share_hashes"].data)
-        return prove_leaf(
-            chain,
-            self._number,
-            self._cap.total_shares,
-            self._ueb.share_root_hash,
-            where.share_hashes,
-        )
+        total, root = self._cap.total_shares, self._ueb.share_root_hash
+        return prove_leaf(chain, self._number, total, root, where.share_hashes)
 
     def _check_blocks(self, where: ShareLayout, geometry: Geometry, leaf: bytes | None) -> None:
         """Compare blocks, tree of block hashes and leaf; say which of them is wrong."""

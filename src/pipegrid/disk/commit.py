@@ -106,21 +106,20 @@ class Disk:
         if self._syncfs is None:
             self.sync_directories(directories)
             return
-        for directory in {device: name for name, device in directories.items()}.values():
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                self._syncfs(fd)
-            finally:
-                os.close(fd)
+        _on_each({device: name for name, device in directories.items()}.values(), self._syncfs)
 
     def sync_directories(self, directories: Iterable[str]) -> None:
         """Make the names in each of these directories durable, one by one."""
-        for directory in dict.fromkeys(directories):
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        _on_each(dict.fromkeys(directories), os.fsync)
+
+
+def _on_each(directories: Iterable[str], call: Callable[[int], None]) -> None:
+    for directory in directories:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            call(fd)
+        finally:
+            os.close(fd)
 
 
 def load_syncfs() -> Callable[[int], None] | None:

@@ -144,6 +144,14 @@ def open_locked(path: str, flags: int, wait: bool = False) -> int | None:
         os.close(fd)
 
 
+def lock_if_free(path: str) -> int | None:
+    """Return a descriptor of a file, locked; None if somebody else has it, or it cannot be opened."""
+    try:
+        return open_locked(path, os.O_RDWR)
+    except OSError:
+        return None
+
+
 def create_locked(path: str) -> int | None:
     """
     Make a file and take its lock; return the descriptor, or None if there is something of that name.

@@ -94,26 +94,20 @@ def _second_look(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
         found = x509.load_der_x509_certificate(der)
         its = public_key_pin(found)
     except Exception as error:  # whatever a library says of what a server may send
-        return WrongServerKey(
-            f"The certificate of {server} cannot be understood ({str(error) or type(error).__name__});"
-            " nothing was sent to it, check its address.",
-            server,
-        )
+        why = str(error) or type(error).__name__
+        return _wrong(server, f"The certificate of {server} cannot be understood ({why})")
     if not hmac.compare_digest(its, pin):
-        return WrongServerKey(
-            f"{server} is not the server it should be: its key hashes to {_text(its)},"
-            f" not to {_text(pin)}; nothing was sent to it, check its address.",
-            server,
-        )
+        what = f"its key hashes to {_text(its)}, not to {_text(pin)}"
+        return _wrong(server, f"{server} is not the server it should be: {what}")
     try:
         found.verify_directly_issued_by(found)
     except (InvalidSignature, ValueError, TypeError):
-        return WrongServerKey(
-            f"The certificate of {server} is not signed by its own key;"
-            " nothing was sent to it, check its address.",
-            server,
-        )
+        return _wrong(server, f"The certificate of {server} is not signed by its own key")
     return None
+
+
+def _wrong(server: str, what: str) -> WrongServerKey:
+    return WrongServerKey(f"{what}; nothing was sent to it, check its address.", server)
 
 
 def _text(pin: bytes) -> str:

@@ -29,6 +29,7 @@ from pipegrid.core import base32
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.reconnecting import Reconnecting
+from pipegrid.server.identity import unusable
 from pipegrid.version import __version__
 from pipegrid.wire import announcements, gbs_bundles
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, AnnouncementKey, Signed
@@ -77,10 +78,7 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
             raise UsageError(f"{path} does not hold base32; restore it") from None
         return AnnouncedIdentity(key, seed, _next_seqnum(directory / "announcement-seqnum"))
     except OSError as error:
-        raise UsageError(
-            f"cannot use {error.filename or directory}: {error.strerror}; "
-            "choose another directory with -d"
-        ) from error
+        raise unusable(error, directory) from error
 
 
 def _load_key(directory: Path) -> AnnouncementKey:

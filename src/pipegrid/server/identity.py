@@ -125,7 +125,7 @@ def load_or_create(directory: Path) -> Identity:
         pem = _read_or_make(key, make_pem)
         who = from_pem(pem, _read_swissnum(private, known), str(key))
     except OSError as error:
-        raise _unusable(error, private) from error
+        raise unusable(error, private) from error
     if known is not None and known.tub_id != who.tub_id:
         raise UsageError(
             f"{private / FURL_NAME} is that of another key than {key}; restore the right one, or remove "
@@ -147,7 +147,7 @@ def load_furl(directory: Path) -> Furl | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _unusable(error, path) from error
+        raise unusable(error, path) from error
     try:
         return furl.parse(text)
     except UsageError as error:
@@ -167,10 +167,11 @@ def keep_furl(directory: Path, address: Furl) -> None:
     try:
         replace_file(path, f"{address}\n".encode("ascii"))
     except OSError as error:
-        raise _unusable(error, path) from error
+        raise unusable(error, path) from error
 
 
-def _unusable(error: OSError, path: Path) -> UsageError:
+def unusable(error: OSError, path: Path) -> UsageError:
+    """Return the error to report for a directory of a server that cannot be used."""
     return UsageError(
         f"cannot use {error.filename or path}: {error.strerror}; choose another directory with -d"
     )

@@ -124,12 +124,8 @@ def stored_secret(version: int, secret: bytes) -> bytes:
 
 def make_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> LeaseRecord:
     """Return a lease of 31 days from ``now``, in seconds since 1970."""
-    return LeaseRecord(
-        owner,
-        stored_secret(version, secrets.renew),
-        stored_secret(version, secrets.cancel),
-        int(now) + LEASE_DURATION_S,
-    )
+    renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
+    return LeaseRecord(owner, renew, cancel, int(now) + LEASE_DURATION_S)
 
 
 def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:

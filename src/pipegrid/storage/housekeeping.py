@@ -94,10 +94,7 @@ def _directories(path: str) -> list[str]:
 
 def _remove_leftover(path: str, too_old: float) -> bool:
     """Remove an unfinished upload that no process holds and that was last changed long ago."""
-    try:
-        fd = disk.open_locked(path, os.O_RDWR)
-    except OSError:
-        return False
+    fd = disk.lock_if_free(path)
     if fd is None:
         return False
     try:

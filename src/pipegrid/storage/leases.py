@@ -75,10 +75,7 @@ def remove_if_expired(path: str, now: float) -> bool:
         whether it was removed. A share without any lease, or in a container that is not
         understood, stays: what nobody understands is nobody's to delete.
     """
-    try:
-        fd = disk.open_locked(path, os.O_RDWR)
-    except OSError:
-        return False
+    fd = disk.lock_if_free(path)
     if fd is None:
         return False
     try:

@@ -134,13 +134,9 @@ class ShareStore:
 
     def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
         """Return how much room is missing for so much more; see ``Room.missing_bytes``."""
-        unfinished = self._unfinished
-        return self._room.missing_bytes(
-            self.reserved_bytes + more_bytes,
-            unfinished.allocated_bytes,
-            unfinished.remaining_bytes,
-            fresh,
-        )
+        wanted, there = self.reserved_bytes + more_bytes, self._unfinished
+        promised = there.remaining_bytes
+        return self._room.missing_bytes(wanted, there.allocated_bytes, promised, fresh)
 
     def _fits(self, more_bytes: int) -> bool:
         """Whether the disk has room for so much more of mutable shares and leases, or is made to have it."""
@@ -174,14 +170,13 @@ class ShareStore:
         Args:
             client: for whom; this process itself has no bound but the disk's.
         """
-        steps = self._allocate(storage_index, share_numbers, share_bytes, secrets, client)
-        with self._unfinished.allocate_lock:
-            while True:
-                try:
-                    next(steps)
-                except StopIteration as done:  # noqa: PERF203
-                    allocation: Allocation = done.value
-                    return allocation
+        steps = self.allocate_in_steps(storage_index, share_numbers, share_bytes, secrets, client)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:  # noqa: PERF203
+                allocation: Allocation = done.value
+                return allocation
 
     def allocate_in_steps(
         self,
@@ -196,36 +191,18 @@ class ShareStore:
 
         What others finish between the steps is not allocated.
         """
-        steps = self._allocate(storage_index, share_numbers, share_bytes, secrets, client)
-        while True:
-            with self._unfinished.allocate_lock:
-                try:
-                    next(steps)
-                except StopIteration as done:
-                    allocation: Allocation = done.value
-                    return allocation
-            yield
-
-    def _allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
-        client: Client,
-    ) -> Generator[None, None, Allocation]:
-        """Do it; each step under ``allocate_lock``, which may be let go of between them."""
         for number in share_numbers:
             check_number(number)
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
-        there = self._list_shares(storage_index)
-        have = there or frozenset()
-        for number in have:
-            # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
-            # Nor does one for which there is no room: others' keep it.
-            with suppress(OSError, ValueError, NoSpace):
-                self._renew(storage_index, number, containers.OWNER_ALLOCATE, secrets.lease)
+        with self._unfinished.allocate_lock:
+            there = self._list_shares(storage_index)
+            have = there or frozenset()
+            for number in have:
+                # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
+                # Nor does one for which there is no room: others' keep it.
+                with suppress(OSError, ValueError, NoSpace):
+                    self._renew(storage_index, number, containers.OWNER_ALLOCATE, secrets.lease)
         wanted = [] if self.read_only else sorted(share_numbers - have)
         allocated: set[int] = set()
         new_index = there is None
@@ -233,10 +210,10 @@ class ShareStore:
             if number != wanted[0]:
                 yield
                 new_index = False  # as far as is known
-            if self._unfinished.allocate(
-                storage_index, number, share_bytes, secrets, new_index, client
-            ):
-                allocated.add(number)
+            call = storage_index, number, share_bytes, secrets, new_index, client
+            with self._unfinished.allocate_lock:
+                if self._unfinished.allocate(*call):
+                    allocated.add(number)
         return Allocation(have, frozenset(allocated))
 
     def upload(

@@ -86,12 +86,12 @@ class MemoryStorage:
             raise NoSuchShare(f"there is no share {key[1]} here; use another server's")
         return self.shares[key]
 
-    def slot_share(self, storage_index: bytes, number: int) -> bytes:
+    def slot_share(self, key: Key) -> bytes:
         """Return a mutable share."""
-        shares = self.slots.get(storage_index, {})
-        if number not in shares:
-            raise NoSuchShare(f"there is no mutable share {number} here; use another server's")
-        return shares[number]
+        shares = self.slots.get(key[0], {})
+        if key[1] not in shares:
+            raise NoSuchShare(f"there is no mutable share {key[1]} here; use another server's")
+        return shares[key[1]]
 
     def read_slot(self, storage_index: bytes, reads: Reads) -> SlotData:
         """Read from all shares of a slot."""

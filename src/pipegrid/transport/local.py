@@ -92,13 +92,8 @@ class LocalServer(StoresApart):
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Ask for room; see the contract."""
-        numbers = frozenset(share_numbers)
-        return self._submit(
-            storage_index,
-            None,
-            True,
-            lambda _: self.store.allocate(storage_index, numbers, share_bytes, secrets),
-        )
+        call = self.store.allocate, storage_index, frozenset(share_numbers), share_bytes, secrets
+        return self._ask(None, *call, changes=True)
 
     def write(
         self,
@@ -127,23 +122,17 @@ class LocalServer(StoresApart):
             await self._durability.commit(upload)
             return WriteResult(True)
 
-        return self._submit(
-            storage_index,
-            share_number,
-            True,
-            lambda operation: Deferred.fromCoroutine(write(operation)),
-        )
+        def start(operation: OrderedCall) -> Deferred[WriteResult]:
+            return Deferred.fromCoroutine(write(operation))
+
+        return self._submit(storage_index, share_number, True, start)
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
         """Forget an unfinished upload; see the contract."""
-        return self._submit(
-            storage_index,
-            share_number,
-            True,
-            lambda _: self.store.abort(storage_index, share_number, upload_secret),
-        )
+        call = self.store.abort, storage_index, share_number, upload_secret
+        return self._ask(share_number, *call, changes=True)
 
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all complete shares."""
@@ -164,9 +153,7 @@ class LocalServer(StoresApart):
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of the index."""
-        return self._submit(
-            storage_index, None, True, lambda _: self.store.add_lease(storage_index, lease)
-        )
+        return self._ask(None, self.store.add_lease, storage_index, lease, changes=True)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
@@ -249,10 +236,15 @@ class LocalServer(StoresApart):
         return self._ordering.submit(storage_index, share_number, changes, named)
 
     def _ask(
-        self, share_number: int | None, call: Callable[..., Any], storage_index: bytes, *args: Any
+        self,
+        share_number: int | None,
+        call: Callable[..., Any],
+        storage_index: bytes,
+        *args: Any,
+        changes: bool = False,
     ) -> Deferred[Any]:
         return self._submit(
-            storage_index, share_number, False, lambda _: call(storage_index, *args)
+            storage_index, share_number, changes, lambda _: call(storage_index, *args)
         )
 
     def _read(

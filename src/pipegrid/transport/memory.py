@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerError, ServerRefused, WrongSecret
 from pipegrid.transport.apart import StoresApart
-from pipegrid.transport.contents import MemoryStorage
+from pipegrid.transport.contents import Key, MemoryStorage
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.streaming import MemoryStream
 from pipegrid.wire.messages import (
@@ -185,16 +185,12 @@ class MemoryServer(StoresApart):
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from a complete share; see the contract."""
-        key = (storage_index, share_number)
-        return self._answer(
-            "read", lambda: self.storage.share(key)[offset : offset + length], *key, offset, length
-        )
+        return self._read("read", self.storage.share, storage_index, share_number, offset, length)
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
-        key = (storage_index, share_number)
 
         def begin(data: bytes) -> Deferred[int]:
             done: Deferred[int] = Deferred(lambda _: stream.end())
@@ -203,13 +199,9 @@ class MemoryServer(StoresApart):
             stream.begin()
             return done
 
-        return self._answer(
-            "stream",
-            lambda: self.storage.share(key)[offset : offset + length],
-            *key,
-            offset,
-            length,
-        ).addCallback(begin)
+        share = self.storage.share
+        data = self._read("stream", share, storage_index, share_number, offset, length)
+        return data.addCallback(begin)
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of the index."""
@@ -226,12 +218,7 @@ class MemoryServer(StoresApart):
     ) -> Deferred[None]:
         """Tell the operator that a share looked corrupt."""
         key = (storage_index, share_number)
-
-        def advise() -> None:
-            self.storage.share(key)
-            self.storage.advisories.append((*key, reason))
-
-        return self._answer("advise_corrupt_share", advise, *key, reason)
+        return self._advise("advise_corrupt_share", self.storage.share, key, reason)
 
     # Slots.
 
@@ -276,14 +263,8 @@ class MemoryServer(StoresApart):
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from one mutable share; see the contract."""
-        key = (storage_index, share_number)
-        return self._answer(
-            "read_slot_share",
-            lambda: self.storage.slot_share(*key)[offset : offset + length],
-            *key,
-            offset,
-            length,
-        )
+        share = self.storage.slot_share
+        return self._read("read_slot_share", share, storage_index, share_number, offset, length)
 
     def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of a slot."""
@@ -300,12 +281,7 @@ class MemoryServer(StoresApart):
     ) -> Deferred[None]:
         """Tell the operator that a mutable share looked corrupt."""
         key = (storage_index, share_number)
-
-        def advise() -> None:
-            self.storage.slot_share(*key)
-            self.storage.advisories.append((*key, reason))
-
-        return self._answer("advise_corrupt_slot_share", advise, *key, reason)
+        return self._advise("advise_corrupt_slot_share", self.storage.slot_share, key, reason)
 
     def disconnect(self) -> Deferred[None]:
         """Give up unanswered requests; the server can be used again afterwards."""
@@ -316,6 +292,25 @@ class MemoryServer(StoresApart):
         return execute(lambda: None)
 
     # How answers come about.
+
+    def _read(
+        self, operation: str, share: Callable[[Key], bytes], index: bytes, number: int, *span: int
+    ) -> Deferred[bytes]:
+        offset, length = span
+
+        def read() -> bytes:
+            return share((index, number))[offset : offset + length]
+
+        return self._answer(operation, read, index, number, offset, length)
+
+    def _advise(
+        self, operation: str, share: Callable[[Key], bytes], key: Key, reason: str
+    ) -> Deferred[None]:
+        def advise() -> None:
+            share(key)  # there has to be one
+            self.storage.advisories.append((*key, reason))
+
+        return self._answer(operation, advise, *key, reason)
 
     def _answer(self, operation: str, deed: Callable[[], T], *arguments: Any) -> Deferred[T]:
         self.calls.append((operation, arguments))

@@ -114,7 +114,7 @@ class _ThrottledEndpoint:
         """Connect; fires with the protocol of the factory."""
         factory: Any = _Factory(self._throttle, protocolFactory, self._kind)
         connected: Deferred[Any] = self._inner.connect(factory)
-        return connected.addCallback(_protocol_of)
+        return connected.addCallback(lambda connection: connection.protocol)
 
 
 class _Factory:
@@ -327,7 +327,3 @@ def _keep_little(socket: Socket, size: int) -> None:
         usual = socket.getsockopt(SOL_SOCKET, SO_RCVBUF)
         if size < usual:
             socket.setsockopt(SOL_SOCKET, SO_RCVBUF, max(size, _LEAST_KEPT_BYTES) // 2)
-
-
-def _protocol_of(connection: Throttled) -> Any:
-    return connection.protocol

@@ -25,8 +25,8 @@ from foolscap.referenceable import Referenceable
 from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
+from pipegrid.wire import gbs
 from pipegrid.wire.allowance import ANSWER_COST, TOKEN_COST
-from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.messages import UNKNOWN_PROTOCOL, ServerVersion
 
 MAX_SHARES = 256
@@ -37,12 +37,7 @@ MAX_SHARE_DATA_BYTES = 128 << 20
 MAX_REASON_BYTES = 32 * 1024
 MAX_READ_BYTES = (1 << 31) - 1
 
-PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
-_IMMUTABLE_SIZE = b"maximum-immutable-share-size"
-_MUTABLE_SIZE = b"maximum-mutable-share-size"
-_SPACE = b"available-space"
-_APPLICATION = b"application-version"
-_UNKNOWN_SPACE = (1 << 64) - 1
+PROTOCOL = gbs.PROTOCOL
 _REFERENCE_COST = 2048  # seven tokens, a name and a fURL
 _OLD_MAX_SHARE_BYTES = (1 << 32) - 1
 """What servers take that are too old to say it."""
@@ -177,18 +172,15 @@ def _vectors_cost(shares: int, reads: Sequence[tuple[int, int]]) -> int:
 
 def pack_version(version: ServerVersion) -> dict[bytes, Any]:
     """Return the answer to ``get_version``."""
-    room = version.available_bytes
     return {
         PROTOCOL: {
-            _IMMUTABLE_SIZE: version.max_share_bytes,
-            _MUTABLE_SIZE: MAX_MUTABLE_SHARE_BYTES,
-            _SPACE: _UNKNOWN_SPACE if room is None else min(room, _UNKNOWN_SPACE),
+            **gbs.sizes(version),
             b"tolerates-immutable-read-overrun": True,
             b"delete-mutable-shares-with-zero-length-writev": True,
             b"fills-holes-with-zero-bytes": True,
             b"prevents-read-past-end-of-share-data": True,
         },
-        _APPLICATION: version.application.encode("utf-8"),
+        gbs.APPLICATION: version.application.encode("utf-8"),
     }
 
 
@@ -202,13 +194,15 @@ def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
     if type(answer) is dict and PROTOCOL not in answer:
         raise ValueError(UNKNOWN_PROTOCOL)
     inner = answer.get(PROTOCOL)
-    application = answer.get(_APPLICATION, b"unknown")
+    application = answer.get(gbs.APPLICATION, b"unknown")
     if type(inner) is not dict or type(application) is not bytes:
         raise ValueError("something that is no map of the storage protocol")
-    largest = inner.get(_IMMUTABLE_SIZE, _OLD_MAX_SHARE_BYTES)
-    space = inner.get(_SPACE, _UNKNOWN_SPACE)
+    largest = inner.get(gbs.IMMUTABLE_SIZE, _OLD_MAX_SHARE_BYTES)
+    space = inner.get(gbs.SPACE, gbs.UNKNOWN_SPACE)
     if type(largest) is not int or type(space) is not int or largest < 0 or space < 0:
         raise ValueError("a size that is no number")
     return ServerVersion(
-        largest, None if space >= _UNKNOWN_SPACE else space, application.decode("utf-8", "replace")
+        largest,
+        None if space >= gbs.UNKNOWN_SPACE else space,
+        application.decode("utf-8", "replace"),
     )

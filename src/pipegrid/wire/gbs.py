@@ -41,12 +41,12 @@ _REQUIRED_ITEMS = 5 * MAX_REQUIRED_RANGES + 3
 _VERSION_ITEMS = 1024  # eight; but servers grow
 _CORRUPT_ITEMS = 16  # three, or the pieces of a text
 
-_PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
-_APPLICATION = b"application-version"
-_IMMUTABLE_SIZE = b"maximum-immutable-share-size"
-_MUTABLE_SIZE = b"maximum-mutable-share-size"
-_SPACE = b"available-space"
-_UNKNOWN_SPACE = (1 << 64) - 1  # servers of old say 2^64, which takes a bignum
+PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
+APPLICATION = b"application-version"
+IMMUTABLE_SIZE = b"maximum-immutable-share-size"
+MUTABLE_SIZE = b"maximum-mutable-share-size"
+SPACE = b"available-space"
+UNKNOWN_SPACE = (1 << 64) - 1  # servers of old say 2^64, which takes a bignum
 
 _NUMBERS = "share-numbers"
 _SIZE = "allocated-size"
@@ -90,36 +90,39 @@ class AllocateRequest:
     share_bytes: int
 
 
+def sizes(
+    version: ServerVersion, max_mutable_share_bytes: int = MAX_MUTABLE_SHARE_BYTES
+) -> dict[bytes, int]:
+    """Return the sizes that a server tells of, as both protocols spell them."""
+    room = version.available_bytes
+    return {
+        IMMUTABLE_SIZE: version.max_share_bytes,
+        MUTABLE_SIZE: max_mutable_share_bytes,
+        SPACE: UNKNOWN_SPACE if room is None else min(room, UNKNOWN_SPACE),
+    }
+
+
 def pack_version(
     version: ServerVersion, max_mutable_share_bytes: int = MAX_MUTABLE_SHARE_BYTES
 ) -> bytes:
-    """Return the answer to a question for the version; all keys are byte strings here."""
-    room = version.available_bytes
-    return cbor.dumps(
-        {
-            _PROTOCOL: {
-                _IMMUTABLE_SIZE: version.max_share_bytes,
-                _MUTABLE_SIZE: max_mutable_share_bytes,
-                _SPACE: _UNKNOWN_SPACE if room is None else min(room, _UNKNOWN_SPACE),
-            },
-            _APPLICATION: version.application.encode("utf-8"),
-        }
-    )
+    """Return the answer that says what a server can do."""
+    known = sizes(version, max_mutable_share_bytes)
+    return cbor.dumps({PROTOCOL: known, APPLICATION: version.application.encode("utf-8")})
 
 
 def unpack_version(body: Buffer) -> ServerVersion:
     """Return what a server says of itself. Keys that we do not know are ignored: servers grow."""
     outer = cbor.loads(body, MAX_ANSWER_BYTES, _VERSION_ITEMS)
-    if type(outer) is dict and _PROTOCOL not in outer:
+    if type(outer) is dict and PROTOCOL not in outer:
         raise ValueError(UNKNOWN_PROTOCOL)
-    if type(outer) is not dict or type(outer[_PROTOCOL]) is not dict:
+    if type(outer) is not dict or type(outer[PROTOCOL]) is not dict:
         raise ValueError("something that is no map of the storage protocol")
-    inner = outer[_PROTOCOL]
-    space = cbor.expect_uint(inner.get(_SPACE), "available-space", 1 << 64)
-    application = cbor.expect_bytes(outer.get(_APPLICATION, b""), "application-version")
+    inner = outer[PROTOCOL]
+    space = cbor.expect_uint(inner.get(SPACE), "available-space", 1 << 64)
+    application = cbor.expect_bytes(outer.get(APPLICATION, b""), "application-version")
     return ServerVersion(
-        cbor.expect_uint(inner.get(_IMMUTABLE_SIZE), "maximum-immutable-share-size", 1 << 64),
-        None if space >= _UNKNOWN_SPACE else space,
+        cbor.expect_uint(inner.get(IMMUTABLE_SIZE), "maximum-immutable-share-size", 1 << 64),
+        None if space >= UNKNOWN_SPACE else space,
         application.decode("utf-8", "replace"),
     )
 

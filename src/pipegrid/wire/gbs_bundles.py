@@ -92,20 +92,13 @@ def _upload_bytes(share_numbers: int, shares: int, share_bytes: int) -> int:
 
 def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
     """Return a bundle."""
-    return cbor.dumps(
-        [
-            [
-                each.storage_index,
-                each.secrets.lease.renew,
-                each.secrets.lease.cancel,
-                each.secrets.upload,
-                each.share_bytes,
-                sorted(each.share_numbers),
-                each.shares,
-            ]
-            for each in uploads
-        ]
-    )
+    return cbor.dumps([_packed(each) for each in uploads])
+
+
+def _packed(upload: BundledUpload) -> list[Any]:
+    lease, numbers = upload.secrets.lease, sorted(upload.share_numbers)
+    head = [upload.storage_index, lease.renew, lease.cancel, upload.secrets.upload]
+    return [*head, upload.share_bytes, numbers, upload.shares]
 
 
 def unpack_bundle(body: Buffer) -> list[BundledUpload]:
@@ -151,18 +144,14 @@ def _unpack_upload(value: Any) -> BundledUpload:
 
 def pack_answers(answers: Sequence[BundledAnswer]) -> bytes:
     """Return the answer to a bundle."""
-    return cbor.dumps(
-        [
-            each.allocation
-            if isinstance(each.allocation, int)
-            else [
-                sorted(each.allocation.already_have),
-                sorted(each.allocation.allocated),
-                each.statuses,
-            ]
-            for each in answers
-        ]
-    )
+    return cbor.dumps([_packed_answer(each) for each in answers])
+
+
+def _packed_answer(answer: BundledAnswer) -> Any:
+    allocation = answer.allocation
+    if isinstance(allocation, int):
+        return allocation
+    return [sorted(allocation.already_have), sorted(allocation.allocated), answer.statuses]
 
 
 def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:

@@ -72,14 +72,8 @@ def pack_request_in_pieces(
     small: list[bytes] = [cbor.head(5, 2), cbor.dumps(_CHANGES), cbor.head(5, len(changes))]
     for number, change in changes.items():
         small += [cbor.dumps(number), cbor.head(5, 3), cbor.dumps("test")]
-        small.append(
-            cbor.dumps(
-                [
-                    {"offset": offset, "size": size, "specimen": specimen}
-                    for offset, size, specimen in change.tests
-                ]
-            )
-        )
+        names = ("offset", "size", "specimen")
+        small.append(cbor.dumps([dict(zip(names, test, strict=True)) for test in change.tests]))
         small += [cbor.dumps("write"), cbor.head(4, len(change.writes))]
         for offset, data in change.writes:
             small += [cbor.head(5, 2), cbor.dumps("offset"), cbor.dumps(offset)]
@@ -166,16 +160,11 @@ def unpack_answer(body: Buffer, limit_bytes: int) -> SlotResult:
         raise ValueError("success is neither true nor false")
     if type(data) is not dict or len(data) > MAX_SHARE_NUMBERS:
         raise ValueError(f"data is no map of at most {MAX_SHARE_NUMBERS} shares")
-    return SlotResult(
-        success,
-        {
-            _expect_number(number): tuple(
-                cbor.expect_bytes(piece, "data")
-                for piece in cbor.expect_list(pieces, "data", MAX_READS)
-            )
-            for number, pieces in data.items()
-        },
-    )
+    unpacked = {}
+    for number, pieces in data.items():
+        listed = cbor.expect_list(pieces, "data", MAX_READS)
+        unpacked[_expect_number(number)] = tuple(cbor.expect_bytes(each, "data") for each in listed)
+    return SlotResult(success, unpacked)
 
 
 def _expect_number(value: Any) -> int:

@@ -88,16 +88,14 @@ class SurveyAnswer:
 
 def pack_survey(questions: Sequence[Question]) -> bytes:
     """Return a survey of at most ``MAX_QUESTIONS``."""
-    return cbor.dumps(
-        [
-            [
-                each.storage_index,
-                [] if each.lease is None else [each.lease.renew, each.lease.cancel],
-                [[one.share_number, one.offset, one.length] for one in each.samples],
-            ]
-            for each in questions
-        ]
-    )
+    return cbor.dumps([_packed(each) for each in questions])
+
+
+def _packed(question: Question) -> list[Any]:
+    lease = question.lease
+    secrets = [] if lease is None else [lease.renew, lease.cancel]
+    samples = [[each.share_number, each.offset, each.length] for each in question.samples]
+    return [question.storage_index, secrets, samples]
 
 
 def unpack_survey(body: Buffer) -> list[Question]:
@@ -130,14 +128,13 @@ def _unpack_sample(value: Any) -> Sample:
 
 def pack_answers(answers: Sequence[SurveyAnswer | int]) -> bytes:
     """Return the answer to a survey; a number is the HTTP status that refuses one question."""
-    return cbor.dumps(
-        [
-            each
-            if isinstance(each, int)
-            else [sorted(each.numbers), each.lease, list(each.samples)]
-            for each in answers
-        ]
-    )
+    return cbor.dumps([_packed_answer(each) for each in answers])
+
+
+def _packed_answer(answer: SurveyAnswer | int) -> Any:
+    if isinstance(answer, int):
+        return answer
+    return [sorted(answer.numbers), answer.lease, list(answer.samples)]
 
 
 def unpack_answers(body: Buffer, questions: Sequence[Question]) -> list[SurveyAnswer | int]:

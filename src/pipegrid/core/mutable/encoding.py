@@ -74,21 +74,11 @@ def encode(
     pieces = [content] if isinstance(content, (bytes, bytearray, memoryview)) else list(content)
     assert sum(map(len, pieces)) == geometry.size, "content of another size"
     assert len(salts) == geometry.num_salts, "a salt too many or too few"
-    coded = [
-        code_segment(
-            geometry,
-            index,
-            cut(
-                pieces,
-                index * geometry.segment_bytes,
-                index * geometry.segment_bytes + geometry.segment_length(index),
-            ),
-            salts[index],
-            key.readkey,
-            shares,
-        )
-        for index in range(geometry.num_segments)
-    ]
+    coded = []
+    for index in range(geometry.num_segments):
+        start = index * geometry.segment_bytes
+        plaintext = cut(pieces, start, start + geometry.segment_length(index))
+        coded.append(code_segment(geometry, index, plaintext, salts[index], key.readkey, shares))
     salt = salts[0] if geometry.format is Format.SDMF else b""
     return assemble(coded, geometry, sequence_number, key, salt, shares)
 
@@ -149,16 +139,8 @@ def sign_version(
     """
     n = geometry.total_shares
     share_tree = hashtree.build(block_roots)
-    version = Version(
-        geometry.format,
-        sequence_number,
-        hashtree.root(share_tree),
-        salt,
-        geometry.required_shares,
-        n,
-        geometry.segment_bytes,
-        geometry.size,
-    )
+    counts = geometry.required_shares, n, geometry.segment_bytes, geometry.size
+    version = Version(geometry.format, sequence_number, hashtree.root(share_tree), salt, *counts)
     chains = [
         b"".join(
             node.to_bytes(2, "big") + hashtree.node(share_tree, node)

@@ -101,14 +101,11 @@ class VersionReader:
             return []
         wanted = Spans()
         try:
-            for gap in self._prove(used):
-                wanted.add(*gap)
-            for gap in self._tree_gaps(used, first, end):
-                wanted.add(*gap)
+            wanted.update(self._prove(used))
+            wanted.update(self._tree_gaps(used, first, end))
             if first < end:
                 stored = self._stored(used.share, first, end)
-                for gap in used.share.missing_range(stored, "blocks"):
-                    wanted.add(*gap)
+                wanted.update(used.share.missing_range(stored, "blocks"))
         except CorruptionError as error:
             self._condemn(share_number, error)
             return []
@@ -156,15 +153,9 @@ class VersionReader:
         if len(blocks) < k:
             return None
         length = geometry.segment_length(segment)
-        return MutableSegmentJob(
-            segment,
-            geometry,
-            self._readkey,
-            self.version.salt,
-            tuple(blocks),
-            start,
-            length if end is None else min(end, length),
-        )
+        end = length if end is None else min(end, length)
+        salt = self.version.salt
+        return MutableSegmentJob(segment, geometry, self._readkey, salt, tuple(blocks), start, end)
 
     def finish(self, result: SegmentResult) -> list[Buffer] | None:
         """
@@ -288,12 +279,7 @@ def share_leaf(share: MutableShare, version: Version) -> bytes:
     leaf_node = hashtree.leaf_node(version.total_shares, share.number)
     chain = share.read(Part.CHAIN) + leaf_node.to_bytes(2, "big") + root
     try:
-        return prove_leaf(
-            chain,
-            share.number,
-            version.total_shares,
-            version.root_hash,
-            share.range_of(Part.CHAIN)[0],
-        )
+        at = share.range_of(Part.CHAIN)[0]
+        return prove_leaf(chain, share.number, version.total_shares, version.root_hash, at)
     except BadPart as bad:
         raise damaged(share.number, bad.what, bad.offset) from None

@@ -68,16 +68,8 @@ class Header:
                 s.signature[0], s.chain[0], s.tree[0], s.data[0], s.private_key[0], s.end
             )
         else:
-            offsets = _MDMF.pack(
-                s.private_key[0],
-                s.chain[0],
-                s.signature[0],
-                s.public_key[0],
-                s.public_key[1],
-                s.data[0],
-                s.tree[0],
-                s.end,
-            )
+            starts = s.private_key[0], s.chain[0], s.signature[0]
+            offsets = _MDMF.pack(*starts, *s.public_key, s.data[0], s.tree[0], s.end)
         return self.version.signed_prefix + offsets
 
 
@@ -103,13 +95,8 @@ def parse_header(data: Buffer) -> Header | None:
         private, chain, signature, public, public_end, blocks, tree, end = _MDMF.unpack_from(
             data, at
         )
-        private_end, chain_end, signature_end, data_end, tree_end = (
-            chain,
-            signature,
-            public,
-            tree,
-            end,
-        )
+        private_end, chain_end, signature_end = chain, signature, public
+        data_end, tree_end = tree, end
         first = HEADER_BYTES[Format.MDMF]
         order = (first, private, chain, signature, public, public_end, blocks, tree, end)
     if any(a > b for a, b in itertools.pairwise(order)):

@@ -128,8 +128,7 @@ class MutableShare:
             parts = (Part.HEADER,)
         wanted = Spans()
         for part in parts:
-            for start, end in self.missing_range(self.range_of(part), part.value):
-                wanted.add(start, end)
+            wanted.update(self.missing_range(self.range_of(part), part.value))
         return list(wanted)
 
     def missing_range(self, wanted: Range, what: str) -> list[Range]:

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from pipegrid.core import hashtree
 from pipegrid.core.encoder import Plaintext
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, Buffer
 from pipegrid.core.mutable.encoding import EncodedVersion, joined_writes, sign_version
-from pipegrid.core.mutable.geometry import Format, MutableGeometry
+from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.reading import VersionReader, share_leaf
 from pipegrid.core.mutable.sections import Header, Sections
@@ -69,13 +71,7 @@ class RangeUpdate:
                 "byte, from its end on at most"
             )
         self.version = version
-        self.geometry = MutableGeometry(
-            Format.MDMF,
-            max(old.size, offset + length),
-            old.required_shares,
-            old.total_shares,
-            old.segment_bytes,
-        )
+        self.geometry = attrs.evolve(old, size=max(old.size, offset + length))
         segment = old.segment_bytes
         self.touched = range(offset // segment, -(-(offset + length) // segment))
         self.moves_tree = self.geometry.data_bytes != old.data_bytes
@@ -128,16 +124,14 @@ class RangeUpdate:
         if share_number not in self._shares:
             return []
         try:
-            for gap in self._shares[share_number].missing(self._leaves_needed()):
-                wanted.add(*gap)
+            wanted.update(self._shares[share_number].missing(self._leaves_needed()))
         except CorruptionError as error:
             self._condemn(share_number, error)
             return []
         if with_blocks:
             for index in self.segments_to_read:
                 if index not in self._old:
-                    for gap in self._reader.missing(share_number, index, index + 1):
-                        wanted.add(*gap)
+                    wanted.update(self._reader.missing(share_number, index, index + 1))
         self._drop_bad()
         return list(wanted) if share_number in self._shares else []
 
@@ -264,15 +258,7 @@ class RangeUpdate:
         start = old.data[0]
         tree = start + self.geometry.data_bytes
         end = tree + self.geometry.tree_bytes
-        return Sections(
-            old.public_key,
-            old.signature,
-            old.chain,
-            (tree, end),
-            (start, tree),
-            old.private_key,
-            end,
-        )
+        return attrs.evolve(old, tree=(tree, end), data=(start, tree), end=end)
 
     def _condemn(self, share_number: int, error: CorruptionError) -> None:
         self._reader.corrupt.append(error)

@@ -26,7 +26,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, UsageError
-from pipegrid.server.foolscap.told import answer, answer_later
+from pipegrid.server.foolscap.told import answers, answers_later
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.uploads.standing import Client, address_of
@@ -67,10 +67,12 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     # Remote calls.
 
+    @answers("version")
     def remote_get_version(self) -> dict[bytes, Any]:
         """Say what the server can do."""
-        return answer("version", lambda: pack_version(self._store.version()))
+        return pack_version(self._store.version())
 
+    @answers("allocate")
     def remote_allocate_buckets(
         self,
         storage_index: bytes,
@@ -81,23 +83,19 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         canary: Any,
     ) -> tuple[set[int], dict[int, BucketWriter]]:
         """Make room for shares, for as long as the client's ``canary`` can be reached."""
+        secret = os.urandom(UPLOAD_SECRET_BYTES)
+        numbers = possible_numbers(sharenums)
+        secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
+        client = client_of(canary)
+        answer = self._store.allocate(storage_index, numbers, allocated_size, secrets, client)
+        uploads = {
+            number: self._store.upload(storage_index, number, secret, client)
+            for number in answer.allocated
+        }
+        batch = _Batch(self._service, self._batches, uploads)
+        return set(answer.already_have), batch.begin(canary)
 
-        def allocate() -> tuple[set[int], dict[int, BucketWriter]]:
-            secret = os.urandom(UPLOAD_SECRET_BYTES)
-            numbers = possible_numbers(sharenums)
-            secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
-            client = client_of(canary)
-            answer = self._store.allocate(storage_index, numbers, allocated_size, secrets, client)
-            uploads = {
-                number: self._store.upload(storage_index, number, secret, client)
-                for number in answer.allocated
-            }
-            return set(answer.already_have), _Batch(self._service, self._batches, uploads).begin(
-                canary
-            )
-
-        return answer("allocate", allocate)
-
+    @answers_later("lease")
     def remote_add_lease(
         self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
     ) -> Deferred[None]:
@@ -107,30 +105,26 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
             with suppress(NoSuchShare):
                 self._store.add_lease(storage_index, LeaseSecrets(renew_secret, cancel_secret))
 
-        return answer_later("lease", lambda: self._service.slots.read(storage_index, add))
+        return self._service.slots.read(storage_index, add)
 
+    @answers("list")
     def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
         """Give a reader for each complete share."""
-        return answer(
-            "list",
-            lambda: {
-                number: BucketReader(self._service, storage_index, number)
-                for number in self._store.list_shares(storage_index)
-            },
-        )
+        return {
+            number: BucketReader(self._service, storage_index, number)
+            for number in self._store.list_shares(storage_index)
+        }
 
+    @answers_later("readv")
     def remote_slot_readv(
         self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
     ) -> Deferred[dict[int, list[bytes]]]:
         """Read from mutable shares, of which there may be none."""
-        slots = self._service.slots
-        return answer_later(
-            "readv",
-            lambda: slots.read(
-                storage_index, self._store.slots.readv, storage_index, shares, readv
-            ).addCallback(_as_lists),
-        )
+        read = self._store.slots.readv
+        data = self._service.slots.read(storage_index, read, storage_index, shares, readv)
+        return data.addCallback(_as_lists)
 
+    @answers_later("read-test-write")
     def remote_slot_testv_and_readv_and_writev(
         self,
         storage_index: bytes,
@@ -139,22 +133,18 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         r_vector: list[tuple[int, int]],
     ) -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
         """Read, test and write mutable shares in one step."""
-
-        def call() -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
-            write_enabler, renew, cancel = secrets
-            slots = self._service.slots
-            run = slots.write if tw_vectors else slots.read
-            return run(
-                storage_index,
-                self._store.slots.testv_and_readv_and_writev,
-                storage_index,
-                SlotSecrets(LeaseSecrets(renew, cancel), write_enabler),
-                {number: _change(vectors) for number, vectors in tw_vectors.items()},
-                r_vector,
-                slots.durable,
-            ).addCallback(lambda result: (result.success, _as_lists(result.data)))
-
-        return answer_later("read-test-write", call)
+        write_enabler, renew, cancel = secrets
+        slots = self._service.slots
+        run = slots.write if tw_vectors else slots.read
+        return run(
+            storage_index,
+            self._store.slots.testv_and_readv_and_writev,
+            storage_index,
+            SlotSecrets(LeaseSecrets(renew, cancel), write_enabler),
+            {number: _change(vectors) for number, vectors in tw_vectors.items()},
+            r_vector,
+            slots.durable,
+        ).addCallback(lambda result: (result.success, _as_lists(result.data)))
 
     def remote_advise_corrupt_share(
         self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
@@ -223,50 +213,41 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"<BucketWriter of {self._upload!r}>"
 
+    @answers("write")
     def remote_write(self, offset: int, data: bytes) -> None:
         """Write bytes; other bytes than those that are there are refused, and the upload goes on."""
+        self._require_open()
+        if offset + len(data) > self._upload.share_bytes:
+            raise UsageError("these bytes lie outside of the share; write within it")
+        try:
+            self._upload.write(offset, [data])
+        except ConflictingWrite:
+            self._conflicted = True
+            raise
+        except PipegridError:
+            self._broken = True
+            raise
+        self._service.received(self._upload, len(data))
 
-        def write() -> None:
-            self._require_open()
-            if offset + len(data) > self._upload.share_bytes:
-                raise UsageError("these bytes lie outside of the share; write within it")
-            try:
-                self._upload.write(offset, [data])
-            except ConflictingWrite:
-                self._conflicted = True
-                raise
-            except PipegridError:
-                self._broken = True
-                raise
-            self._service.received(self._upload, len(data))
-
-        answer("write", write)
-
+    @answers_later("close")
     def remote_close(self) -> Any:
         """Make the share visible; answered when it is durable."""
+        self._require_open()
+        upload = self._upload
+        if self._broken or (self._conflicted and not upload.complete):
+            self.forget()
+            raise UsageError("a write to this share failed; begin its upload anew")
+        if not upload.share_bytes:
+            raise UsageError("a share without bytes cannot be kept; abort it")
+        upload.fill_rest()
+        self._end()
+        return Deferred.fromCoroutine(_commit(self._service, upload))
 
-        def close() -> Any:
-            self._require_open()
-            upload = self._upload
-            if self._broken or (self._conflicted and not upload.complete):
-                self.forget()
-                raise UsageError("a write to this share failed; begin its upload anew")
-            if not upload.share_bytes:
-                raise UsageError("a share without bytes cannot be kept; abort it")
-            upload.fill_rest()
-            self._end()
-            return Deferred.fromCoroutine(_commit(self._service, upload))
-
-        return answer_later("close", close)
-
+    @answers("abort")
     def remote_abort(self) -> None:
         """Forget the upload."""
-
-        def abort() -> None:
-            self._require_open()
-            self.forget()
-
-        answer("abort", abort)
+        self._require_open()
+        self.forget()
 
     def forget(self) -> None:
         """Remove what was written."""
@@ -294,19 +275,16 @@ class BucketReader(Referenceable):  # type: ignore[misc]
         self._storage_index = storage_index
         self._share_number = share_number
 
+    @answers("read")
     def remote_read(self, offset: int, length: int) -> bytes:
         """Read; fewer bytes, or none, past the end."""
-
-        def read() -> bytes:
-            if length > MAX_READ_BYTES:
-                raise UsageError(f"{length} bytes are too many for one answer; read in parts")
-            store = self._service.store
-            with store.open_share(self._storage_index, self._share_number) as reader:
-                data = reader.read(offset, length)
-            self._service.sent_bytes += len(data)
-            return data
-
-        return answer("read", read)
+        if length > MAX_READ_BYTES:
+            raise UsageError(f"{length} bytes are too many for one answer; read in parts")
+        store = self._service.store
+        with store.open_share(self._storage_index, self._share_number) as reader:
+            data = reader.read(offset, length)
+        self._service.sent_bytes += len(data)
+        return data
 
     def remote_advise_corrupt_share(self, reason: bytes) -> None:
         """Keep a complaint for the operator."""
@@ -336,13 +314,11 @@ def _as_lists(data: Mapping[int, tuple[bytes, ...]]) -> dict[int, list[bytes]]:
     return {number: list(pieces) for number, pieces in data.items()}
 
 
+@answers("complaint")
 def _advise(
     service: GbsService, storage_index: bytes, number: int, reason: bytes, mutable: bool = False
 ) -> None:
-    def advise() -> None:
-        if 0 <= number <= MAX_SHARE_NUMBER:
-            with suppress(NoSuchShare):
-                text = reason.decode("utf-8", "replace")
-                service.note_corrupt(storage_index, number, text, mutable)
-
-    answer("complaint", advise)
+    if 0 <= number <= MAX_SHARE_NUMBER:
+        with suppress(NoSuchShare):
+            text = reason.decode("utf-8", "replace")
+            service.note_corrupt(storage_index, number, text, mutable)

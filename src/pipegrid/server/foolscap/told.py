@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
@@ -19,6 +20,7 @@ from pipegrid.errors import (
     WrongSecret,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 log = Logger()
@@ -30,23 +32,37 @@ _TELLABLE: dict[type[PipegridError], str] = {
 }
 
 
-def answer(operation: str, call: Callable[[], T]) -> T:
-    """Return what a call returns; what it raises becomes an error fit for a client."""
-    try:
-        return call()
-    except Exception as error:
-        raise _fit_for_clients(operation, error) from None
+def answers(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make what a method raises an error that is fit for a client."""
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        @wraps(method)
+        def carry_out(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(*args, **kwargs)
+            except Exception as error:
+                raise _fit_for_clients(operation, error) from None
+
+        return carry_out
+
+    return decorate
 
 
-def answer_later(operation: str, call: Callable[[], Any]) -> Deferred[Any]:
-    """The same for a call that may take its time."""
+def answers_later(operation: str) -> Callable[[Callable[P, Any]], Callable[P, Deferred[Any]]]:
+    """The same for one that may take its time."""
 
     def failed(failure: Failure) -> Failure:
-        error = failure.value
-        assert isinstance(error, Exception)
-        return Failure(_fit_for_clients(operation, error))
+        assert isinstance(failure.value, Exception)
+        return Failure(_fit_for_clients(operation, failure.value))
 
-    return maybeDeferred(call).addErrback(failed)
+    def decorate(method: Callable[P, Any]) -> Callable[P, Deferred[Any]]:
+        @wraps(method)
+        def carry_out(*args: P.args, **kwargs: P.kwargs) -> Deferred[Any]:
+            return maybeDeferred(method, *args, **kwargs).addErrback(failed)
+
+        return carry_out
+
+    return decorate
 
 
 def _fit_for_clients(operation: str, error: Exception) -> PipegridError:

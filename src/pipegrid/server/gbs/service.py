@@ -179,7 +179,11 @@ class GbsService:
         rule = admitted.rule
         operation = rule.operation
         if operation is Operation.WRITE:
-            begun = self.guard(operation, lambda: self._begin_write(request, admitted))
+            begun: Answer | Write
+            try:
+                begun = self._begin_write(request, admitted)
+            except Exception as error:
+                begun = self.answer_error(operation, error)
             if isinstance(begun, Answer):
                 return Refusal(begun, self._counted_as(operation.value))
             return begun
@@ -197,13 +201,6 @@ class GbsService:
             return SlotChangeCall(self, admitted, self.store.slots, self.slots)
         handler = self._handlers[operation]
         return Call(self, rule, (admitted.target.key,), lambda body: handler(admitted, body))
-
-    def guard(self, operation: Operation, call: Callable[[], Answer | Write]) -> Answer | Write:
-        """Return what call returns, or the answer for what it raises."""
-        try:
-            return call()
-        except Exception as error:
-            return self.answer_error(operation, error)
 
     def answer_error(self, operation: Operation, error: Exception) -> Answer:
         """Return the answer for an error; what the client need not know is in the log."""
@@ -246,12 +243,8 @@ class GbsService:
             return answers.text(400, "the body is shorter than its Content-Range")
         target = admitted.target
         _check_number(target)
-        upload = self.store.upload(
-            target.storage_index,
-            target.share_number,
-            admitted.secrets[UPLOAD_SECRET],
-            admitted.client,
-        )
+        secret = admitted.secrets[UPLOAD_SECRET]
+        upload = self.store.upload(*target.key, secret, admitted.client)
         if end > upload.share_bytes:
             return answers.BAD_CONTENT_RANGE
         return Write(self, upload, begin, end)
@@ -260,9 +253,7 @@ class GbsService:
         target = admitted.target
         _check_number(target)
         try:
-            self.store.abort(
-                target.storage_index, target.share_number, admitted.secrets[UPLOAD_SECRET]
-            )
+            self.store.abort(*target.key, admitted.secrets[UPLOAD_SECRET])
         except NoSuchShare:
             if target.share_number in self.store.list_shares(target.storage_index):
                 return answers.ABORT_TOO_LATE
@@ -274,7 +265,7 @@ class GbsService:
 
     def _read(self, target: GbsTarget, wanted: bytes | None) -> Answer:
         _check_number(target)
-        reader = self.store.open_share(target.storage_index, target.share_number)
+        reader = self.store.open_share(*target.key)
         return self._answer_read(reader, wanted)
 
     def _read_slot(self, target: GbsTarget, wanted: bytes | None) -> Deferred[Answer]:

@@ -89,13 +89,8 @@ class MutableHeader:
 
     def pack(self) -> bytes:
         """Return the 100 bytes."""
-        return _HEADER.pack(
-            MAGICS[self.version],
-            self.node_id,
-            self.write_enabler,
-            self.data_bytes,
-            self.extra_offset,
-        )
+        fields = self.node_id, self.write_enabler, self.data_bytes, self.extra_offset
+        return _HEADER.pack(MAGICS[self.version], *fields)
 
 
 @attrs.frozen

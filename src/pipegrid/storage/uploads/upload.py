@@ -205,13 +205,8 @@ class ShareUpload(ShareWriter):
             ranges = tuple(self._received)
             if ranges == self._noted:
                 return
-            note = sidecar.Note(
-                self._boot_id,
-                self.secret_hash,
-                os.fstat(self._fd).st_ino,
-                self.share_bytes,
-                ranges[: sidecar.MAX_NOTED_RANGES],
-            )
+            kept, inode = ranges[: sidecar.MAX_NOTED_RANGES], os.fstat(self._fd).st_ino
+            note = sidecar.Note(self._boot_id, self.secret_hash, inode, self.share_bytes, kept)
             try:
                 incoming.write_note(self._incoming, note)
             except OSError as error:

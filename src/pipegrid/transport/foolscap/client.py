@@ -133,13 +133,8 @@ class FoolscapServer(StoresApart):
         )
         self._ordering = Ordering()
         self._uploads = FoolscapUploads(self._link, self._name)
-        self._readers = FoolscapReaders(
-            self._link,
-            self._name,
-            settings.max_indexes,
-            settings.stream_piece_bytes,
-            settings.stream_pieces,
-        )
+        bounds = settings.max_indexes, settings.stream_piece_bytes, settings.stream_pieces
+        self._readers = FoolscapReaders(self._link, self._name, *bounds)
         self._slots = FoolscapSlots(self._link, self._name)
         self._disconnected = False
 

@@ -84,9 +84,7 @@ class GbsAnswers:
         """How a write, up to byte ``upto`` of the share, has ended."""
         status = answer.status
         if status == 201 or status == 200:
-            return self._unpack(
-                lambda body: gbs.unpack_required(body, complete=status == 201), answer, "a write"
-            )
+            return self._unpack(gbs.unpack_required, answer, "a write", status == 201)
         raise self.refused_write(status, share_number, upto, answer.body)
 
     def refused_write(
@@ -114,9 +112,7 @@ class GbsAnswers:
 
     def bundle(self, answer: RawResponse, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
         """What became of the uploads of a bundle that the server has looked at (200)."""
-        return self._unpack(
-            lambda body: gbs_bundles.unpack_answers(body, uploads), answer, "a bundle"
-        )
+        return self._unpack(gbs_bundles.unpack_answers, answer, "a bundle", uploads)
 
     def survey(
         self, answer: RawResponse, questions: Sequence[Question]
@@ -126,12 +122,8 @@ class GbsAnswers:
 
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a survey")
-        return [
-            self._surveyed(each)
-            for each in self._unpack(
-                lambda body: gbs_surveys.unpack_answers(body, questions), answer, "a survey"
-            )
-        ]
+        answers = self._unpack(gbs_surveys.unpack_answers, answer, "a survey", questions)
+        return [self._surveyed(each) for each in answers]
 
     def _surveyed(self, answer: SurveyAnswer | int) -> Surveyed | ServerError:
         from pipegrid.transport.surveys import Surveyed
@@ -204,11 +196,8 @@ class GbsAnswers:
 
         server = self._server
         if answer.status == 200:
-            result = self._unpack(
-                lambda body: gbs_mutable.unpack_answer(body, limit_bytes),
-                answer,
-                "a read-test-write",
-            )
+            what = "a read-test-write"
+            result = self._unpack(gbs_mutable.unpack_answer, answer, what, limit_bytes)
             if not fits_reads(result.data, reads):
                 raise nonsense(self._server, "a read-test-write", "other reads than were asked for")
             return result
@@ -244,9 +233,11 @@ class GbsAnswers:
         """More bytes come than were asked for."""
         return nonsense(self._server, "a read", f"more than the {wanted} bytes that it announced")
 
-    def _unpack(self, unpack: Callable[[bytes], T], answer: RawResponse, question: str) -> T:
+    def _unpack(
+        self, unpack: Callable[..., T], answer: RawResponse, question: str, *facts: object
+    ) -> T:
         try:
-            return unpack(answer.body)
+            return unpack(answer.body, *facts)
         except ValueError as error:
             raise nonsense(self._server, question, str(error)) from error
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -194,11 +195,7 @@ class GbsUploads:
         return self._store_apart(upload)
 
     def _store_apart(self, upload: BundledUpload, maybe_done: bool = False) -> Deferred[Stored]:
-        def write(
-            index: bytes, number: int, offset: int, data: Pieces, secret: bytes
-        ) -> Deferred[WriteResult]:
-            return self._write(index, number, offset, data, secret, maybe_done)
-
+        write = partial(self._write, maybe_done=maybe_done)
         return self._track(
             lambda: store_apart(
                 self._allocate,
