@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import cbor2
 
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer
-from pipegrid.core.leases import LEASE_SECRET_BYTES
 from pipegrid.wire import cborscan
 from pipegrid.wire.messages import LeaseSecrets
 
@@ -28,6 +27,7 @@ SET_TAG = 258
 MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
 MAX_UINT = (1 << 64) - 1
 MAX_STATUS = 599
+LEASE_SECRET_BYTES = 32
 
 
 def _refuse_tag(*_: object) -> NoReturn:
