@@ -17,12 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, execute
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.disk.commit import Commit, Committable, Disk, Outcome, Policy, commit_group
-from pipegrid.reactor.alarm import Alarm
-from pipegrid.reactor.together import Waiters
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -152,8 +150,8 @@ class Durability:
         self._grouping = Grouping[Committable]() if grouping is None else grouping
         self._waiters: dict[Committable, list[Callable[[Committable, Ending], None]]] = {}
         self._beginning: set[Written] = set()
-        self._timer = Alarm(clock, self._advance)
-        self._idle: Waiters[None] = Waiters()
+        self._timer: IDelayedCall | None = None
+        self._idle: list[Deferred[None]] = []
 
     def commit(self, share: Committable) -> Deferred[None]:
         """
@@ -225,11 +223,15 @@ class Durability:
 
     def flush(self) -> Deferred[None]:
         """Close the group that gathers; fires when everything is committed or has failed."""
-        waiting = self._idle.wait()
+        waiting: Deferred[None] = Deferred(self._idle_remove)
+        self._idle.append(waiting)
         self._grouping.hurry()
         self._advance()
         self._look_idle()
         return waiting
+
+    def _idle_remove(self, waiting: Deferred[None]) -> None:
+        self._idle.remove(waiting)
 
     def _disk_calls(self) -> Disk:
         if self._disk is None:
@@ -243,11 +245,17 @@ class Durability:
             self._run(group)
             return
         wait_s = self._grouping.wait_s(now_s)
-        if wait_s is not None:
-            self._timer.set(wait_s)
+        if wait_s is not None and self._timer is None:
+            self._timer = self._clock.callLater(wait_s, self._lingered)
+
+    def _lingered(self) -> None:
+        self._timer = None
+        self._advance()
 
     def _run(self, group: list[Committable]) -> None:
-        self._timer.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         commit = Commit(group, self.policy, self._disk_calls())
         done: Deferred[Any] = self._workers.run(commit.sync_data)
         done.addCallback(lambda _: commit.publish())
@@ -272,4 +280,6 @@ class Durability:
 
     def _look_idle(self) -> None:
         if not self._waiters:
-            self._idle.fire(None)
+            idle, self._idle = self._idle, []
+            for waiting in idle:
+                waiting.callback(None)

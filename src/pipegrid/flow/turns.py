@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
-
-from pipegrid.reactor.alarm import Alarm
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class Turns:
@@ -26,10 +24,11 @@ class Turns:
 
     def __init__(self, clock: IReactorTime, per_turn: int) -> None:
         assert per_turn > 0
+        self._clock = clock
         self._per_turn = per_turn
         self._left = per_turn
         self._waiting: deque[Deferred[None]] = deque()
-        self._next_turn = Alarm(clock, self._turn)
+        self._next_turn: IDelayedCall | None = None
 
     def begin(self) -> Deferred[None]:
         """Return a Deferred that fires when the work may begin: perhaps at once, else in a later turn."""
@@ -39,20 +38,23 @@ class Turns:
             turn.callback(None)
         else:
             self._waiting.append(turn)
-            self._next_turn.set(0)
+            if self._next_turn is None:
+                self._next_turn = self._clock.callLater(0, self._turn)
         return turn
 
     def _turn(self) -> None:
         # Whoever begins when nobody has waited for long may thus wait one turn in vain: that is cheaper
         # than a timer for each beginning.
+        self._next_turn = None
         self._left = self._per_turn
         if len(self._waiting) > self._left:
-            self._next_turn.set(0)
+            self._next_turn = self._clock.callLater(0, self._turn)
         while self._waiting and self._left:
             self._left -= 1
             self._waiting.popleft().callback(None)
 
     def _cancelled(self, turn: Deferred[None]) -> None:
         self._waiting.remove(turn)
-        if not self._waiting:
-            self._next_turn.stop()
+        if not self._waiting and self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
