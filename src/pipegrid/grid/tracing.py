@@ -6,32 +6,52 @@ Servers and workers are wrapped as they are handed out, so that transfers need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IConsumer
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import (
-    Allocation,
-    LeaseSecrets,
-    ServerIdentity,
-    ServerVersion,
-    ShareChange,
-    SlotResult,
-    SlotSecrets,
-    UploadSecrets,
-    WriteResult,
-)
+from pipegrid.wire.messages import ServerIdentity
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _traced(
+    method: Callable[Concatenate[Any, P], Deferred[T]],
+    facts: Callable[..., dict[str, object]] = lambda *_, **__: {},
+) -> Callable[Concatenate[Any, P], Deferred[T]]:
+    """
+    Return the same method of a ``TracedServer``.
+
+    Args:
+        facts: makes of its arguments what is said of a request.
+    """
+    name = method.__name__
+
+    @wraps(method)
+    def request(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
+        said = facts(*arguments, **options)  # before: then the bytes are the transport's
+        call: Deferred[T] = getattr(self._server, name)(*arguments, **options)
+        followed: Deferred[T] = self._tracer.follow(call, name, self.identity.nickname, **said)
+        return followed
+
+    return request
+
+
+def _of_share(_index: bytes, share_number: int, *_: object) -> dict[str, object]:
+    return {"share": share_number}
+
+
+def _of_bytes(
+    _index: bytes, share_number: int, offset: int, length: int, *_: object
+) -> dict[str, object]:
+    return {"share": share_number, "offset": offset, "bytes": length}
 
 
 class TracedServer(StoresApart):
@@ -46,132 +66,38 @@ class TracedServer(StoresApart):
         """Who this is."""
         return self._server.identity
 
-    def _follow(self, request: Deferred[T], name: str, **facts: object) -> Deferred[T]:
-        return self._tracer.follow(request, name, self.identity.nickname, **facts)
-
-    def version(self) -> Deferred[ServerVersion]:
-        """Trace ``version``."""
-        return self._follow(self._server.version(), "version")
-
-    def allocate(
-        self,
-        storage_index: bytes,
-        share_numbers: AbstractSet[int],
-        share_bytes: int,
-        secrets: UploadSecrets,
-    ) -> Deferred[Allocation]:
-        """Trace ``allocate``."""
-        request = self._server.allocate(storage_index, share_numbers, share_bytes, secrets)
-        return self._follow(request, "allocate", shares=sorted(share_numbers), bytes=share_bytes)
-
-    def write(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        data: Sequence[Buffer],
-        upload_secret: bytes,
-        *,
-        let_go: Callable[[], None] | None = None,
-        again: bool = False,
-    ) -> Deferred[WriteResult]:
-        """Trace ``write``."""
-        size = sum(map(len, data))
-        request = self._server.write(
-            storage_index, share_number, offset, data, upload_secret, let_go=let_go, again=again
-        )
-        return self._follow(request, "write", share=share_number, offset=offset, bytes=size)
-
-    def abort(
-        self, storage_index: bytes, share_number: int, upload_secret: bytes
-    ) -> Deferred[None]:
-        """Trace ``abort``."""
-        request = self._server.abort(storage_index, share_number, upload_secret)
-        return self._follow(request, "abort", share=share_number)
-
-    def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Trace ``list_shares``."""
-        return self._follow(self._server.list_shares(storage_index), "list_shares")
-
-    def read(
-        self, storage_index: bytes, share_number: int, offset: int, length: int
-    ) -> Deferred[bytes]:
-        """Trace ``read``."""
-        request = self._server.read(storage_index, share_number, offset, length)
-        return self._follow(request, "read", share=share_number, offset=offset, bytes=length)
-
-    def stream(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
-    ) -> Deferred[int]:
-        """Trace ``stream``."""
-        request = self._server.stream(storage_index, share_number, offset, length, consumer)
-        return self._follow(request, "stream", share=share_number, offset=offset, bytes=length)
-
-    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Trace ``add_lease``."""
-        return self._follow(self._server.add_lease(storage_index, lease), "add_lease")
-
-    def advise_corrupt_share(
-        self, storage_index: bytes, share_number: int, reason: str
-    ) -> Deferred[None]:
-        """Trace ``advise_corrupt_share``."""
-        request = self._server.advise_corrupt_share(storage_index, share_number, reason)
-        return self._follow(request, "advise_corrupt_share", share=share_number)
-
-    def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
-    ) -> Deferred[SlotResult]:
-        """Trace ``read_test_write``."""
-        size = sum(len(data) for change in changes.values() for _, data in change.writes)
-        request = self._server.read_test_write(storage_index, secrets, changes, reads)
-        return self._follow(request, "read_test_write", shares=sorted(changes), bytes=size)
-
-    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Trace ``list_slot``."""
-        return self._follow(self._server.list_slot(storage_index), "list_slot")
-
-    def read_slot(
-        self,
-        storage_index: bytes,
-        reads: Sequence[tuple[int, int]],
-        expected: AbstractSet[int] = frozenset(),
-    ) -> Deferred[dict[int, tuple[bytes, ...]]]:
-        """Trace ``read_slot``."""
-        request = self._server.read_slot(storage_index, reads, expected)
-        return self._follow(request, "read_slot", shares=sorted(expected))
-
-    def read_slot_share(
-        self, storage_index: bytes, share_number: int, offset: int, length: int
-    ) -> Deferred[bytes]:
-        """Trace ``read_slot_share``."""
-        request = self._server.read_slot_share(storage_index, share_number, offset, length)
-        return self._follow(
-            request, "read_slot_share", share=share_number, offset=offset, bytes=length
-        )
-
-    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Trace ``add_slot_lease``."""
-        return self._follow(self._server.add_slot_lease(storage_index, lease), "add_slot_lease")
-
-    def advise_corrupt_slot_share(
-        self, storage_index: bytes, share_number: int, reason: str
-    ) -> Deferred[None]:
-        """Trace ``advise_corrupt_slot_share``."""
-        request = self._server.advise_corrupt_slot_share(storage_index, share_number, reason)
-        return self._follow(request, "advise_corrupt_slot_share", share=share_number)
-
-    def disconnect(self) -> Deferred[None]:
-        """Trace ``disconnect``."""
-        return self._follow(self._server.disconnect(), "disconnect")
+    version = _traced(StorageServer.version)
+    allocate = _traced(
+        StorageServer.allocate,
+        lambda _, numbers, size, *__: {"shares": sorted(numbers), "bytes": size},
+    )
+    write: Any = _traced(  # with more than ``StoresApart`` needs
+        StorageServer.write,
+        lambda index, number, offset, data, *_, **__: _of_bytes(
+            index, number, offset, sum(map(len, data))
+        ),
+    )
+    abort = _traced(StorageServer.abort, _of_share)
+    list_shares = _traced(StorageServer.list_shares)
+    read = _traced(StorageServer.read, _of_bytes)
+    stream = _traced(StorageServer.stream, _of_bytes)
+    add_lease = _traced(StorageServer.add_lease)
+    advise_corrupt_share = _traced(StorageServer.advise_corrupt_share, _of_share)
+    read_test_write = _traced(
+        StorageServer.read_test_write,
+        lambda _, __, changes, *___: {
+            "shares": sorted(changes),
+            "bytes": sum(len(data) for change in changes.values() for _, data in change.writes),
+        },
+    )
+    list_slot = _traced(StorageServer.list_slot)
+    read_slot = _traced(
+        StorageServer.read_slot, lambda _, __, expected=(): {"shares": sorted(expected)}
+    )
+    read_slot_share = _traced(StorageServer.read_slot_share, _of_bytes)
+    add_slot_lease = _traced(StorageServer.add_slot_lease)
+    advise_corrupt_slot_share = _traced(StorageServer.advise_corrupt_slot_share, _of_share)
+    disconnect = _traced(StorageServer.disconnect)
 
 
 class TracedWorkers:
