@@ -23,13 +23,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
 from twisted.internet.base import DelayedCall
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from zope.interface import implementer
 
+from pipegrid.links.pending import PendingCalls
 from pipegrid.links.relay import EARLY_S
 
 PRECISE_EARLY_S = 0.00006
@@ -43,7 +43,6 @@ SLEEP_S = 0.002
 AWAKE_S = 0.0003
 
 _NANOSECONDS = 1_000_000_000
-_FEW = 64
 _WAKES = 9
 
 
@@ -116,7 +115,7 @@ class TimerFile:
 
 
 @implementer(IReactorTime)
-class PreciseClock:
+class PreciseClock(PendingCalls):
     """
     The reactor's clock, more exactly, and never put back.
 
@@ -136,9 +135,7 @@ class PreciseClock:
     ) -> None:
         self._reactor = reactor
         self._now = now
-        self._heap: list[tuple[float, int, DelayedCall]] = []
-        self._numbers = count()
-        self._cancelled = 0
+        super().__init__()
         self._armed_for: float | None = None
         self._slept = False
         self._wakes: deque[float] = deque(maxlen=_WAKES)
@@ -193,27 +190,8 @@ class PreciseClock:
             self._timer = None
 
     def _push(self, call: DelayedCall) -> None:
-        heapq.heappush(self._heap, (call.getTime(), next(self._numbers), call))
+        super()._push(call)
         self._arm()
-
-    def _forget(self, _call: DelayedCall) -> None:
-        self._cancelled += 1
-        if self._cancelled > _FEW and self._cancelled * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].active()]
-            heapq.heapify(self._heap)
-            self._cancelled = 0
-
-    def _next(self) -> DelayedCall | None:
-        heap = self._heap
-        while heap:
-            at_s, _, call = heap[0]
-            if not call.active():
-                heapq.heappop(heap)
-            elif call.getTime() > at_s:  # Twisted tells nobody when a call is put off
-                heapq.heapreplace(heap, (call.getTime(), next(self._numbers), call))
-            else:
-                return call
-        return None
 
     def _run_due(self) -> None:
         if self._slept and self._armed_for is not None:

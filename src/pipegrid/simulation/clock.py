@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from itertools import count
 
 from twisted.internet.base import DelayedCall
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import Clock, Cooperator
 from zope.interface import implementer
 
+from pipegrid.links.pending import PendingCalls
+
 _FEW = 64
 
 
-class HeapClock(Clock):
+class HeapClock(PendingCalls, Clock):
     """
     A ``Clock`` whose cost per call grows with the logarithm of the calls that are pending.
 
     Calls run at their own time, as ``seconds()`` has it, and in order of insertion among equals.
     """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, DelayedCall]] = []
-        self._numbers = count()
-        self._cancelled = 0
 
     def callLater(
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
@@ -43,18 +39,6 @@ class HeapClock(Clock):
         )
         self._push(call)
         return call
-
-    def _push(self, call: DelayedCall) -> None:
-        # A call that was moved to an earlier time is here twice; the later entry finds it called.
-        heapq.heappush(self._heap, (call.getTime(), next(self._numbers), call))
-
-    def _forget(self, call: DelayedCall) -> None:
-        # Runs while the call still counts as active, so the pruning it asks for is for later ones.
-        self._cancelled += 1
-        if self._cancelled > _FEW and self._cancelled * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].active()]
-            heapq.heapify(self._heap)
-            self._cancelled = 0
 
     @property
     def calls(self) -> list[DelayedCall]:  # type: ignore[override]
@@ -69,17 +53,7 @@ class HeapClock(Clock):
 
     def next_time(self) -> float | None:
         """The time of the next call, or None if nothing is pending."""
-        heap = self._heap
-        while heap:
-            time_s, _, call = heap[0]
-            if not call.active():
-                heapq.heappop(heap)
-            elif call.getTime() > time_s:
-                # Twisted tells nobody when a call is put off.
-                heapq.heapreplace(heap, (call.getTime(), next(self._numbers), call))
-            else:
-                return time_s
-        return None
+        return None if self._next() is None else self._heap[0][0]
 
     def step(self) -> bool:
         """Go to the next call and run it; False if nothing is pending."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 from matplotlib.axes import Axes
@@ -163,30 +163,22 @@ def _bar(
 
 def trips_chart(run: Run, wide: bool) -> Figure:
     """Return bars of round trips a file."""
-    groups = []
-    for name in _names([each for way in DIRECTIONS for each in figures.small(run, way)]):
-        members = []
-        for way in DIRECTIONS:
-            for each in figures.small(run, way):
-                if each.name == name:
-                    samples = figures.trips(run, each)
-                    members.append(Bar(way, samples, figures.digits(statistics.median(samples))))
-        groups.append((name, members))
-    return bars(groups, wide, 1.0, "1 round trip")
+
+    def bar(way: str, each: Measurement) -> Bar:
+        samples = figures.trips(run, each)
+        return Bar(way, samples, figures.digits(statistics.median(samples)))
+
+    return bars(_grouped(run, figures.small, bar), wide, 1.0, "1 round trip")
 
 
 def throughput_chart(run: Run, wide: bool) -> Figure:
     """Return bars of throughput as a share of raw TCP."""
-    groups = []
-    for name in _names([each for way in DIRECTIONS for each in figures.large(run, way)]):
-        members = []
-        for way in DIRECTIONS:
-            for each in figures.large(run, way):
-                if each.name == name:
-                    samples = figures.shares(run, each)
-                    label = figures.percent(statistics.median(samples))
-                    members.append(Bar(way, samples, label))
-        groups.append((name, members))
+
+    def bar(way: str, each: Measurement) -> Bar:
+        samples = figures.shares(run, each)
+        return Bar(way, samples, figures.percent(statistics.median(samples)))
+
+    groups = _grouped(run, figures.large, bar)
     spans = []
     for way in DIRECTIONS:
         ceiling = figures.raw(run, way)
@@ -198,19 +190,22 @@ def throughput_chart(run: Run, wide: bool) -> Figure:
 
 def encoding_chart(run: Run, wide: bool) -> Figure:
     """Return bars of plaintext a second for each k/n."""
-    groups = []
-    for name in _names([each for way in DIRECTIONS for each in figures.encodings(run, way)]):
-        members = []
-        for way in DIRECTIONS:
-            for each in figures.encodings(run, way):
-                if each.name == name:
-                    samples = tuple(
-                        each.files * each.file_bytes / sample for sample in each.samples_s
-                    )
-                    members.append(Bar(way, samples, figures.rate(each.bytes_per_s)))
-        groups.append((name, members))
-    return bars(groups, wide, None, "")
+
+    def bar(way: str, each: Measurement) -> Bar:
+        samples = tuple(each.files * each.file_bytes / sample for sample in each.samples_s)
+        return Bar(way, samples, figures.rate(each.bytes_per_s))
+
+    return bars(_grouped(run, figures.encodings, bar), wide, None, "")
 
 
-def _names(measured: Sequence[Measurement]) -> list[str]:
-    return list(dict.fromkeys(each.name for each in measured))
+def _grouped(
+    run: Run,
+    choose: Callable[[Run, str], Iterable[Measurement]],
+    bar: Callable[[str, Measurement], Bar],
+) -> list[tuple[str, list[Bar]]]:
+    """Return the bars of what is chosen for each direction, by the name of what was measured."""
+    groups: dict[str, list[Bar]] = {}
+    for way in DIRECTIONS:
+        for each in choose(run, way):
+            groups.setdefault(each.name, []).append(bar(way, each))
+    return list(groups.items())

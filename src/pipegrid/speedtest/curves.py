@@ -84,13 +84,7 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
         )
     _window_ticks(axes, places, labels)
     axes.set_ylim(0, top * 1.12)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: figures.round_rate(value) if value else "0")
-    )
-    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
-    axes.grid(axis="y", color=LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
+    _rule(axes, lambda value: figures.round_rate(value) if value else "0")
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("window for each server", fontsize=11)
 
@@ -104,16 +98,7 @@ def _fixed_windows(
     middles = [statistics.median(samples) for samples in rates]
     for place, samples in zip(places, rates, strict=True):
         axes.plot([place, place], [min(samples), max(samples)], color=colour, linewidth=1.4)
-    axes.plot(
-        places,
-        middles,
-        marker=MARKERS[way],
-        color=colour,
-        markerfacecolor=colour if way == UP else PAPER,
-        markersize=6,
-        linewidth=2,
-        linestyle="-" if way == UP else (0, (5, 1.5)),
-    )
+    _line(axes, way, places, middles, 2)
     knee = figures.knee(curve)
     if knee is not None:
         at = curve.index(knee)
@@ -341,16 +326,7 @@ def _history_panel(
         for place, (_, samples) in zip(places, points, strict=True):
             axes.plot([place] * 2, [min(samples), max(samples)], color=COLOURS[way], linewidth=1.4)
             values += samples
-        axes.plot(
-            places,
-            middles,
-            marker=MARKERS[way],
-            color=COLOURS[way],
-            markerfacecolor=COLOURS[way] if way == UP else PAPER,
-            markersize=6,
-            linewidth=1.6,
-            linestyle="-" if way == UP else (0, (5, 1.5)),
-        )
+        _line(axes, way, places, middles, 1.6)
         ends.append((middles[-1], way))
     low, high = min(values), max(values)
     room = (high - low) * 0.15 or 0.05
@@ -358,15 +334,35 @@ def _history_panel(
     axes.set_xlim(-0.5, len(runs) - 0.5)
     axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)), zorder=1)
     _label_ends(axes, ends, len(runs) - 0.5, 0.1 * (high - low + 2 * room), percents)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{100 * value:g} %" if percents else f"{value:.3g}")
-    )
+    _rule(axes, lambda value: f"{100 * value:g} %" if percents else f"{value:.3g}")
     axes.xaxis.set_major_locator(NullLocator())
-    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED, labelbottom=False)
+    axes.tick_params(labelbottom=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+
+
+def _line(
+    axes: Axes, way: str, places: Sequence[float], values: Sequence[float], width: float
+) -> None:
+    """Draw the line of one direction through its medians."""
+    axes.plot(
+        places,
+        values,
+        marker=MARKERS[way],
+        color=COLOURS[way],
+        markerfacecolor=COLOURS[way] if way == UP else PAPER,
+        markersize=6,
+        linewidth=width,
+        linestyle="-" if way == UP else (0, (5, 1.5)),
+    )
+
+
+def _rule(axes: Axes, text: Callable[[float], str]) -> None:
+    """Draw a few lines across, and write beside each what its value is."""
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def _label_ends(
