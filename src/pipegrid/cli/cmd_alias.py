@@ -9,7 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob
-from pipegrid.cli.options import common_options, read_only_option, wait_option
+from pipegrid.cli.options import common_options, format_option, read_only_option, wait_option
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def add(name: str, cap: str) -> OfflineJob:
         from pipegrid.tree.aliases import add_alias, checked_name
 
         add_alias(directory, name, cap)
-        if console.json:
-            console.result("", {"alias": checked_name(name), "cap": str(parse_cap(cap.strip()))})
+        console.json_result({"alias": checked_name(name), "cap": str(parse_cap(cap.strip()))})
         return ExitStatus.DONE
 
     return OfflineJob(work)
@@ -51,12 +50,7 @@ def add(name: str, cap: str) -> OfflineJob:
 
 @command.command(name="create")
 @click.argument("name")
-@click.option(
-    "--format",
-    type=click.Choice(["sdmf", "mdmf"]),
-    default="sdmf",
-    help="How the directory is stored; sdmf serves all but huge ones.",
-)
+@format_option
 @read_only_option
 @wait_option
 @common_options

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, wait_option
+from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, usage_error, wait_option
 from pipegrid.cli.outcome import ExitStatus, sentence, worst_status
 from pipegrid.cli.treeput import Chosen, counts_of, fields_of, reports_of, selection_options
 
@@ -59,11 +59,7 @@ def command(
     keep_last: int | None,
     keep_daily: int | None,
     keep_weekly: int | None,
-    exclude: tuple[str, ...],
-    exclude_from: tuple[str, ...],
-    exclude_vcs: bool,
-    files_from: str | None,
-    one_file_system: bool,
+    selection: dict[str, Any],
 ) -> GridJob:
     """
     Store a directory as it is now, and list this run among all others.
@@ -80,9 +76,9 @@ def command(
     forgotten is no longer listed; servers keep what only it had until its leases end.
     """
     if source == "" or name == "":
-        raise click.UsageError(EMPTY_NAME, click.get_current_context())
-    chosen = Chosen(exclude, exclude_from, exclude_vcs, files_from)
-    selection = chosen.of(source)
+        raise usage_error(EMPTY_NAME)
+    chosen = Chosen(**selection)
+    made_anew = chosen.of(source)
     path, named = _place_of(name)
     called = named or os.path.basename(os.path.abspath(source)) or "root"
 
@@ -95,7 +91,7 @@ def command(
         check_name(called)
         retention = Retention(keep_last, keep_daily, keep_weekly)
         archives = None if path is None else root_of(grid, path)
-        options = BackupOptions(selection, one_file_system, retention, archives)
+        options = BackupOptions(made_anew, chosen.one_file_system, retention, archives)
         backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
         if dry_run:
             return await _would_send(console, backups, source, options)

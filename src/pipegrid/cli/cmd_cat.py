@@ -9,8 +9,8 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
+    CapArguments,
     cap_arguments,
-    check_caps,
     common_options,
     segment_limit_option,
     wait_option,
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
 @segment_limit_option
 @common_options
 @click.pass_obj
-def command(invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...]) -> GridJob:
+def command(invocation: Invocation, caps: CapArguments) -> GridJob:
     """
     Write files to standard output, one behind the other.
 
     Each is a cap, perhaps with a path behind it: CAP/some/path. Every byte is verified before it is written;
     the first that cannot be fetched ends it.
     """
-    check_caps(caps, cap_files)
     from pipegrid.cli.files import named_files
     from pipegrid.cli.trees import located
     from pipegrid.core.filecaps import fetchable
 
-    files = named_files(invocation.console, caps, cap_files, fetchable)
+    files = named_files(invocation.console, *caps, fetchable)
 
     async def work(grid: Grid, console: Console) -> int:
         if console.json:

@@ -10,16 +10,15 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
+    CapArguments,
     cap_arguments,
-    check_caps,
     common_options,
     limit_options,
-    upkeep_bounds,
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, say_some
-from pipegrid.cli.upkeep import files_or_trees, look_after, recursive_option
+from pipegrid.cli.upkeep import recursive_option, upkeep_job
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     invocation: Invocation,
-    caps: tuple[str, ...],
-    cap_files: tuple[str, ...],
+    caps: CapArguments,
     recursive: bool,
     verify: bool,
     add_lease: bool,
@@ -63,39 +61,29 @@ def command(
     repair made, 4 if too few are left to restore the file, 5 if some are damaged; with several files, the
     worst of these: 4, 5, 3, 1, 0.
     """
-    check_caps(caps, cap_files)
     from pipegrid.transfer.results import RepairResult
 
-    files = files_or_trees(invocation.console, caps, cap_files, recursive)
+    def show(
+        console: Console, file: NamedFile[Any], result: CheckResult | RepairResult, lead: str
+    ) -> ExitStatus:
+        if isinstance(result, RepairResult):
+            from pipegrid.cli.cmd_repair import report
 
-    async def work(grid: Grid, console: Console) -> int:
-        def show(file: NamedFile[Any], result: CheckResult | RepairResult) -> ExitStatus:
-            lead = f"{file.label}: " if recursive or len(files) > 1 else ""
-            if isinstance(result, RepairResult):
-                from pipegrid.cli.cmd_repair import report
+            return report(console, file, result, lead)
+        tell(console, file, result, lead, add_lease)
+        return status(result)
 
-                return report(console, file, result, lead)
-            tell(console, file, result, lead, add_lease)
-            return status(result)
+    async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
+        from pipegrid.cli.progress import Progress
 
-        if len(files) == 1 and not (recursive or repair):
-            from pipegrid.cli.progress import Progress
-            from pipegrid.cli.trees import located
-            from pipegrid.core.filecaps import keepable
+        with Progress(console, "check", "share") as progress:
+            options = {"add_lease": True} if add_lease else {}
+            call = progress.transfer()
+            return await grid.check(cap, verify=verify, progress=call, **options)
 
-            with Progress(console, "check", "share") as progress:
-                file = await located(grid, files[0], keepable)
-                options = {"add_lease": True} if add_lease else {}
-                call = progress.transfer()
-                result = await grid.check(file.cap, verify=verify, progress=call, **options)
-                return show(file, result)
-        from pipegrid.transfer.upkeep.upkeep import Todo
-
-        todo = Todo(verify=verify, add_lease=add_lease, repair=repair)
-        bounds = upkeep_bounds(invocation)
-        return await look_after(grid, console, files, todo, bounds, "check", show, recursive)
-
-    return GridJob(work)
+    todo = {"verify": verify, "add_lease": add_lease, "repair": repair}
+    only = None if repair else alone
+    return upkeep_job(invocation, caps, recursive, "check", todo, show, only)
 
 
 def tell(

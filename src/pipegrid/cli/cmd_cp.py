@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, wait_option
+from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, usage_error, wait_option
 from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
@@ -38,25 +38,21 @@ def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob
     overwritten, and keeps its cap; a directory of that name that can be changed takes what is copied;
     anything else is replaced with -f only.
     """
-    context = click.get_current_context()
     if len(arguments) < 2:
-        raise click.UsageError("give what is to be copied, and where to", context)
+        raise usage_error("give what is to be copied, and where to")
     if any(not each.strip() for each in arguments):
-        raise click.UsageError(EMPTY_NAME, context)
+        raise usage_error(EMPTY_NAME)
     if "-" in arguments:
-        raise click.UsageError(
-            "standard input and output are for 'put' and 'cat'; cp copies files", context
-        )
+        raise usage_error("standard input and output are for 'put' and 'cat'; cp copies files")
     from pipegrid.cli.changing import is_on_grid
 
     *sources, target = arguments
     on_grid = [is_on_grid(source) for source in sources]
     to_grid = is_on_grid(target)
     if not (to_grid or all(on_grid)):
-        raise click.UsageError(
+        raise usage_error(
             f"'{printable(sources[on_grid.index(False)])}' and the target are both local files; one of them "
-            "has to be on the grid: ALIAS:some/path or CAP/some/path",
-            context,
+            "has to be on the grid: ALIAS:some/path or CAP/some/path"
         )
 
     async def work(grid: Grid, console: Console) -> int:

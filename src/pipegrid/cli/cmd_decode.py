@@ -9,7 +9,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
-from pipegrid.cli.options import byte_size, cap_file_option, check_caps, common_options
+from pipegrid.cli.options import byte_size, cap_file_option, checked_caps, common_options
 
 if TYPE_CHECKING:
     from pipegrid.disk.partfile import PartFile
@@ -53,7 +53,7 @@ def command(
     With --cap-file, which must hold one cap, all arguments are share files.
     """
     caps, paths = ((), words) if cap_files else (words[:1], words[1:])
-    check_caps(caps, cap_files)
+    checked_caps(caps, cap_files)
 
     def work(console: Console) -> int:
         return decode(console, caps, cap_files, paths, output, force, max_segment)
@@ -121,13 +121,11 @@ def _tell(console: Console, result: DecodeResult, output: str) -> None:
     warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
     console.detail(f"{plural(result.size, 'byte')} from shares {used or 'none'}")
-    if console.json:
-        console.result(
-            "",
-            {
-                "path": output,
-                "size": result.size,
-                "shares_used": result.shares_used,
-                "corrupt": corruption_fields(result.problems),
-            },
-        )
+    console.json_result(
+        {
+            "path": output,
+            "size": result.size,
+            "shares_used": result.shares_used,
+            "corrupt": corruption_fields(result.problems),
+        }
+    )

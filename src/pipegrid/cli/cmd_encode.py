@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import (
-    check_key_options,
+    Encoding,
     choose_params,
     common_options,
     encoding_options,
@@ -40,11 +40,8 @@ def command(
     file: str,
     share_directory: str,
     force: bool,
-    required_shares: int | None,
-    total_shares: int | None,
-    segment_bytes: int | None,
-    convergence: bytes | None,
-    random_key: bool,
+    encoding: Encoding,
+    key: dict[str, Any],
 ) -> OfflineJob:
     """
     Encode FILE into share files and print its capability.
@@ -52,7 +49,6 @@ def command(
     Shares and capability are those that 'put' would make with the same options: defaults and the
     convergence secret come from the client's directory. Without one the key is random.
     """
-    check_key_options(convergence, random_key)
 
     def work(console: Console) -> int:
         from pipegrid.cli.progress import Progress
@@ -60,11 +56,9 @@ def command(
         from pipegrid.transfer.offline import encode_file
 
         config = _configuration(invocation.directory)
-        params = choose_params(
-            config.params if config else Params(), required_shares, total_shares, segment_bytes
-        )
-        secret = convergence
-        if secret is None and config and not random_key:
+        params = choose_params(config.params if config else Params(), encoding)
+        secret = key["convergence"]
+        if secret is None and config and not key["random_key"]:
             secret = config.convergence
         with Progress(console, "encode") as progress:
             result = encode_file(

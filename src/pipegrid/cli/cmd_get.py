@@ -11,11 +11,12 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
     EMPTY_NAME,
+    CapArguments,
     cap_arguments,
-    check_caps,
     common_options,
     limit_options,
     segment_limit_option,
+    usage_error,
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
@@ -69,8 +70,7 @@ FILES_AT_ONCE = 4
 @click.pass_obj
 def command(
     invocation: Invocation,
-    caps: tuple[str, ...],
-    cap_files: tuple[str, ...],
+    caps: CapArguments,
     output: str | None,
     force: bool,
     byte_range: str | None,
@@ -88,14 +88,13 @@ def command(
     fetches what is missing or differs. Nothing that is in DIR is removed; what is in the way is named, and
     left as it is unless -f replaces it. What cannot be fetched does not stop the rest.
     """
-    check_caps(caps, cap_files)
     if paranoid and not recursive:
-        raise click.UsageError("--paranoid goes with --recursive", click.get_current_context())
+        raise usage_error("--paranoid goes with --recursive")
     if recursive:
         from pipegrid.cli.treeget import tree_job
 
-        return tree_job(caps, cap_files, output, byte_range, force, paranoid)
-    files, places = _asked_for(invocation.console, caps, cap_files, output, force, byte_range)
+        return tree_job(caps, output, byte_range, force, paranoid)
+    files, places = _asked_for(invocation.console, caps, output, force, byte_range)
 
     async def work(grid: Grid, console: Console) -> int:
         at_once = invocation.jobs or FILES_AT_ONCE
@@ -142,20 +141,15 @@ async def fetch_files(
             report(console, file, result, places.of(file), lead)
             return ExitStatus.DONE
 
-        return await each_in_order(
-            console,
-            files,
-            at_once,
-            get,
-            show,
-            lambda file: {"path": places.of(file)},
-        )
+        def fields(file: NamedFile[Any]) -> dict[str, Any]:
+            return {"path": places.of(file)}
+
+        return await each_in_order(console, files, at_once, get, show, fields)
 
 
 def _asked_for(
     console: Console,
-    caps: tuple[str, ...],
-    cap_files: tuple[str, ...],
+    caps: CapArguments,
     output: str | None,
     force: bool,
     byte_range: str | None,
@@ -172,10 +166,10 @@ def _asked_for(
     from pipegrid.core.filecaps import fetchable
 
     if force and output is None:
-        raise click.UsageError("--force goes with -o", click.get_current_context())
+        raise usage_error("--force goes with -o")
     if output == "":
-        raise click.UsageError(f"-o: {EMPTY_NAME}", click.get_current_context())
-    files = named_files(console, caps, cap_files, fetchable)
+        raise usage_error(f"-o: {EMPTY_NAME}")
+    files = named_files(console, *caps, fetchable)
     if len(files) > 1 and byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
     places = destinations(files, output)
@@ -230,14 +224,12 @@ def report(
 
     warn_of_corruption(console, result.corrupt, lead)
     console.detail(f"{lead}{result.size} bytes from shares {sorted(result.shares_used)}")
-    if console.json:
-        console.result(
-            "",
-            {
-                "path": output,
-                **({} if file.name is None else {"name": file.name}),
-                "size": result.size,
-                "shares_used": result.shares_used,
-                "corrupt": corruption_fields(result.corrupt),
-            },
-        )
+    console.json_result(
+        {
+            "path": output,
+            **({} if file.name is None else {"name": file.name}),
+            "size": result.size,
+            "shares_used": result.shares_used,
+            "corrupt": corruption_fields(result.corrupt),
+        }
+    )

@@ -9,7 +9,14 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
-from pipegrid.cli.options import choose_params, common_options, encoding_options, happy_option
+from pipegrid.cli.options import (
+    Encoding,
+    choose_params,
+    common_options,
+    encoding_options,
+    given,
+    happy_option,
+)
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,9 +60,7 @@ def command(
     servers: str | None,
     introducer_furls: tuple[str, ...],
     node: str | None,
-    required_shares: int | None,
-    total_shares: int | None,
-    segment_bytes: int | None,
+    encoding: Encoding,
     happy: int | None,
 ) -> OfflineJob:
     """
@@ -68,10 +73,8 @@ def command(
     ten, and about a third of them restore a file; what was chosen is said. In a directory that is there
     already, -k, -n, --happy and --segment-size change them.
     """
-
-    chosen = _Numbers(required_shares, total_shares, segment_bytes, happy)
     wanted = _Grid(local, servers, introducer_furls, node)
-    return OfflineJob(lambda console: _make(console, invocation.directory, wanted, chosen))
+    return OfflineJob(lambda console: _make(console, invocation.directory, wanted, encoding, happy))
 
 
 class _Grid(NamedTuple):
@@ -85,34 +88,12 @@ class _Grid(NamedTuple):
     @property
     def is_given(self) -> bool:
         """Whether anything was said of it."""
-        return (
-            self.local
-            or self.node is not None
-            or bool(self.introducer_furls)
-            or self.servers is not None
-        )
+        return self != (False, None, (), None)
 
 
-class _Numbers(NamedTuple):
-    """Which of the numbers were chosen."""
-
-    required_shares: int | None
-    total_shares: int | None
-    segment_bytes: int | None
-    happy: int | None
-
-    @property
-    def encoding(self) -> tuple[int | None, int | None, int | None]:
-        """Return those of the encoding."""
-        return self.required_shares, self.total_shares, self.segment_bytes
-
-    @property
-    def are_given(self) -> bool:
-        """Whether any was."""
-        return any(each is not None for each in (*self.encoding, self.happy))
-
-
-def _make(console: Console, named: str | None, wanted: _Grid, chosen: _Numbers) -> int:
+def _make(
+    console: Console, named: str | None, wanted: _Grid, encoding: Encoding, happy: int | None
+) -> int:
     """Make the directory, or change it; say what it has become."""
     from pipegrid.grid import config as grid_config
     from pipegrid.grid import creation
@@ -124,29 +105,25 @@ def _make(console: Console, named: str | None, wanted: _Grid, chosen: _Numbers) 
     if servers_file is not None and (wanted.local or wanted.node is not None):
         raise UsageError("--local and --tahoe tell the servers, and so does --servers FILE; choose")
     directory = Path(named or default_directory())
-    if chosen.are_given and not wanted.is_given and is_configured(directory):
-        config = creation.change(
-            directory,
-            required_shares=chosen.required_shares,
-            total_shares=chosen.total_shares,
-            segment_bytes=chosen.segment_bytes,
-            happy=chosen.happy,
-        )
+    said = given(encoding)
+    if (said or happy is not None) and not wanted.is_given and is_configured(directory):
+        config = creation.change(directory, said, happy)
     elif wanted.node is not None:
-        params = None
-        if any(each is not None for each in chosen.encoding):
-            params = choose_params(grid_config.load(wanted.node).params, *chosen.encoding)
-        config = creation.create_like_tahoe(
-            directory, wanted.node, params=params, happy=chosen.happy
-        )
+        params = choose_params(grid_config.load(wanted.node).params, encoding) if said else None
+        config = creation.create_like_tahoe(directory, wanted.node, params=params, happy=happy)
     else:
-        config = _create(directory, wanted, count, servers_file, chosen)
+        config = _create(directory, wanted, count, servers_file, encoding, happy)
     _tell(console, config)
     return 0
 
 
 def _create(
-    directory: Path, wanted: _Grid, count: int, servers_file: str | None, chosen: _Numbers
+    directory: Path,
+    wanted: _Grid,
+    count: int,
+    servers_file: str | None,
+    encoding: Encoding,
+    happy: int | None,
 ) -> GridConfig:
     """Make it for servers that are named somewhere, or with servers of its own."""
     from pipegrid.core.params import Params
@@ -162,11 +139,11 @@ def _create(
     else:
         makes_local = True
     suggestion, enough = (Params(), None) if number is None else creation.suggested(number)
-    params = _fitting(suggestion, *chosen.encoding)
+    params = _fitting(suggestion, encoding)
     if enough is not None:
         enough = min(enough, params.total_shares)
-    if chosen.happy is not None:
-        enough = chosen.happy
+    if happy is not None:
+        enough = happy
     if makes_local:
         return creation.create_local(directory, servers=count, params=params, happy=enough)
     return creation.create_client(directory, params=params, happy=enough, files=files)
@@ -190,18 +167,16 @@ def _tell(console: Console, config: GridConfig) -> None:
     )
 
 
-def _fitting(
-    suggestion: Params,
-    required_shares: int | None,
-    total_shares: int | None,
-    segment_bytes: int | None,
-) -> Params:
+def _fitting(suggestion: Params, encoding: Encoding) -> Params:
     """Return parameters with what was chosen, and of the others what goes with it."""
-    if total_shares is not None and required_shares is None:
-        required_shares = min(suggestion.required_shares, total_shares)
-    if required_shares is not None and total_shares is None:
-        total_shares = max(suggestion.total_shares, required_shares)
-    return choose_params(suggestion, required_shares, total_shares, segment_bytes)
+    required, total = encoding["required_shares"], encoding["total_shares"]
+    if total is not None and required is None:
+        required = min(suggestion.required_shares, total)
+    if required is not None and total is None:
+        total = max(suggestion.total_shares, required)
+    return choose_params(
+        suggestion, {**encoding, "required_shares": required, "total_shares": total}
+    )
 
 
 def _numbers(config: GridConfig) -> str:

@@ -44,8 +44,7 @@ def command(source: str, path: str, force: bool) -> GridJob:
         spot = await spot_at(grid, path, names[-1] if names else None, make=True)
         spot.check_free(force)
         await (await spot.reach()).change([link_of(way[-1], spot.name, force)])
-        if console.json:
-            console.result("", {"name": spot.name, "cap": str(way[-1].cap)})
+        console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
         return ExitStatus.DONE
 
     return GridJob(work)

@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, segment_limit_option, wait_option
+from pipegrid.cli.options import common_options, segment_limit_option, usage_error, wait_option
 from pipegrid.cli.outcome import one_status
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
     printed, too, and told of; it does not stop the rest.
     """
     if verifier and storage_index:
-        raise click.UsageError("choose one of --verify-cap and -s", click.get_current_context())
+        raise usage_error("choose one of --verify-cap and -s")
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.capfile import as_line

@@ -11,9 +11,14 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob, ShortcutJob
-from pipegrid.cli.mirroroptions import check_options, fetch_options
+from pipegrid.cli.mirroroptions import (
+    check_options,
+    fetch_options,
+    from_grid_option,
+    unsigned_option,
+)
 from pipegrid.cli.mirrortell import store, tell, tell_verified
-from pipegrid.cli.options import common_options
+from pipegrid.cli.options import common_options, usage_error
 from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
@@ -98,12 +103,8 @@ DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
     metavar="FILE",
     help=f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.",
 )
-@click.option(
-    "--from-grid",
-    metavar="CAP",
-    help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
-)
-@click.option("--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror.")
+@from_grid_option
+@unsigned_option
 @click.option(
     "--indexes",
     type=click.Choice(["packed", "unpacked", "zstd"]),
@@ -141,11 +142,10 @@ def debian_command(
     are seen after what they name is there, so that apt can read from DEST meanwhile.
     """
     if from_grid is not None:
-        _check_alone(fetching)
         return bring_back(from_grid, dest, fetching)
     _check_urls(fetching)
     if not suites:
-        raise _usage("give a suite, such as --suite sid")
+        raise usage_error("give a suite, such as --suite sid")
     _check_keys(keyrings, allow_unsigned)
 
     async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
@@ -195,12 +195,8 @@ def debian_command(
     metavar="FILE",
     help="Keys of who may have signed it; bytes or text.",
 )
-@click.option(
-    "--from-grid",
-    metavar="CAP",
-    help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
-)
-@click.option("--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror.")
+@from_grid_option
+@unsigned_option
 @fetch_options
 @common_options
 def rpm_command(
@@ -218,7 +214,6 @@ def rpm_command(
     indexes. repomd.xml is seen after all that it names is there, so that dnf can read from DEST meanwhile.
     """
     if from_grid is not None:
-        _check_alone(fetching)
         return bring_back(from_grid, dest, fetching)
     _check_urls(fetching)
     _check_keys(keyrings, allow_unsigned)
@@ -237,23 +232,14 @@ def rpm_command(
     return job_of(work, fetching.to_grid)
 
 
-def _usage(text: str) -> click.UsageError:
-    return click.UsageError(text, click.get_current_context())
-
-
 def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
     if allow_unsigned and keyrings:
-        raise _usage("with --allow-unsigned no --keyring is used; give one of them")
+        raise usage_error("with --allow-unsigned no --keyring is used; give one of them")
 
 
 def _check_urls(fetching: Fetching) -> None:
     if not fetching.urls:
-        raise _usage("there is nowhere to mirror from; give --from URL")
-
-
-def _check_alone(fetching: Fetching) -> None:
-    if fetching.urls or fetching.to_grid:
-        raise _usage("--from-grid goes with neither --from nor --to-grid; leave them out")
+        raise usage_error("there is nowhere to mirror from; give --from URL")
 
 
 Work = Callable[..., Awaitable[int]]
@@ -268,6 +254,8 @@ def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
 
 def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
     """Return the job that fetches a mirror from the grid."""
+    if fetching.urls or fetching.to_grid:
+        raise usage_error("--from-grid goes with neither --from nor --to-grid; leave them out")
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
         from pipegrid.cli.mirroring import Display

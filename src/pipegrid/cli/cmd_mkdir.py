@@ -8,7 +8,13 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, read_only_option, wait_option
+from pipegrid.cli.options import (
+    common_options,
+    format_option,
+    read_only_option,
+    usage_error,
+    wait_option,
+)
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -17,12 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(name="mkdir")
 @click.argument("path", metavar="[PATH]", required=False)
-@click.option(
-    "--format",
-    type=click.Choice(["sdmf", "mdmf"]),
-    default="sdmf",
-    help="How the directory is stored; sdmf serves all but huge ones.",
-)
+@format_option
 @read_only_option
 @wait_option
 @common_options
@@ -34,9 +35,8 @@ def command(path: str | None, format: str, read_only: bool) -> GridJob:
     If there is a directory, its cap is printed.
     """
     if read_only and path is None:
-        raise click.UsageError(
-            "--read-only is for a directory at a PATH: of any other the write cap would be lost",
-            click.get_current_context(),
+        raise usage_error(
+            "--read-only is for a directory at a PATH: of any other the write cap would be lost"
         )
 
     async def work(grid: Grid, console: Console) -> int:

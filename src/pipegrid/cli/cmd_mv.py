@@ -46,8 +46,7 @@ def command(source: str, path: str, force: bool) -> GridJob:
         if new.missing or (old.directory.cap, old.name) != (new.directory.cap, new.name):
             new.check_free(force)
             await move(old.directory, old.name, await new.reach(), new.name, force)
-        if console.json:
-            console.result("", {"name": new.name, "cap": str(old.there.cap)})
+        console.json_result({"name": new.name, "cap": str(old.there.cap)})
         return ExitStatus.DONE
 
     return GridJob(work)

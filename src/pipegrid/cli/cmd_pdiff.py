@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import OfflineJob
-from pipegrid.cli.options import common_options
+from pipegrid.cli.options import common_options, usage_error
 from pipegrid.cli.outcome import ExitStatus
 
 
@@ -33,7 +33,7 @@ def command(
     (gzip, xz, bzip2, zstandard) are unpacked; OUT is not packed. Prints SHA-256, size and name of the result.
     """
     if sha256 is not None and (len(sha256) != 64 or not _is_hex(sha256)):
-        raise click.UsageError("--sha256 takes 64 hexadecimal digits", click.get_current_context())
+        raise usage_error("--sha256 takes 64 hexadecimal digits")
     return OfflineJob(lambda console: _patch(console, index, patches, output, force, sha256))
 
 

@@ -10,7 +10,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
-    check_key_options,
+    Encoding,
     choose_params,
     common_options,
     encoding_options,
@@ -18,6 +18,7 @@ from pipegrid.cli.options import (
     key_options,
     limit_options,
     read_only_option,
+    usage_error,
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
@@ -67,17 +68,10 @@ def command(
     format: str | None,
     force: bool,
     read_only: bool,
-    exclude: tuple[str, ...],
-    exclude_from: tuple[str, ...],
-    exclude_vcs: bool,
-    files_from: str | None,
-    one_file_system: bool,
-    required_shares: int | None,
-    total_shares: int | None,
-    segment_bytes: int | None,
+    selection: dict[str, Any],
+    encoding: Encoding,
     happy: int | None,
-    convergence: bytes | None,
-    random_key: bool,
+    key: dict[str, Any],
     long: bool,
 ) -> GridJob:
     """
@@ -93,19 +87,19 @@ def command(
     With -r, directories are stored, empty ones, links, modes and times included. What cannot be read, and
     what has no content, such as a socket, is named and left out; then the exit status is 1.
     """
-    check_key_options(convergence, random_key)
-    _check_names(files)
-    chosen = _chosen(recursive, exclude, exclude_from, exclude_vcs, files_from, one_file_system)
+    if "" in files:
+        raise usage_error(f"FILE: {EMPTY_NAME}")
+    chosen = _chosen(recursive, selection)
     sources, destination = _split(files, recursive)
-    is_plain = not (recursive or convergence is not None or random_key or segment_bytes is not None)
+    has_key = key["random_key"] or key["convergence"] is not None
+    is_plain = not (recursive or has_key or encoding["max_segment_bytes"] is not None)
     _check_place(destination, format, force, read_only, mutable, is_plain)
     placed = _is_placed(destination, sources, mutable, long)
-    said = (required_shares, total_shares, segment_bytes, happy, convergence, random_key)
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.uploads import Uploads
 
-        options = _options(grid, *said)
+        options = {**_encoding(grid, encoding, happy), **key}
         if placed:
             from pipegrid.cli.mutableput import put_at
 
@@ -115,32 +109,18 @@ def command(
         if chosen is not None:
             from pipegrid.cli.treeput import put_trees
 
-            return await put_trees(grid, console, sources, chosen, one_file_system, options, long)
+            return await put_trees(grid, console, sources, chosen, options, long)
         return await Uploads(grid, console, sources, options, with_names=long).run()
 
     return GridJob(work)
 
 
-def _check_names(files: tuple[str, ...]) -> None:
-    if "" in files:
-        raise click.UsageError(f"FILE: {EMPTY_NAME}", click.get_current_context())
-
-
-def _chosen(
-    recursive: bool,
-    exclude: tuple[str, ...],
-    exclude_from: tuple[str, ...],
-    exclude_vcs: bool,
-    files_from: str | None,
-    one_file_system: bool,
-) -> Chosen | None:
+def _chosen(recursive: bool, selection: dict[str, Any]) -> Chosen | None:
     """Return what is chosen of directories; None if files are stored."""
     if recursive:
-        return Chosen(exclude, exclude_from, exclude_vcs, files_from)
-    if exclude or exclude_from or exclude_vcs or files_from is not None or one_file_system:
-        raise click.UsageError(
-            "only of directories a part is stored; add -r", click.get_current_context()
-        )
+        return Chosen(**selection)
+    if any(each not in ((), None, False) for each in selection.values()):
+        raise usage_error("only of directories a part is stored; add -r")
     return None
 
 
@@ -168,21 +148,18 @@ def _check_place(
     Args:
         is_plain: nothing is said that a mutable file has of its own, or that makes it a directory.
     """
-    context = click.get_current_context()
     if format is not None and not mutable:
-        raise click.UsageError("only mutable files have a format; add --mutable", context)
+        raise usage_error("only mutable files have a format; add --mutable")
     if force and destination is None:
-        raise click.UsageError("-f is for a PATH on the grid; there is none here", context)
+        raise usage_error("-f is for a PATH on the grid; there is none here")
     if read_only and destination is None:
-        raise click.UsageError(
-            "--read-only is for a file at a PATH: of any other mutable one the write cap would be lost",
-            context,
+        raise usage_error(
+            "--read-only is for a file at a PATH: of any other mutable one the write cap would be lost"
         )
     if mutable and not is_plain:
-        raise click.UsageError(
+        raise usage_error(
             "a mutable file has a key and a segment size of its own, and no directory; leave out -r, "
-            "--convergence, --random-key and --segment-size",
-            context,
+            "--convergence, --random-key and --segment-size"
         )
 
 
@@ -192,27 +169,14 @@ def _is_placed(
     """Return whether one file is stored at a place, or as one that can change."""
     placed = destination is not None or mutable
     if placed and (len(sources) != 1 or long):
-        raise click.UsageError(
-            "give one FILE with --mutable or a PATH, and no -l", click.get_current_context()
-        )
+        raise usage_error("give one FILE with --mutable or a PATH, and no -l")
     return placed
 
 
-def _options(
-    grid: Grid,
-    required_shares: int | None,
-    total_shares: int | None,
-    segment_bytes: int | None,
-    happy: int | None,
-    convergence: bytes | None,
-    random_key: bool,
-) -> dict[str, Any]:
-    """Return the options of ``Grid.put``: what was said, and the grid's configuration for the rest."""
-    params = choose_params(grid.config.params, required_shares, total_shares, segment_bytes)
-    return {
-        "params": params,
+def _encoding(grid: Grid, encoding: Encoding, happy: int | None) -> dict[str, Any]:
+    """Return how ``Grid.put`` encodes: what was said, and the grid's configuration for the rest."""
+    params = choose_params(grid.config.params, encoding)
+    if happy is None:
         # Who asks for three shares in all cannot mean that seven servers must have one.
-        "happy": min(grid.config.happy, params.total_shares) if happy is None else happy,
-        "convergence": convergence,
-        "random_key": random_key,
-    }
+        happy = min(grid.config.happy, params.total_shares)
+    return {"params": params, "happy": happy}

@@ -10,16 +10,15 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.health import say_unreachable
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
+    CapArguments,
     cap_arguments,
-    check_caps,
     common_options,
     limit_options,
-    upkeep_bounds,
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, plural, say_some
-from pipegrid.cli.upkeep import files_or_trees, look_after, recursive_option
+from pipegrid.cli.upkeep import recursive_option, upkeep_job
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 @wait_option
 @common_options
 @click.pass_obj
-def command(
-    invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...], recursive: bool
-) -> GridJob:
+def command(invocation: Invocation, caps: CapArguments, recursive: bool) -> GridJob:
     """
     Add leases to the shares of files, or renew them, so that servers keep them.
 
@@ -45,27 +42,11 @@ def command(
     none or servers were out of reach, 4 if those with a lease are too few to restore the file; with several
     files, the worst of these: 4, 1, 0.
     """
-    check_caps(caps, cap_files)
 
-    files = files_or_trees(invocation.console, caps, cap_files, recursive)
+    async def alone(grid: Grid, console: Console, cap: Any) -> RenewResult:
+        return await grid.renew(cap)
 
-    async def work(grid: Grid, console: Console) -> int:
-        def show(file: NamedFile[Any], result: RenewResult) -> ExitStatus:
-            several = recursive or len(files) > 1
-            return report(console, file, result, f"{file.label}: " if several else "")
-
-        if len(files) == 1 and not recursive:
-            from pipegrid.cli.trees import located
-            from pipegrid.core.filecaps import keepable
-
-            file = await located(grid, files[0], keepable)
-            return show(file, await grid.renew(file.cap))
-        from pipegrid.transfer.upkeep.upkeep import Todo
-
-        bounds, todo = upkeep_bounds(invocation), Todo(renew=True)
-        return await look_after(grid, console, files, todo, bounds, "renew", show, recursive)
-
-    return GridJob(work)
+    return upkeep_job(invocation, caps, recursive, "renew", {"renew": True}, report, alone)
 
 
 def report(console: Console, file: NamedFile[Any], result: RenewResult, lead: str) -> ExitStatus:

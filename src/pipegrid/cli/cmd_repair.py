@@ -10,17 +10,16 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
+    CapArguments,
     cap_arguments,
-    check_caps,
     common_options,
     limit_options,
     segment_limit_option,
-    upkeep_bounds,
     wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, plural, say_some
-from pipegrid.cli.upkeep import files_or_trees, look_after, recursive_option
+from pipegrid.cli.upkeep import recursive_option, upkeep_job
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
 @segment_limit_option
 @common_options
 @click.pass_obj
-def command(
-    invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...], recursive: bool
-) -> GridJob:
+def command(invocation: Invocation, caps: CapArguments, recursive: bool) -> GridJob:
     """
     Make again the shares of files that are missing or damaged.
 
@@ -48,33 +45,23 @@ def command(
     restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches less: it
     believes servers which shares they have, and fetches those of damaged files alone.
     """
-    check_caps(caps, cap_files)
     from pipegrid.transfer.results import CheckResult, RepairResult
 
-    files = files_or_trees(invocation.console, caps, cap_files, recursive)
+    def show(
+        console: Console, file: NamedFile[Any], result: CheckResult | RepairResult, lead: str
+    ) -> ExitStatus:
+        if isinstance(result, CheckResult):  # it is in its cap
+            result = RepairResult(result.cap, result, result, {}, [], [], 0.0)
+        return report(console, file, result, lead)
 
-    async def work(grid: Grid, console: Console) -> int:
-        def show(file: NamedFile[Any], result: CheckResult | RepairResult) -> ExitStatus:
-            lead = f"{file.label}: " if recursive or len(files) > 1 else ""
-            if isinstance(result, CheckResult):  # it is in its cap
-                result = RepairResult(result.cap, result, result, {}, [], [], 0.0)
-            return report(console, file, result, lead)
+    async def alone(grid: Grid, console: Console, cap: Any) -> RepairResult:
+        from pipegrid.cli.progress import Progress
 
-        if len(files) == 1 and not recursive:
-            from pipegrid.cli.progress import Progress
-            from pipegrid.cli.trees import located
-            from pipegrid.core.filecaps import keepable
+        with Progress(console, "repair") as progress:
+            return await grid.repair(cap, progress=progress.transfer())
 
-            with Progress(console, "repair") as progress:
-                file = await located(grid, files[0], keepable)
-                call = progress.transfer()
-                return show(file, await grid.repair(file.cap, progress=call))
-        from pipegrid.transfer.upkeep.upkeep import Todo
-
-        bounds, todo = upkeep_bounds(invocation), Todo(verify=True, repair=True)
-        return await look_after(grid, console, files, todo, bounds, "repair", show, recursive)
-
-    return GridJob(work)
+    todo = {"verify": True, "repair": True}
+    return upkeep_job(invocation, caps, recursive, "repair", todo, show, alone)
 
 
 def report(

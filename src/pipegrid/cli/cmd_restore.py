@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, wait_option
+from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, usage_error, wait_option
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
@@ -47,13 +47,12 @@ def command(
     'backup --as' keeps archives serves as well. Without it, a run of this client's backups is restored. What
     is there already and has not changed is not fetched again, and nothing is removed.
     """
-    context = click.get_current_context()
     if output == "":
-        raise click.UsageError(f"-o: {EMPTY_NAME}", context)
+        raise usage_error(f"-o: {EMPTY_NAME}")
     rest = list(arguments)
     cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
     if len(rest) > 1:
-        raise click.UsageError("give one CAP and one PATH", context)
+        raise usage_error("give one CAP and one PATH")
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
 
     async def work(grid: Grid, console: Console) -> int:

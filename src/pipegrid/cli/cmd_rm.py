@@ -47,8 +47,7 @@ def command(path: str, recursive: bool) -> GridJob:
             raise UsageError(
                 f"'{printable(spot.name)}' was replaced by somebody meanwhile, and stays; look at it again"
             )
-        if console.json:
-            console.result("", {"name": spot.name, "cap": str(spot.there.cap)})
+        console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
         return ExitStatus.DONE
 
     return GridJob(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +52,37 @@ class ServeJob(GridJob):
         return ExitStatus.DONE
 
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
-        from pipegrid.grid import serving
         from pipegrid.grid.homes import default_directory
-        from pipegrid.server.running import refuse_if_running
+
+        def warn(warning: str) -> None:
+            invocation.console.say(f"pipegrid: {warning}")
 
         directory = Path(invocation.directory or default_directory())
-        refuse_if_running(directory)
-        found = serving.load(directory)
-        for warning in found.warnings:
-            invocation.console.say(f"pipegrid: {warning}")
-        introducers = introducers_of(directory, found, self._introducers)
-        return found.serve_settings(directory, introducers=introducers, **self._settings)
+        return settings_of(directory, self._introducers, warn, **self._settings)
+
+
+def settings_of(
+    directory: Path, introducers: tuple[str, ...], warn: Callable[[str], object], **chosen: Any
+) -> ServeSettings:
+    """
+    Return the settings of a server: what was chosen, else what its directory says.
+
+    Args:
+        introducers: as they were given; see ``introducers_of``.
+        warn: told, in a sentence, what is left out of what the directory says.
+
+    Raises:
+        UsageError: a server runs on the directory already, or it says something impossible.
+    """
+    from pipegrid.grid import serving
+    from pipegrid.server.running import refuse_if_running
+
+    refuse_if_running(directory)
+    found = serving.load(directory)
+    for warning in found.warnings:
+        warn(warning)
+    named = introducers_of(directory, found, introducers)
+    return found.serve_settings(directory, introducers=named, **chosen)
 
 
 @click.command(name="serve")

@@ -7,17 +7,14 @@ from typing import Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import Invocation, OfflineJob
-from pipegrid.cli.options import cap_arguments, check_caps, common_options
+from pipegrid.cli.job import OfflineJob
+from pipegrid.cli.options import CapArguments, cap_arguments, common_options
 
 
 @click.command(name="storage-index")
 @cap_arguments
 @common_options
-@click.pass_obj
-def command(
-    invocation: Invocation, caps: tuple[str, ...], cap_files: tuple[str, ...]
-) -> OfflineJob:
+def command(caps: CapArguments) -> OfflineJob:
     """
     Tell what servers call files, which is where their shares are.
 
@@ -26,7 +23,6 @@ def command(
     directories, of what can change, and verifier caps will do as well. A file that is in its cap has no
     storage index: its line is '-'.
     """
-    check_caps(caps, cap_files)
 
     def work(console: Console) -> int:
         from pipegrid.cli.files import identity, named_files, storage_index_text
@@ -34,7 +30,7 @@ def command(
         from pipegrid.core.filecaps import keepable
         from pipegrid.errors import CapError
 
-        for file in named_files(console, caps, cap_files, keepable):
+        for file in named_files(console, *caps, keepable):
             if file.names:
                 raise CapError(
                     "what a path leads to is known to the grid only; give its cap, which 'pipegrid manifest' "

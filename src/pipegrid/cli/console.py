@@ -105,6 +105,11 @@ class Console:
         """Print one result: text for people, or its documented fields under ``--json``."""
         self._print(self._line(text, fields))
 
+    def json_result(self, fields: dict[str, Any]) -> None:
+        """Print one result under ``--json``; people are told nothing."""
+        if self.json:
+            self.result("", fields)
+
     def results_of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Print many that are at hand; a write for each took much of a listing's time."""
         lines = bytearray()
@@ -158,6 +163,17 @@ class Console:
         about = f"{about}: " if about and about not in text else ""
         self._prose(f"pipegrid: {about}{text}")
         return status_of(error)
+
+    def failed(self, error: BaseException, about: str, fields: dict[str, Any]) -> ExitStatus:
+        """
+        Tell what went wrong with one of several things, as ``complain`` does, and in JSON if that is wanted.
+
+        Args:
+            fields: say in JSON which of them it was.
+        """
+        status = self.complain(error, about)
+        self.json_result({**fields, "error": sentence(error), "exit_status": int(status)})
+        return status
 
     def print_within(self, aside: Callable[[], AbstractContextManager[None]] | None) -> None:
         """Have every line, result or prose, printed within this, so that a progress bar makes room."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.changing import spot_at
-from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
+from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.trees import root_of
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.errors import (
@@ -37,18 +37,13 @@ class CopiesTold:
 
     def failed(self, label: str, error: Exception) -> None:
         """Something is not copied."""
-        status = self._console.complain(error, about=printable(label))
-        self.statuses.add(status)
-        if self._console.json:
-            fields = {"source": label, "error": sentence(error), "exit_status": int(status)}
-            self._console.result("", fields)
+        self.statuses.add(self._console.failed(error, printable(label), {"source": label}))
 
     def done(self, item: Item, how: str, cap: Cap | None) -> None:
         """Something is copied."""
         self._console.detail(f"{printable(item.label)}: {how}")
-        if self._console.json:
-            fields = {"source": item.label, "name": item.name, "outcome": how}
-            self._console.result("", {**fields, "cap": None if cap is None else str(cap)})
+        fields = {"source": item.label, "name": item.name, "outcome": how}
+        self._console.json_result({**fields, "cap": None if cap is None else str(cap)})
 
 
 async def store_copies(
@@ -322,5 +317,4 @@ async def _fetch_file(grid: Grid, console: Console, child: Child, place: str, fo
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
     with Progress(console, "cp") as progress:
         result = await fetch(grid, console, cap, part, place, force, progress.transfer())
-    if console.json:
-        console.result("", {"path": place, "size": result.size})
+    console.json_result({"path": place, "size": result.size})

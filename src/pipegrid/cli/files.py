@@ -13,7 +13,7 @@ import click
 from pipegrid.cli.capfile import CapLine, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
-from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
+from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.core import base32
 from pipegrid.core.caps import (
     Cap,
@@ -198,7 +198,7 @@ async def each_in_order(
         while len(statuses) in outcomes:
             file, outcome = files[len(statuses)], outcomes.pop(len(statuses))
             if isinstance(outcome, Exception):
-                statuses.append(complain(console, file, outcome, fields(file)))
+                statuses.append(console.failed(outcome, file.label, fields(file)))
             else:
                 statuses.append(show(file, outcome))
 
@@ -217,13 +217,3 @@ def _is_the_end(error: Exception) -> bool:
     from twisted.internet.defer import CancelledError
 
     return isinstance(error, (CancelledError, BrokenPipeError))
-
-
-def complain(
-    console: Console, file: NamedFile[Any], error: BaseException, fields: dict[str, Any]
-) -> ExitStatus:
-    """Tell what kept a file from being done, also under ``--json``; returns the status."""
-    status = console.complain(error, about=file.label)
-    if console.json:
-        console.result("", {**fields, "error": sentence(error), "exit_status": int(status)})
-    return status

@@ -76,25 +76,19 @@ class GridJob:
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
-        from twisted.internet.defer import CancelledError
+        return await told(invocation.console, self._run(invocation, reactor, open_grid))
 
-        console = invocation.console
-        try:
-            with tracing(invocation.trace, reactor) as tracer:
-                options: dict[str, Any] = {} if tracer is None else {"tracer": tracer}
-                if invocation.wait_for:
-                    options["wait_for"] = invocation.wait_for
-                if invocation.max_segment_bytes is not None:
-                    options["max_segment_bytes"] = invocation.max_segment_bytes
-                limits = self._limits(invocation)
-                if limits is not None:
-                    options["limits"] = limits
-                grid = await open_grid(reactor, invocation.directory, **options)
-                return await self._run_on(grid, console)
-        except (CancelledError, Interrupted):
-            return console.complain(Interrupted())
-        except Exception as error:
-            return failure(error, console)
+    async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        with tracing(invocation.trace, reactor) as tracer:
+            options = {
+                "tracer": tracer,
+                "wait_for": invocation.wait_for or None,
+                "max_segment_bytes": invocation.max_segment_bytes,
+                "limits": self._limits(invocation),
+            }
+            said = {name: value for name, value in options.items() if value is not None}
+            grid = await open_grid(reactor, invocation.directory, **said)
+            return await self._run_on(grid, invocation.console)
 
     @staticmethod
     def _limits(invocation: Invocation) -> Limits | None:
@@ -131,15 +125,7 @@ class ReactorJob:
 
     async def run(self, invocation: Invocation, reactor: Any) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
-        from twisted.internet.defer import CancelledError
-
-        console = invocation.console
-        try:
-            return await self.work(reactor, console)
-        except (CancelledError, Interrupted):
-            return console.complain(Interrupted())
-        except Exception as error:
-            return failure(error, console)
+        return await told(invocation.console, self.work(reactor, invocation.console))
 
 
 class ShortcutJob(ReactorJob):
@@ -190,6 +176,18 @@ def warn(grid: Grid, console: Console, told: tuple[str, ...]) -> None:
     for warning in grid.warnings:
         if warning not in told:
             console.say(f"pipegrid: {warning}")
+
+
+async def told(console: Console, work: Awaitable[int]) -> int:
+    """Return the status of work; errors and cancellation become a sentence and a status."""
+    from twisted.internet.defer import CancelledError
+
+    try:
+        return await work
+    except (CancelledError, Interrupted):
+        return console.complain(Interrupted())
+    except Exception as error:
+        return failure(error, console)
 
 
 def failure(error: Exception, console: Console) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.console import Console
@@ -25,21 +23,9 @@ class Display:
         self._console = console
         self._bar: Any = None
         if console.shows_progress:
-            import tqdm
+            from pipegrid.cli.progress import open_bar
 
-            from pipegrid.cli.progress import aside
-
-            tqdm.tqdm.monitor_interval = 0  # no thread of its own
-            self._bar = tqdm.tqdm(
-                desc="mirror",
-                total=0,
-                unit="B",
-                unit_scale=True,
-                leave=False,
-                dynamic_ncols=True,
-                file=console.stderr,
-            )
-            console.print_within(partial(aside, self._bar))
+            self._bar = open_bar(console, "mirror")
 
     def show(self, report: Report) -> None:
         """Show how far it is."""
@@ -54,15 +40,11 @@ class Display:
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._console.print_within(None)
-            self._bar.close()
+            from pipegrid.cli.progress import close_bar
+
+            close_bar(self._console, self._bar)
 
 
 class Fetching(NamedTuple):

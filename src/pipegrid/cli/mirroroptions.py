@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli.options import byte_size
+from pipegrid.cli.options import all_of, as_one, byte_size
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from pipegrid.cli.mirroring import Fetching
+
+check_options = all_of(
+    click.option(
+        "--paranoid", is_flag=True, help="Hash all that is there, whatever is known of it."
+    ),
+    click.option(
+        "--sample",
+        type=click.FloatRange(0, 100),
+        default=0.0,
+        metavar="PERCENT",
+        help="Hash so many percent of what is there, drawn at random.",
+    ),
+)
+"""Say how much of what is there is read again."""
+
+from_grid_option = click.option(
+    "--from-grid",
+    metavar="CAP",
+    help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
+)
+
+unsigned_option = click.option(
+    "--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror."
+)
 
 
-def check_options(function: F) -> F:
-    """Add the options that say how much of what is there is read again."""
-    for option in (
-        click.option(
-            "--paranoid", is_flag=True, help="Hash all that is there, whatever is known of it."
-        ),
-        click.option(
-            "--sample",
-            type=click.FloatRange(0, 100),
-            default=0.0,
-            metavar="PERCENT",
-            help="Hash so many percent of what is there, drawn at random.",
-        ),
-    ):
-        function = option(function)
-    return function
+def _fetching(limit_rate: str | None, **options: Any) -> Fetching:
+    from pipegrid.cli.mirroring import Fetching
+
+    limit = None if limit_rate is None else byte_size(limit_rate)
+    return Fetching(limit_bytes_per_s=limit, **options)
 
 
-_FETCH_OPTIONS = (
+fetch_options = as_one(
+    "fetching",
+    _fetching,
     click.option(
         "--durability",
         type=click.Choice(["none", "batch", "strict"]),
@@ -69,34 +83,6 @@ _FETCH_OPTIONS = (
         is_flag=True,
         help="When all is there, store it in the grid, too, and print the cap that brings it back.",
     ),
+    check_options,
 )
-
-
-def fetch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that every command has that fetches; they come as one ``Fetching``."""
-
-    @wraps(function)
-    def fetch(
-        *arguments: Any,
-        urls: tuple[str, ...],
-        to_grid: bool,
-        delete: bool,
-        dry_run: bool,
-        connections: int,
-        limit_rate: str | None,
-        durability: Any,
-        sample: float,
-        paranoid: bool,
-        **others: Any,
-    ) -> Any:
-        from pipegrid.cli.mirroring import Fetching
-
-        limit = None if limit_rate is None else byte_size(limit_rate)
-        fetching = Fetching(
-            urls, to_grid, delete, dry_run, connections, limit, durability, sample, paranoid
-        )
-        return function(*arguments, fetching=fetching, **others)
-
-    for option in _FETCH_OPTIONS:
-        fetch = option(fetch)
-    return check_options(fetch)
+"""Those that every command has that fetches."""

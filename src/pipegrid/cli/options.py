@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -71,6 +72,41 @@ def base32_bytes(text: str) -> bytes:
         raise click.BadParameter(str(error)) from None
 
 
+def all_of(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds several options, of which the last is the first in the help."""
+
+    def add(function: F) -> F:
+        for option in options:
+            function = option(function)
+        return function
+
+    return add
+
+
+def as_one(
+    name: str, make: Callable[..., Any], *options: Callable[[Any], Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """
+    Return a decorator that adds several options, whose values come as one argument.
+
+    Args:
+        make: makes it of the values, by their names.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def gather(*arguments: Any, **given: Any) -> Any:
+            own = {each: given.pop(each) for each in names}
+            return function(*arguments, **given, **{name: make(**own)})
+
+        others = len(getattr(gather, "__click_params__", ()))
+        found: Any = all_of(*options)(gather)
+        names = [each.name for each in found.__click_params__[others:]]
+        return gather
+
+    return add
+
+
 def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
     """Return a callback that notes an option, if it was given, where all commands look for it."""
 
@@ -84,28 +120,13 @@ def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
     return callback
 
 
-def _note_directory(invocation: Invocation, path: str) -> None:
-    invocation.directory = path
-
-
-def _note_trace(invocation: Invocation, path: str) -> None:
-    invocation.trace = path
-
-
-def _note_wait_for(invocation: Invocation, servers: int) -> None:
-    invocation.wait_for = servers
+def _noting_as(name: str) -> Callable[..., None]:
+    """Return the callback that notes an option as an attribute of the ``Invocation``."""
+    return _noting(lambda invocation, value: setattr(invocation, name, value))
 
 
 def _note_json(invocation: Invocation, _: bool) -> None:
     invocation.console.json = True
-
-
-def _note_quiet(invocation: Invocation, _: bool) -> None:
-    _note_verbosity(invocation, -1)
-
-
-def _note_verbose(invocation: Invocation, _: bool) -> None:
-    _note_verbosity(invocation, 1)
 
 
 def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
@@ -114,165 +135,123 @@ def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
     invocation.console.verbosity = verbosity
 
 
-def common_options(function: F) -> F:
-    """Add the options that every command takes, before or after its name."""
-    for option in (
-        click.option(
-            "--trace",
-            type=click.Path(dir_okay=False),
-            metavar="FILE",
-            expose_value=False,
-            callback=_noting(_note_trace),
-            help="Write what happened when to FILE, for a trace viewer.",
-        ),
-        click.option(
-            "-v",
-            "--verbose",
-            is_flag=True,
-            expose_value=False,
-            callback=_noting(_note_verbose),
-            help="Say more; show tracebacks.",
-        ),
-        click.option(
-            "-q",
-            "--quiet",
-            is_flag=True,
-            expose_value=False,
-            callback=_noting(_note_quiet),
-            help="Only results and errors.",
-        ),
-        click.option(
-            "--json",
-            is_flag=True,
-            expose_value=False,
-            callback=_noting(_note_json),
-            help="Print results as JSON, one object a line.",
-        ),
-        click.option(
-            "-d",
-            "--directory",
-            type=click.Path(file_okay=False),
-            metavar="DIR",
-            expose_value=False,
-            callback=_noting(_note_directory),
-            help="The client's directory.  [default: $PIPEGRID_DIR, or your own]",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def cap_arguments(function: F) -> F:
-    """Add the arguments and the option that name files by their caps; ``files.named_files`` reads them."""
-    return click.argument("caps", nargs=-1, metavar="CAP...")(cap_file_option(function))
-
-
-def cap_file_option(function: F) -> F:
-    """Add the option that names files whose caps stand in a file."""
-    return click.option(
-        "--cap-file",
-        "--from",
-        "cap_files",
-        multiple=True,
-        type=click.Path(allow_dash=True),
+common_options = all_of(
+    click.option(
+        "--trace",
+        type=click.Path(dir_okay=False),
         metavar="FILE",
-        help="Take caps from FILE, one a line, with or without names, as 'put -l' prints them; '-' is "
-        "standard input. Then they stand neither in the shell's history nor in the list of processes.",
-    )(function)
-
-
-def check_caps(caps: tuple[str, ...], cap_files: tuple[str, ...]) -> None:
-    """
-    Raises:
-        click.UsageError: neither caps nor a cap file were given.
-    """
-    context = click.get_current_context()
-    if not caps and not cap_files:
-        raise click.UsageError("Missing argument 'CAP...' or option '--cap-file'.", context)
-    if "" in cap_files:
-        raise click.UsageError(f"--cap-file: {EMPTY_NAME}", context)
-
-
-def wait_option(function: F) -> F:
-    """Add the option that says how many servers must be up."""
-    return click.option(
-        "--wait-for",
-        type=click.IntRange(1, 4096),
-        metavar="N",
         expose_value=False,
-        callback=_noting(_note_wait_for),
-        help="Begin when N servers have answered.  [default: when enough are known]",
-    )(function)
-
-
-def _note_max_segment(invocation: Invocation, size_bytes: int) -> None:
-    invocation.max_segment_bytes = size_bytes
-
-
-def segment_limit_option(function: F) -> F:
-    """Add the option that lifts the bound on a file's segments."""
-    return click.option(
-        "--max-segment",
-        type=byte_size,
-        metavar="SIZE",
-        expose_value=False,
-        callback=_noting(_note_max_segment),
-        help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
-    )(function)
-
-
-def _note_limit_rate(invocation: Invocation, bytes_per_s: int) -> None:
-    invocation.limit_rate = bytes_per_s
-
-
-def _note_jobs(invocation: Invocation, jobs: int) -> None:
-    invocation.jobs = jobs
-
-
-def _note_max_memory(invocation: Invocation, size_bytes: int) -> None:
-    invocation.max_memory_bytes = size_bytes
-
-
-def read_only_option(function: F) -> F:
-    """Add the option of printing the cap that is to be given away."""
-    return click.option(
-        "--read-only",
+        callback=_noting_as("trace"),
+        help="Write what happened when to FILE, for a trace viewer.",
+    ),
+    click.option(
+        "-v",
+        "--verbose",
         is_flag=True,
-        help="Print the cap that reads, and is to be given away, instead of the one that changes.",
-    )(function)
+        expose_value=False,
+        callback=_noting(lambda invocation, _: _note_verbosity(invocation, 1)),
+        help="Say more; show tracebacks.",
+    ),
+    click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        callback=_noting(lambda invocation, _: _note_verbosity(invocation, -1)),
+        help="Only results and errors.",
+    ),
+    click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_noting(_note_json),
+        help="Print results as JSON, one object a line.",
+    ),
+    click.option(
+        "-d",
+        "--directory",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        expose_value=False,
+        callback=_noting_as("directory"),
+        help="The client's directory.  [default: $PIPEGRID_DIR, or your own]",
+    ),
+)
+"""Options that every command takes, before or after its name."""
 
 
-def limit_options(function: F) -> F:
-    """Add the options that bound how much a command does at once."""
-    for option in (
-        click.option(
-            "--max-memory",
-            type=memory_size,
-            metavar="SIZE",
-            expose_value=False,
-            callback=_noting(_note_max_memory),
-            help="Hold at most SIZE of data at once, beside what the program itself takes; at least 8MiB.  "
-            "[default: 64MiB]",
-        ),
-        click.option(
-            "--limit-rate",
-            type=byte_size,
-            metavar="SIZE",
-            expose_value=False,
-            callback=_noting(_note_limit_rate),
-            help="Send at most SIZE a second, and receive as much, over all connections.",
-        ),
-        click.option(
-            "--jobs",
-            type=click.IntRange(1, 4096),
-            metavar="N",
-            expose_value=False,
-            callback=_noting(_note_jobs),
-            help="Work on at most N files at once.  [default: as many as memory and windows allow]",
-        ),
-    ):
-        function = option(function)
-    return function
+def usage_error(text: str) -> click.UsageError:
+    """Return the error that a command line makes no sense; it points to the command's help."""
+    return click.UsageError(text, click.get_current_context())
+
+
+CapArguments = tuple[tuple[str, ...], tuple[str, ...]]
+"""Caps, and cap files."""
+
+
+def checked_caps(caps: tuple[str, ...], cap_files: tuple[str, ...]) -> CapArguments:
+    """
+    Return what names files: caps, and cap files; ``files.named_files`` reads both.
+
+    Raises:
+        click.UsageError: neither were given.
+    """
+    if not caps and not cap_files:
+        raise usage_error("Missing argument 'CAP...' or option '--cap-file'.")
+    if "" in cap_files:
+        raise usage_error(f"--cap-file: {EMPTY_NAME}")
+    return caps, cap_files
+
+
+cap_file_option = click.option(
+    "--cap-file",
+    "--from",
+    "cap_files",
+    multiple=True,
+    type=click.Path(allow_dash=True),
+    metavar="FILE",
+    help="Take caps from FILE, one a line, with or without names, as 'put -l' prints them; '-' is "
+    "standard input. Then they stand neither in the shell's history nor in the list of processes.",
+)
+"""Names files whose caps stand in a file."""
+
+cap_arguments = as_one(
+    "caps", checked_caps, cap_file_option, click.argument("caps", nargs=-1, metavar="CAP...")
+)
+"""Name files by their caps; what comes is that of ``checked_caps``."""
+
+wait_option = click.option(
+    "--wait-for",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    expose_value=False,
+    callback=_noting_as("wait_for"),
+    help="Begin when N servers have answered.  [default: when enough are known]",
+)
+"""Says how many servers must be up."""
+
+segment_limit_option = click.option(
+    "--max-segment",
+    type=byte_size,
+    metavar="SIZE",
+    expose_value=False,
+    callback=_noting_as("max_segment_bytes"),
+    help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
+)
+"""Lifts the bound on a file's segments."""
+
+read_only_option = click.option(
+    "--read-only",
+    is_flag=True,
+    help="Print the cap that reads, and is to be given away, instead of the one that changes.",
+)
+
+format_option = click.option(
+    "--format",
+    type=click.Choice(["sdmf", "mdmf"]),
+    default="sdmf",
+    help="How the directory is stored; sdmf serves all but huge ones.",
+)
 
 
 def memory_size(text: str) -> int:
@@ -300,96 +279,117 @@ def upkeep_bounds(invocation: Invocation) -> UpkeepSettings:
     return UpkeepSettings(jobs, bounds.memory_bytes if memory is None else memory)
 
 
-def encoding_options(function: F) -> F:
-    """Add the options that say how a file is encoded."""
-    for option in (
-        click.option(
-            "--segment-size",
-            "segment_bytes",
-            type=byte_size,
-            metavar="SIZE",
-            help="Bytes of a file that are encoded together, such as 128KiB.  [default: the directory's; "
-            "1MiB in a new one]",
-        ),
-        click.option(
-            "-n",
-            "--total",
-            "total_shares",
-            type=click.IntRange(1, 256),
-            metavar="N",
-            help="How many shares to make of a file, at most one for each server that shall hold one.  "
-            "[default: the directory's; 10 in a new one, fewer if there are fewer servers]",
-        ),
-        click.option(
-            "-k",
-            "--required",
-            "required_shares",
-            type=click.IntRange(1, 256),
-            metavar="K",
-            help="How many of a file's shares restore it; the rest may be lost.  [default: the "
-            "directory's; 3 in a new one, fewer if there are fewer than 7 servers]",
-        ),
-    ):
-        function = option(function)
-    return function
+limit_options = all_of(
+    click.option(
+        "--max-memory",
+        type=memory_size,
+        metavar="SIZE",
+        expose_value=False,
+        callback=_noting_as("max_memory_bytes"),
+        help="Hold at most SIZE of data at once, beside what the program itself takes; at least 8MiB.  "
+        "[default: 64MiB]",
+    ),
+    click.option(
+        "--limit-rate",
+        type=byte_size,
+        metavar="SIZE",
+        expose_value=False,
+        callback=_noting_as("limit_rate"),
+        help="Send at most SIZE a second, and receive as much, over all connections.",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(1, 4096),
+        metavar="N",
+        expose_value=False,
+        callback=_noting_as("jobs"),
+        help="Work on at most N files at once.  [default: as many as memory and windows allow]",
+    ),
+)
+"""Bound how much a command does at once."""
 
+Encoding = dict[str, int | None]
+"""How a file is encoded, as far as it was said: fields of ``Params``."""
 
-def happy_option(function: F) -> F:
-    """Add the option that says when a file counts as stored."""
-    return click.option(
-        "--happy",
+encoding_options = as_one(
+    "encoding",
+    Encoding,
+    click.option(
+        "--segment-size",
+        "max_segment_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="Bytes of a file that are encoded together, such as 128KiB.  [default: the directory's; "
+        "1MiB in a new one]",
+    ),
+    click.option(
+        "-n",
+        "--total",
+        "total_shares",
         type=click.IntRange(1, 256),
-        metavar="H",
-        help="How many servers must hold a share of their own, for a file to count as stored.  [default: the "
-        "directory's, at most as many as there are shares; 7 in a new one, fewer if there are fewer servers]",
-    )(function)
+        metavar="N",
+        help="How many shares to make of a file, at most one for each server that shall hold one.  "
+        "[default: the directory's; 10 in a new one, fewer if there are fewer servers]",
+    ),
+    click.option(
+        "-k",
+        "--required",
+        "required_shares",
+        type=click.IntRange(1, 256),
+        metavar="K",
+        help="How many of a file's shares restore it; the rest may be lost.  [default: the "
+        "directory's; 3 in a new one, fewer if there are fewer than 7 servers]",
+    ),
+)
+"""Say how a file is encoded."""
+
+happy_option = click.option(
+    "--happy",
+    type=click.IntRange(1, 256),
+    metavar="H",
+    help="How many servers must hold a share of their own, for a file to count as stored.  [default: the "
+    "directory's, at most as many as there are shares; 7 in a new one, fewer if there are fewer servers]",
+)
+"""Says when a file counts as stored."""
 
 
-def key_options(function: F) -> F:
-    """Add the options that say where a file's key comes from."""
-    for option in (
-        click.option(
-            "--random-key",
-            is_flag=True,
-            help="Use a new key, so that nobody can tell whether they have the same file.",
-        ),
-        click.option(
-            "--convergence",
-            type=base32_bytes,
-            metavar="BASE32",
-            help="Secret that the key comes from, beside the content ('' for none): the same "
-            "file under the same secret is stored once.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def check_key_options(convergence: bytes | None, random_key: bool) -> None:
-    """
-    Raises:
-        UsageError: both were given.
-    """
+def _key(convergence: bytes | None, random_key: bool) -> dict[str, Any]:
     if random_key and convergence is not None:
         raise UsageError("a random key owes nothing to a convergence secret; give only one")
+    return {"convergence": convergence, "random_key": random_key}
 
 
-def choose_params(
-    default: Params,
-    required_shares: int | None,
-    total_shares: int | None,
-    segment_bytes: int | None,
-) -> Params:
+key_options = as_one(
+    "key",
+    _key,
+    click.option(
+        "--random-key",
+        is_flag=True,
+        help="Use a new key, so that nobody can tell whether they have the same file.",
+    ),
+    click.option(
+        "--convergence",
+        type=base32_bytes,
+        metavar="BASE32",
+        help="Secret that the key comes from, beside the content ('' for none): the same "
+        "file under the same secret is stored once.",
+    ),
+)
+"""Say where a file's key comes from, as ``Grid.put`` takes it."""
+
+
+def choose_params(default: Params, encoding: Encoding) -> Params:
     """
-    Return the parameters: what was given, else the default.
+    Return the parameters: what was said, else the default.
 
     Raises:
         UsageError: they do not go together.
     """
-    from pipegrid.core.params import Params
+    import attrs
 
-    return Params(
-        default.required_shares if required_shares is None else required_shares,
-        default.total_shares if total_shares is None else total_shares,
-        default.max_segment_bytes if segment_bytes is None else segment_bytes,
-    )
+    return attrs.evolve(default, **given(encoding))
+
+
+def given(encoding: Encoding) -> dict[str, Any]:
+    """Return what was said."""
+    return {name: value for name, value in encoding.items() if value is not None}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import attrs
@@ -22,13 +21,37 @@ ProgressCall = Callable[[int, int], None]
 
 
 @contextmanager
-def aside(bar: Any) -> Iterator[None]:
+def _aside(bar: Any) -> Iterator[None]:
     """Let something be printed where a bar is."""
     bar.clear()
     try:
         yield
     finally:
         bar.refresh()
+
+
+def open_bar(console: Console, text: str, unit: str = "B") -> Any:
+    """Return a bar, which makes room for all that the console prints until ``close_bar``."""
+    import tqdm
+
+    tqdm.tqdm.monitor_interval = 0  # no thread of its own
+    bar = tqdm.tqdm(
+        desc=text,
+        total=0,
+        unit=unit,
+        unit_scale=True,
+        leave=False,
+        dynamic_ncols=True,
+        file=console.stderr,
+    )
+    console.print_within(partial(_aside, bar))
+    return bar
+
+
+def close_bar(console: Console, bar: Any) -> None:
+    """Take a bar away."""
+    console.print_within(None)
+    bar.close()
 
 
 @attrs.define
@@ -151,28 +174,10 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._console.shows_progress:
-            import tqdm
-
-            tqdm.tqdm.monitor_interval = 0  # no thread of its own
-            self._bar = tqdm.tqdm(
-                desc=self._verb,
-                total=0,
-                unit=self._unit,
-                unit_scale=True,
-                leave=False,
-                dynamic_ncols=True,
-                file=self._console.stderr,
-            )
-            self._console.print_within(partial(aside, self._bar))
+            self._bar = open_bar(self._console, self._verb, self._unit)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._console.print_within(None)
-            self._bar.close()
+            close_bar(self._console, self._bar)
             self._bar = None

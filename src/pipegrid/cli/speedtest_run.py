@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
+from pipegrid.cli.job import GridJob, Invocation, OpenGrid, told
 from pipegrid.cli.options import byte_size, common_options
-from pipegrid.cli.outcome import ExitStatus, Interrupted
+from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
@@ -39,15 +39,7 @@ class SpeedTestJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
-        from twisted.internet.defer import CancelledError
-
-        console = invocation.console
-        try:
-            return int(await self._measure(reactor, invocation))
-        except (CancelledError, Interrupted):
-            return console.complain(Interrupted())
-        except Exception as error:
-            return failure(error, console)
+        return int(await told(invocation.console, self._measure(reactor, invocation)))
 
 
 @click.command(name="run")

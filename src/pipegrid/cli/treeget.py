@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME
-from pipegrid.cli.outcome import ExitStatus, one_status, sentence
+from pipegrid.cli.options import EMPTY_NAME, CapArguments, usage_error
+from pipegrid.cli.outcome import ExitStatus, one_status
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
@@ -17,8 +15,7 @@ if TYPE_CHECKING:
 
 
 def tree_job(
-    caps: tuple[str, ...],
-    cap_files: tuple[str, ...],
+    named: CapArguments,
     output: str | None,
     byte_range: str | None,
     force: bool,
@@ -30,15 +27,15 @@ def tree_job(
     Raises:
         click.UsageError: the arguments make no sense.
     """
-    context = click.get_current_context()
+    caps, cap_files = named
     if len(caps) != 1 or cap_files:
-        raise click.UsageError("--recursive takes one CAP, or CAP/some/path", context)
+        raise usage_error("--recursive takes one CAP, or CAP/some/path")
     if output is None:
-        raise click.UsageError("--recursive needs a directory to write to; add -o DIR", context)
+        raise usage_error("--recursive needs a directory to write to; add -o DIR")
     if output == "":
-        raise click.UsageError(f"-o: {EMPTY_NAME}", context)
+        raise usage_error(f"-o: {EMPTY_NAME}")
     if byte_range is not None:
-        raise click.UsageError("--range is for one file; leave out --recursive", context)
+        raise usage_error("--range is for one file; leave out --recursive")
     directory = output
 
     async def work(grid: Grid, console: Console) -> int:
@@ -68,11 +65,7 @@ async def fetch_tree(
     statuses: set[ExitStatus] = set()
 
     def problem(path: tuple[str, ...], error: Exception) -> None:
-        status = console.complain(error, about=shown_path(path))
-        statuses.add(status)
-        if console.json:
-            fields = {"path": list(path), "error": sentence(error), "exit_status": int(status)}
-            console.result("", fields)
+        statuses.add(console.failed(error, shown_path(path), {"path": list(path)}))
 
     def done(path: tuple[str, ...], how: str, size: int) -> None:
         if console.json:
@@ -118,7 +111,5 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         fetched = (
             f"{plural(result.files, 'file')} fetched ({amount(result.fetched_bytes)}){there}{links}"
         )
-        directories = (
-            "1 directory" if result.directories == 1 else f"{result.directories} directories"
-        )
+        directories = plural(result.directories, "directory", "directories")
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")

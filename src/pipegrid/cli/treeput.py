@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pipegrid.cli.capfile import as_line
-from pipegrid.cli.options import EMPTY_NAME
-from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
+from pipegrid.cli.options import EMPTY_NAME, as_one, usage_error
+from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.errors import PipegridError, SourceError
 
 if TYPE_CHECKING:
@@ -25,48 +25,50 @@ F = TypeVar("F", bound=Callable[..., Any])
 MAX_LIST_BYTES = 64 << 20
 
 
-def selection_options(function: F) -> F:
-    """Add the options that say what of a directory is stored; ``Chosen`` takes them."""
-    for option in (
-        click.option(
-            "--one-file-system",
-            is_flag=True,
-            help="Store what is mounted within the directory as an empty directory.",
-        ),
-        click.option(
-            "--files-from",
-            type=click.Path(allow_dash=True),
-            metavar="FILE",
-            help="Store only what FILE lists, a path a line, below the directory or absolute; "
-            "'-' is standard input.",
-        ),
-        click.option(
-            "--exclude-vcs",
-            is_flag=True,
-            help="Leave out where version control keeps its own: .git, .hg, .svn and the like.",
-        ),
-        click.option(
-            "--exclude-from",
-            multiple=True,
-            type=click.Path(),
-            metavar="FILE",
-            help="Leave out what the patterns in FILE match, one a line.",
-        ),
-        click.option(
-            "--exclude",
-            multiple=True,
-            metavar="GLOB",
-            help="Leave out what matches: names anywhere ('*.tmp'), or with a slash paths below the "
-            "directory ('build/*.o', '**/cache/'); a slash at the end means directories only.",
-        ),
-    ):
-        function = option(function)
-    return function
+selection_options = as_one(
+    "selection",
+    dict,
+    click.option(
+        "--one-file-system",
+        is_flag=True,
+        help="Store what is mounted within the directory as an empty directory.",
+    ),
+    click.option(
+        "--files-from",
+        type=click.Path(allow_dash=True),
+        metavar="FILE",
+        help="Store only what FILE lists, a path a line, below the directory or absolute; "
+        "'-' is standard input.",
+    ),
+    click.option(
+        "--exclude-vcs",
+        is_flag=True,
+        help="Leave out where version control keeps its own: .git, .hg, .svn and the like.",
+    ),
+    click.option(
+        "--exclude-from",
+        multiple=True,
+        type=click.Path(),
+        metavar="FILE",
+        help="Leave out what the patterns in FILE match, one a line.",
+    ),
+    click.option(
+        "--exclude",
+        multiple=True,
+        metavar="GLOB",
+        help="Leave out what matches: names anywhere ('*.tmp'), or with a slash paths below the "
+        "directory ('build/*.o', '**/cache/'); a slash at the end means directories only.",
+    ),
+)
+"""Say what of a directory is stored; ``Chosen`` takes them."""
 
 
 class Chosen:
     """
     What the options of ``selection_options`` say.
+
+    Attributes:
+        one_file_system: what is mounted in the directory is stored as an empty directory.
 
     Raises:
         UsageError: a pattern makes no sense.
@@ -79,6 +81,7 @@ class Chosen:
         exclude_from: tuple[str, ...],
         exclude_vcs: bool,
         files_from: str | None,
+        one_file_system: bool,
     ) -> None:
         from pipegrid.tree.selection import VCS, TreeSelection, patterns_of
 
@@ -88,6 +91,7 @@ class Chosen:
         if exclude_vcs:
             patterns += VCS
         TreeSelection(patterns)  # to say now what is wrong with them
+        self.one_file_system = one_file_system
         self._patterns = patterns
         self._lines = None if files_from is None else _text_of(files_from).split("\n")
 
@@ -109,7 +113,7 @@ class Chosen:
 
 def _text_of(path: str) -> str:
     if path == "":
-        raise click.UsageError(f"FILE: {EMPTY_NAME}", click.get_current_context())
+        raise usage_error(f"FILE: {EMPTY_NAME}")
     try:
         if path == "-":
             data = sys.stdin.buffer.read(MAX_LIST_BYTES + 1)
@@ -131,8 +135,7 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
 
     def left_out(path: str, why: str) -> None:
         console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")
-        if console.json:
-            console.result("", {"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
+        console.json_result({"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 
     bar = progress.transfer()
 
@@ -171,7 +174,6 @@ async def put_trees(
     console: Console,
     directories: tuple[str, ...],
     chosen: Chosen,
-    one_file_system: bool,
     options: dict[str, Any],
     with_names: bool,
 ) -> int:
@@ -186,16 +188,12 @@ async def put_trees(
                 result = await grid.tree.put_tree(
                     directory,
                     selection=selection,
-                    one_file_system=one_file_system,
+                    one_file_system=chosen.one_file_system,
                     reports=reports_of(console, progress),
                     **options,
                 )
         except PipegridError as error:
-            status = console.complain(error, about=printable(directory))
-            statuses.add(status)
-            if console.json:
-                fields = {"path": directory, "error": sentence(error), "exit_status": int(status)}
-                console.result("", fields)
+            statuses.add(console.failed(error, printable(directory), {"path": directory}))
             continue
         cap = str(result.cap)
         console.say(f"pipegrid: {printable(directory)}: {counts_of(result.counts)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from pipegrid.cli.files import NamedFile
-from pipegrid.cli.outcome import ExitStatus, sentence
+from pipegrid.cli.outcome import ExitStatus
 from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, MutableCap, UnknownCap
 from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.text import printable
@@ -120,8 +120,5 @@ def shown_path(path: Sequence[str]) -> str:
 
 def complain(console: Console, met: Unreadable) -> ExitStatus:
     """Tell of a directory that could not be read, in JSON too; returns the status."""
-    status = console.complain(met.error, about=shown_path(met.path))
-    if console.json:
-        error = {"path": list(met.path), "error": sentence(met.error), "exit_status": int(status)}
-        console.result("", {**error, "cap": str(met.cap)})
-    return status
+    fields = {"path": list(met.path), "cap": str(met.cap)}
+    return console.failed(met.error, shown_path(met.path), fields)

@@ -17,12 +17,10 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python import usage
 
-from pipegrid.cli.cmd_serve import introducers_of
+from pipegrid.cli.cmd_serve import settings_of
 from pipegrid.errors import UsageError
-from pipegrid.grid import serving
 from pipegrid.grid.durations import parse_kept
 from pipegrid.reactor.monotonic import make_monotonic
-from pipegrid.server.running import refuse_if_running
 from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
 from pipegrid.server.supervised import end_without_memory
 from pipegrid.storage.expiry import Expiry
@@ -80,14 +78,10 @@ class Options(usage.Options):
         return self._settings
 
     def _read(self) -> ServeSettings:
-        directory = Path(self["directory"])
-        refuse_if_running(directory)
-        found = serving.load(directory)
-        for warning in found.warnings:
-            log.warn("{warning}", warning=warning)
-        return found.serve_settings(
-            directory,
-            introducers=introducers_of(directory, found, tuple(self._introducers)),
+        return settings_of(
+            Path(self["directory"]),
+            tuple(self._introducers),
+            lambda warning: log.warn("{warning}", warning=warning),
             port=self["port"],
             location=self["location"],
             storage=None if self["storage"] is None else Path(self["storage"]),

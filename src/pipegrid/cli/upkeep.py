@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.cli.options import CapArguments, upkeep_bounds
 from pipegrid.cli.outcome import ExitStatus, printable, sentence, worst_status
 from pipegrid.cli.render import plural
 
@@ -19,40 +21,67 @@ if TYPE_CHECKING:
     from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
     from pipegrid.tree.check import FirstMet
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 MAX_NAMED = 20
 """Servers in a summary line."""
 
 
-def recursive_option(function: F) -> F:
-    """Add the option that enters directories."""
-    return click.option(
-        "-r",
-        "--recursive",
-        is_flag=True,
-        help="Do it for everything in the directories, too, each object once, and sum up at the end; "
-        "objects that are well are not listed without -v.",
-    )(function)
+recursive_option = click.option(
+    "-r",
+    "--recursive",
+    is_flag=True,
+    help="Do it for everything in the directories, too, each object once, and sum up at the end; "
+    "objects that are well are not listed without -v.",
+)
 
 
-def files_or_trees(
-    console: Console, caps: Sequence[str], cap_files: Sequence[str], recursive: bool
-) -> list[NamedFile[Any]]:
-    """Return what the command line names; with ``recursive`` directories that can be entered, too."""
+def upkeep_job(
+    invocation: Invocation,
+    caps: CapArguments,
+    recursive: bool,
+    verb: str,
+    todo: dict[str, bool],
+    show: Callable[[Console, NamedFile[Any], Any, str], ExitStatus],
+    alone: Callable[[Grid, Console, Any], Awaitable[Any]] | None,
+) -> GridJob:
+    """
+    Return the job of looking after files, or after everything in directories.
+
+    Args:
+        caps: of ``checked_caps``.
+        verb: for the progress bar.
+        todo: what is to be done, as ``Todo`` has it.
+        show: prints what came of one, each line beginning with the text given; returns its status.
+        alone: looks after one by its cap, if it is the only one; None: then it is as with many.
+    """
     from pipegrid.cli.files import named_files
     from pipegrid.core.filecaps import keepable, walkable
 
-    if recursive:
-        return named_files(console, caps, cap_files, walkable)
-    return named_files(console, caps, cap_files, keepable)
+    understand: Callable[[Any], Any] = walkable if recursive else keepable
+    files = named_files(invocation.console, *caps, understand)
+
+    async def work(grid: Grid, console: Console) -> int:
+        def shown(file: NamedFile[Any], outcome: Any) -> ExitStatus:
+            lead = f"{file.label}: " if recursive or len(files) > 1 else ""
+            return show(console, file, outcome, lead)
+
+        if len(files) == 1 and alone is not None and not recursive:
+            from pipegrid.cli.trees import located
+
+            file = await located(grid, files[0], keepable)
+            return shown(file, await alone(grid, console, file.cap))
+        from pipegrid.transfer.upkeep.upkeep import Todo
+
+        bounds = upkeep_bounds(invocation)
+        return await look_after(grid, console, files, Todo(**todo), bounds, verb, shown, recursive)
+
+    return GridJob(work)
 
 
 async def located_files(
     grid: Grid, console: Console, files: Sequence[NamedFile[Any]], recursive: bool
 ) -> tuple[list[NamedFile[Any]], set[ExitStatus]]:
     """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
-    from pipegrid.cli.files import complain, identity
+    from pipegrid.cli.files import identity
     from pipegrid.cli.trees import located
     from pipegrid.core.filecaps import keepable, walkable
     from pipegrid.errors import PipegridError
@@ -65,7 +94,7 @@ async def located_files(
         except PipegridError as error:  # noqa: PERF203
             if len(files) == 1:
                 raise
-            statuses.add(complain(console, file, error, identity(file)))
+            statuses.add(console.failed(error, file.label, identity(file)))
     return found, statuses
 
 
@@ -90,12 +119,12 @@ class ObjectsReport:
         """Show one."""
         from twisted.python.failure import Failure
 
-        from pipegrid.cli.files import complain, identity
+        from pipegrid.cli.files import identity
 
         if isinstance(outcome, Failure):
             error = outcome.value
             assert error is not None
-            self.statuses.add(complain(self.console, file, error, identity(file)))
+            self.statuses.add(self.console.failed(error, file.label, identity(file)))
             return
         if self.terse and not self.console.json and self.console.verbosity <= 0:
             from pipegrid.cli.health import is_well

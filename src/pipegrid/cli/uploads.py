@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, one_status, printable, sentence
+from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.progress import Progress
 from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
 from pipegrid.errors import SinkError
@@ -99,11 +99,7 @@ class Uploads:
     def _report_failure(self, path: str, failure: Failure) -> None:
         error = failure.value
         assert error is not None
-        status = self._console.complain(error, about=_name(path))
-        self._statuses.add(status)
-        if self._console.json:
-            fields = {"path": path, "error": sentence(error), "exit_status": int(status)}
-            self._console.result("", fields)
+        self._statuses.add(self._console.failed(error, _name(path), {"path": path}))
 
     def _report_success(self, path: str, result: PutResult) -> None:
         console = self._console

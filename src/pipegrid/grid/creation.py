@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import attrs
+
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.replacing import create_file, replace_file
@@ -24,12 +26,7 @@ from pipegrid.grid.config import (
     check_servers,
     load,
 )
-from pipegrid.grid.homes import (
-    CONFIG_NAME,
-    SERVERS_NAME,
-    TAHOE_CONFIG_NAME,
-    is_configured,
-)
+from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME, is_configured
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.spelling import settings_in
 
@@ -150,12 +147,7 @@ def create_like_tahoe(
 
 
 def change(
-    directory: Path | str,
-    *,
-    required_shares: int | None = None,
-    total_shares: int | None = None,
-    segment_bytes: int | None = None,
-    happy: int | None = None,
+    directory: Path | str, encoding: Mapping[str, int], happy: int | None = None
 ) -> GridConfig:
     """
     Change how later uploads of a client's directory are encoded, and return what it says now.
@@ -163,6 +155,7 @@ def change(
     The rest of its ``pipegrid.cfg`` stays as it is, comments included.
 
     Args:
+        encoding: fields of ``Params``; the others stay.
         happy: by default as it is, or fewer if there are fewer shares or servers.
 
     Raises:
@@ -176,11 +169,7 @@ def change(
             f"{directory} is a Tahoe-LAFS node's, which is never written; change its "
             f"{TAHOE_CONFIG_NAME}, or give the options to 'put'"
         )
-    params = Params(
-        before.params.required_shares if required_shares is None else required_shares,
-        before.params.total_shares if total_shares is None else total_shares,
-        before.params.max_segment_bytes if segment_bytes is None else segment_bytes,
-    )
+    params = attrs.evolve(before.params, **encoding)
     servers = known_servers(before)
     if happy is None:
         happy = min(before.happy, params.total_shares, servers or before.happy)
