@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
@@ -22,20 +23,13 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
-from pipegrid.reactor.together import together
+from pipegrid.reactor.together import as_deferred, together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.earlier import Earlier
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.results import (
-    ServerStatus,
-)
-from pipegrid.transfer.settings import (
-    DownloadSettings,
-    Limits,
-    UploadSettings,
-    limited,
-)
+from pipegrid.transfer.results import ServerStatus
+from pipegrid.transfer.settings import DownloadSettings, Limits, UploadSettings, limited
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
@@ -46,6 +40,7 @@ if TYPE_CHECKING:
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
+P = ParamSpec("P")
 T = TypeVar("T")
 G = TypeVar("G", bound="BaseGrid")
 
@@ -54,6 +49,19 @@ UPLOAD_MEMORY_BYTES = 32 << 20
 What all uploads together may hold while they code, beyond the windows: large files go one behind
 the other, small ones side by side. With the windows it keeps a client under 64 MiB.
 """
+
+
+def started(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Deferred[T]]:
+    """Have a method begin when it is called, as ``_start`` of its object does it."""
+
+    @wraps(method)
+    def begin(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
+        running: Deferred[T] = self._start(method(self, *arguments, **options))
+        return running
+
+    return begin
 
 
 class BaseGrid:
@@ -106,7 +114,8 @@ class BaseGrid:
         self._closed = False
 
     @classmethod
-    def open(
+    @as_deferred
+    async def open(
         cls: type[G],
         reactor: IReactorTime,
         directory: str | os.PathLike[str] | None = None,
@@ -117,7 +126,7 @@ class BaseGrid:
         max_segment_bytes: int | None = None,
         limits: Limits | None = None,
         ahead: Ahead | None = None,
-    ) -> Deferred[G]:
+    ) -> G:
         """
         Open the grid that a directory configures; nothing is waited for.
 
@@ -138,34 +147,9 @@ class BaseGrid:
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
-        return Deferred.fromCoroutine(
-            cls._open(
-                reactor,
-                directory,
-                tracer,
-                wait_for,
-                window_bytes,
-                max_segment_bytes,
-                limits,
-                ahead,
-            )
-        )
-
-    @classmethod
-    async def _open(
-        cls: type[G],
-        reactor: IReactorTime,
-        directory: str | os.PathLike[str] | None,
-        tracer: Tracing | None,
-        wait_for: int,
-        fixed_window_bytes: int | None,
-        max_segment_bytes: int | None,
-        limits: Limits | None,
-        ahead: Ahead | None,
-    ) -> G:
         check_whole(wait_for, "wait_for", least=0)
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
-        opened = open_grid(reactor, directory, tracer, fixed_window_bytes, limits, ahead)
+        opened = open_grid(reactor, directory, tracer, window_bytes, limits, ahead)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(
@@ -222,11 +206,9 @@ class BaseGrid:
         """Whether all servers take many small shares in one message, as far as is known."""
         return all(peer.server.whole_bytes for peer in self._peers)
 
-    def status(self) -> Deferred[list[ServerStatus]]:
+    @started
+    async def status(self) -> list[ServerStatus]:
         """Ask every server how it is; those that do not answer say why."""
-        return self._start(self._status())
-
-    async def _status(self) -> list[ServerStatus]:
         from pipegrid.grid.status import status_of
 
         if self._discovery is not None:
@@ -240,11 +222,9 @@ class BaseGrid:
         """How the introducers are, at this moment; none if none are configured."""
         return [] if self._discovery is None else self._discovery.statuses
 
-    def close(self) -> Deferred[None]:
+    @as_deferred
+    async def close(self) -> None:
         """End all that is running, let go of the servers, and fire when nothing is left."""
-        return Deferred.fromCoroutine(self._close())
-
-    async def _close(self) -> None:
         if self._closed:
             return
         self._closed = True

@@ -5,26 +5,19 @@ Files on their way back from a grid.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from io import BytesIO
-from typing import TYPE_CHECKING
-
-from twisted.internet.defer import Deferred
 
 from pipegrid.arguments import check_callable, check_whole
 from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.core.filecaps import mutable_file, readable
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import NotEnoughSharesError, UsageError
-from pipegrid.grid.base import BaseGrid
+from pipegrid.grid.base import BaseGrid, started
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.progress import Progress
-from pipegrid.transfer.results import (
-    GetResult,
-)
-
-if TYPE_CHECKING:
-    pass
+from pipegrid.transfer.results import GetResult
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
@@ -32,7 +25,8 @@ if TYPE_CHECKING:
 class FetchingGrid(BaseGrid):
     """Fetches files."""
 
-    def get(
+    @started
+    async def get(
         self,
         cap: str | Cap,
         sink: SinkLike | str | os.PathLike[str],
@@ -41,7 +35,7 @@ class FetchingGrid(BaseGrid):
         length: int | None = None,
         progress: Progress | None = None,
         replace: bool = False,
-    ) -> Deferred[GetResult]:
+    ) -> GetResult:
         """
         Fetch a file, or a range of it; fires when the last verified byte is in the sink.
 
@@ -61,26 +55,15 @@ class FetchingGrid(BaseGrid):
             CorruptionError: the shares do not make up the file of the cap.
             SinkError: the sink could not take it, there is a file at the path, or somebody writes to it.
         """
-        return self._start(self._get_to(cap, sink, start, length, progress, replace))
-
-    async def _get_to(
-        self,
-        given: str | Cap,
-        sink: SinkLike | str | os.PathLike[str],
-        start: int,
-        length: int | None,
-        progress: Progress | None,
-        replace: bool,
-    ) -> GetResult:
-        if isinstance(sink, str | os.PathLike):
-            if mutable_file(given) is None:
-                readable(given)  # before anything is done on the disk
-            with PartFile(os.fspath(sink), replace) as part:
-                return await self._get_to(given, part, start, length, progress, replace)
-        result = await self._get(given, sink, start, length, progress)
-        if isinstance(sink, PartFile):
-            await self._workers.run(sink.publish)
-        return result
+        with ExitStack() as stack:
+            if isinstance(sink, str | os.PathLike):
+                if mutable_file(cap) is None:
+                    readable(cap)  # before anything is done on the disk
+                sink = stack.enter_context(PartFile(os.fspath(sink), replace))
+            result = await self._get(cap, sink, start, length, progress)
+            if isinstance(sink, PartFile):
+                await self._workers.run(sink.publish)
+            return result
 
     async def _get(
         self,
@@ -148,11 +131,9 @@ class FetchingGrid(BaseGrid):
             target.finish()
         return GetResult(length, {}, [])
 
-    def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
+    @started
+    async def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> bytes:
         """Fetch a file, or a range of it, into memory; see ``get``."""
-        return self._start(self._read(cap, start, length))
-
-    async def _read(self, cap: str | Cap, start: int, length: int | None) -> bytes:
         into = BytesIO()
         await self._get(cap, into, start, length, None)
         return into.getvalue()

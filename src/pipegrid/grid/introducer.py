@@ -13,12 +13,12 @@ from typing import Any
 
 import attrs
 from foolscap.api import Referenceable
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
 from pipegrid.grid.introducers import IntroducerAddress
 from pipegrid.reactor.reconnecting import Reconnecting
+from pipegrid.reactor.together import as_deferred
 from pipegrid.version import __version__
 from pipegrid.wire.announcements import Announcement, AnnouncementBook, signer, verify
 from pipegrid.wire.introducing import (
@@ -120,10 +120,8 @@ class IntroducerClient:
         self._reason = "the grid is closed"
         self._reconnecting.stop()
 
-    def _use(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._listen())
-
-    async def _listen(self) -> None:
+    @as_deferred
+    async def _use(self) -> None:
         reference = await connect_introducer(self._connect, self.address.furl, self._clock)
         lost = until_lost(reference)
         information = {

@@ -14,16 +14,10 @@ from pipegrid.arguments import check_callable
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.filecaps import checkable, mutable_file
 from pipegrid.core.leases import ClientSecrets
-from pipegrid.grid.base import BaseGrid
+from pipegrid.grid.base import BaseGrid, started
 from pipegrid.transfer.progress import Progress
-from pipegrid.transfer.results import (
-    CheckResult,
-    RenewResult,
-    RepairResult,
-)
-from pipegrid.transfer.settings import (
-    UpkeepSettings,
-)
+from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
+from pipegrid.transfer.settings import UpkeepSettings
 
 if TYPE_CHECKING:
     from pipegrid.transfer.upkeep.one import Keeper
@@ -35,14 +29,15 @@ if TYPE_CHECKING:
 class KeepingGrid(BaseGrid):
     """Looks after files."""
 
-    def check(
+    @started
+    async def check(
         self,
         cap: str | Cap,
         *,
         verify: bool = False,
         add_lease: bool = False,
         progress: Progress | None = None,
-    ) -> Deferred[CheckResult]:
+    ) -> CheckResult:
         """
         Find out how many shares of a file are where.
 
@@ -55,15 +50,10 @@ class KeepingGrid(BaseGrid):
         Raises (through the Deferred):
             CapError: not the cap of an immutable file.
         """
-        return self._start(self._check(cap, verify, progress, add_lease))
-
-    async def _check(
-        self, given: str | Cap, verify: bool, progress: Progress | None, add_lease: bool = False
-    ) -> CheckResult:
-        mutable = mutable_file(given, directories=True)
+        mutable = mutable_file(cap, directories=True)
         if mutable is not None:
             return await self._open_mutables().check(mutable, verify, add_lease)
-        cap = checkable(given)
+        cap = checkable(cap)
         check_callable(progress, "progress")
         from pipegrid.transfer.upkeep.one import literal
 
@@ -158,7 +148,8 @@ class KeepingGrid(BaseGrid):
             mutables=self._open_mutables,
         )
 
-    def renew(self, cap: str | Cap) -> Deferred[RenewResult]:
+    @started
+    async def renew(self, cap: str | Cap) -> RenewResult:
         """
         Add a lease to every share of a file, or renew it; not a byte of them is read.
 
@@ -168,21 +159,19 @@ class KeepingGrid(BaseGrid):
         Raises (through the Deferred):
             CapError: not the cap of an immutable file.
         """
-        return self._start(self._renew(cap))
-
-    async def _renew(self, given: str | Cap) -> RenewResult:
-        mutable = mutable_file(given, directories=True)
+        mutable = mutable_file(cap, directories=True)
         if mutable is not None:
             return await self._open_mutables().renew(mutable)
-        cap = checkable(given)
+        cap = checkable(cap)
         if isinstance(cap, LitCap):
             return RenewResult(cap, {}, 0, 0, [], [])
         await self._readiness.wait(cap.required_shares, all_told=True)
         return await self._keeper().renewal(cap).everywhere(self._peers)
 
-    def repair(
+    @started
+    async def repair(
         self, cap: str | Cap, *, progress: Progress | None = None, force: bool = False
-    ) -> Deferred[RepairResult]:
+    ) -> RepairResult:
         """
         Check every byte of a file's shares, make those again that are missing or damaged, and renew leases.
 
@@ -199,18 +188,15 @@ class KeepingGrid(BaseGrid):
             NotEnoughSharesError: too few good shares are left.
             CorruptionError: the shares do not make up the file of the cap.
         """
-        return self._start(self._repair(cap, progress, force))
-
-    async def _repair(
-        self, given: str | Cap, progress: Progress | None, force: bool
-    ) -> RepairResult:
-        mutable = mutable_file(given, directories=True)
+        mutable = mutable_file(cap, directories=True)
         if mutable is not None:
             return await self._open_mutables().repair(mutable, force)
-        cap = checkable(given)
+        cap = checkable(cap)
         check_callable(progress, "progress")
         if isinstance(cap, LitCap):
-            healthy = await self._check(cap, True, None)
+            from pipegrid.transfer.upkeep.one import literal
+
+            healthy = literal(cap)
             return RepairResult(cap, healthy, healthy, {}, [], [], 0.0)
         from pipegrid.transfer.repair import Repair
 

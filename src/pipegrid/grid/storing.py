@@ -23,9 +23,7 @@ from pipegrid.grid.remembered import open_elsewhere
 from pipegrid.transfer.progress import Progress, PutReports
 from pipegrid.transfer.put.keynotes import KeyNotes
 from pipegrid.transfer.put.source import SourceLike, size_of
-from pipegrid.transfer.results import (
-    PutResult,
-)
+from pipegrid.transfer.results import PutResult
 
 if TYPE_CHECKING:
     from pipegrid.transfer.put.putter import Putter

@@ -1,9 +1,10 @@
-"""Waiting for several things at once, leaving none behind."""
+"""Beginning things that take time, and waiting for several at once, leaving none behind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from twisted.internet.defer import (
     Deferred,
@@ -13,7 +14,18 @@ from twisted.internet.defer import (
     gatherResults,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:
+    """Have a coroutine begin when it is called: what is returned is a Deferred, which can be cancelled."""
+
+    @wraps(function)
+    def begin(*arguments: P.args, **options: P.kwargs) -> Deferred[T]:
+        return Deferred.fromCoroutine(function(*arguments, **options))
+
+    return begin
 
 
 async def together(running: Sequence[Deferred[T]]) -> list[T]:

@@ -25,18 +25,11 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.errors import UsageError
-from pipegrid.reactor.together import together
+from pipegrid.reactor.together import as_deferred, together
 from pipegrid.speedtest.probe import Probe
 from pipegrid.speedtest.probe import Responder as Responder
 from pipegrid.speedtest.rawstream import Buffers
-from pipegrid.speedtest.results import (
-    DIRECTIONS,
-    SCENARIO,
-    UP,
-    Baseline,
-    Measurement,
-    RoundTrip,
-)
+from pipegrid.speedtest.results import DIRECTIONS, SCENARIO, UP, Baseline, Measurement, RoundTrip
 
 SAMPLE_TRIPS = 10
 """A sample lasts at least so many round trips."""
@@ -64,13 +57,14 @@ class Effort:
     pings: int = 20
 
 
-def measure_baselines(
+@as_deferred
+async def measure_baselines(
     reactor: Any,
     responders: Sequence[Responder],
     effort: Effort = Effort(),
     *,
     tls: Sequence[bool] = (False, True),
-) -> Deferred[list[Baseline]]:
+) -> list[Baseline]:
     """
     Measure one stream and one to each responder, up and down; samples are in ``before``.
 
@@ -78,12 +72,6 @@ def measure_baselines(
 
     Fails with ResponderError.
     """
-    return Deferred.fromCoroutine(_measure_baselines(reactor, responders, effort, tls))
-
-
-async def _measure_baselines(
-    reactor: Any, responders: Sequence[Responder], effort: Effort, tls: Sequence[bool]
-) -> list[Baseline]:
     found = []
     for secure in tls:
         bench = await Bench.open(reactor, responders, secure, effort)
@@ -113,16 +101,11 @@ def join(before: Sequence[Baseline], after: Sequence[Baseline]) -> tuple[Baselin
     return (*joined, *(attrs.evolve(each, before=(), after=each.samples) for each in alone))
 
 
-def ping_responders(
+@as_deferred
+async def ping_responders(
     reactor: Any, responders: Sequence[Responder], count: int = 20
-) -> Deferred[list[RoundTrip]]:
-    """Measure the round trip to each responder by tiny exchanges on a connection that is up."""
-    return Deferred.fromCoroutine(_ping_responders(reactor, responders, count))
-
-
-async def _ping_responders(
-    reactor: Any, responders: Sequence[Responder], count: int
 ) -> list[RoundTrip]:
+    """Measure the round trip to each responder by tiny exchanges on a connection that is up."""
     trips = []
     buffers = Buffers()
     for responder in responders:
@@ -135,11 +118,12 @@ async def _ping_responders(
     return trips
 
 
-def ping_servers(
+@as_deferred
+async def ping_servers(
     exchanges: Mapping[str, Callable[[], Awaitable[Any]]],
     count: int = 20,
     now: Callable[[], float] = time.perf_counter,
-) -> Deferred[list[RoundTrip]]:
+) -> list[RoundTrip]:
     """
     Measure the round trip to each server of a grid: the time of a tiny answer on a connection that is up.
 
@@ -150,12 +134,6 @@ def ping_servers(
         exchanges: by the server's name; each asks for little and waits for the answer, as
             ``StorageServer.version`` does. The first call of each, which may connect, does not count.
     """
-    return Deferred.fromCoroutine(_ping_servers(exchanges, count, now))
-
-
-async def _ping_servers(
-    exchanges: Mapping[str, Callable[[], Awaitable[Any]]], count: int, now: Callable[[], float]
-) -> list[RoundTrip]:
     trips = []
     for name, exchange in exchanges.items():
         await exchange()
@@ -168,26 +146,21 @@ async def _ping_servers(
     return trips
 
 
-def perfect_pipe(
+@as_deferred
+async def perfect_pipe(
     reactor: Any,
     responders: Sequence[Responder],
     size_bytes: int,
     effort: Effort = Effort(),
     *,
     tls: bool = False,
-) -> Deferred[list[Measurement]]:
+) -> list[Measurement]:
     """
     The self-check: raw streams of so many bytes in all, measured as if they were a scenario, up and down.
 
     Set beside ``measure_baselines`` of the same run it must report 100 % of raw TCP, within 3 %. As with a
     scenario, its round trip counts: choose a size that takes a hundred of them.
     """
-    return Deferred.fromCoroutine(_perfect_pipe(reactor, responders, size_bytes, effort, tls))
-
-
-async def _perfect_pipe(
-    reactor: Any, responders: Sequence[Responder], size_bytes: int, effort: Effort, tls: bool
-) -> list[Measurement]:
     found = []
     bench = await Bench.open(reactor, responders, tls, effort)
     streams = len(responders)

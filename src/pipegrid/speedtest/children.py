@@ -24,6 +24,7 @@ from twisted.internet.threads import deferToThreadPool
 import pipegrid
 from pipegrid.errors import PipegridError
 from pipegrid.reactor.collector import calm_collector
+from pipegrid.reactor.together import as_deferred
 
 _JOB = "PIPEGRID_SPEEDTEST_JOB"
 
@@ -54,19 +55,18 @@ class ChildProcess:
         """Its number."""
         return self._process.pid
 
-    def stop(self) -> Deferred[None]:
+    @as_deferred
+    async def stop(self) -> None:
         """End it; fires when it has ended."""
-        return Deferred.fromCoroutine(self._stop())
-
-    async def _stop(self) -> None:
         # From here on it ends, whatever becomes of us.
         self._process.terminate()
-        await in_thread(self._reactor, lambda: _reap(self._process))
+        await in_thread(self._reactor, reap, self._process, STOP_S)
 
 
-def start_child(
+@as_deferred
+async def start_child(
     reactor: Any, module: str, job: Any, timeout_s: float = START_S
-) -> Deferred[ChildProcess]:
+) -> ChildProcess:
     """
     Start ``python -m module``; fires when it has said its line. Cancelling ends it.
 
@@ -75,10 +75,6 @@ def start_child(
 
     Fails with ChildError: it ended, or said something else, or nothing for so long.
     """
-    return Deferred.fromCoroutine(_start(reactor, module, job, timeout_s))
-
-
-async def _start(reactor: Any, module: str, job: Any, timeout_s: float) -> ChildProcess:
     process = subprocess.Popen(
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -108,18 +104,19 @@ async def _start(reactor: Any, module: str, job: Any, timeout_s: float) -> Child
     return child
 
 
-def in_thread(reactor: Any, work: Callable[[], Any]) -> Deferred[Any]:
-    """Do in a thread what waits."""
-    return deferToThreadPool(reactor, reactor.getThreadPool(), work)
+def in_thread(reactor: Any, work: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
+    """Do in a thread of the reactor's pool what waits."""
+    return deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)
 
 
-def _reap(process: subprocess.Popen[str]) -> None:
+def reap(process: subprocess.Popen[str], within_s: float) -> None:
+    """Wait until a process has ended that was told to, and end it if it has not after so long."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(OSError):
-        process.stdin.close()
+        process.stdin.close()  # some end with it, and have a thread that waits for it
     try:
-        process.wait(STOP_S)
+        process.wait(within_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -38,6 +38,7 @@ import pipegrid
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.homes import SERVERS_NAME
+from pipegrid.speedtest.children import reap
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.announcements import FURL, NURLS
 from pipegrid.wire.furl import Furl
@@ -107,12 +108,7 @@ class Servers:
             self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self.processes:  # together: each takes a moment to end in good order
             process.terminate()
         for process in self.processes:
@@ -193,16 +189,8 @@ def running(
     try:
         yield process
     finally:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()  # some end with it, and have a thread that waits for it
         process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        reap(process, STOP_S)
 
 
 def environment() -> dict[str, str]:

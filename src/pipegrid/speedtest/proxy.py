@@ -26,6 +26,7 @@ from twisted.internet.tcp import Port
 from pipegrid.errors import UsageError
 from pipegrid.links.precise import PreciseClock
 from pipegrid.links.relay import LinkShape, RelayFactory, SharedLink
+from pipegrid.reactor.together import as_deferred
 from pipegrid.speedtest.children import ChildProcess, be_child, start_child
 
 LOOPBACK = "127.0.0.1"
@@ -64,12 +65,13 @@ def parse_pair(text: str) -> Forwarding:
     return Forwarding(listen_host, int(match[2]), match[3].strip("[]"), int(match[4]))
 
 
-def proxy_main(
+@as_deferred
+async def proxy_main(
     reactor: Any,
     shape: LinkShape,
     pairs: Sequence[Forwarding],
     say: Callable[[str], object] = print,
-) -> Deferred[None]:
+) -> None:
     """
     Relay until cancelled; then stop to listen, and fire.
 
@@ -78,12 +80,6 @@ def proxy_main(
 
     Fails with UsageError: a port cannot be had.
     """
-    return Deferred.fromCoroutine(_proxy_main(reactor, shape, pairs, say))
-
-
-async def _proxy_main(
-    reactor: Any, shape: LinkShape, pairs: Sequence[Forwarding], say: Callable[[str], object]
-) -> None:
     clock = PreciseClock(reactor)
     ports: list[Port] = []
     try:
@@ -166,16 +162,11 @@ class RunningProxy:
         return self._child.stop()
 
 
-def start_proxy(
-    reactor: Any, shape: LinkShape, targets: Sequence[tuple[str, int]]
-) -> Deferred[RunningProxy]:
-    """Start a process that relays to each target (host, port) over one link, which all share."""
-    return Deferred.fromCoroutine(_start_proxy(reactor, shape, targets))
-
-
-async def _start_proxy(
+@as_deferred
+async def start_proxy(
     reactor: Any, shape: LinkShape, targets: Sequence[tuple[str, int]]
 ) -> RunningProxy:
+    """Start a process that relays to each target (host, port) over one link, which all share."""
     job = {"shape": attrs.asdict(shape), "targets": list(targets)}
     child = await start_child(reactor, "pipegrid.speedtest.proxy", job)
     return RunningProxy([int(port) for port in child.said], child)

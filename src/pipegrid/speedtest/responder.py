@@ -22,6 +22,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 
 from pipegrid.errors import UsageError
+from pipegrid.reactor.together import as_deferred
 from pipegrid.speedtest.probe import Responder, is_token
 from pipegrid.speedtest.rawstream import Buffers, RawStream
 from pipegrid.speedtest.session import BUSY, NO_TIME, TLS_HANDSHAKE, ByteAllowance, ServerSession
@@ -314,9 +315,10 @@ def _listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def responder_main(
+@as_deferred
+async def responder_main(
     reactor: Any, settings: ResponderSettings, say: Callable[[str], object] = print
-) -> Deferred[None]:
+) -> None:
     """
     Respond until the time is over, or until cancelled; then fire.
 
@@ -325,12 +327,6 @@ def responder_main(
 
     Fails with UsageError: the port cannot be had.
     """
-    return Deferred.fromCoroutine(_responder_main(reactor, settings, say))
-
-
-async def _responder_main(
-    reactor: Any, settings: ResponderSettings, say: Callable[[str], object]
-) -> None:
     service = ResponderService(reactor, settings)
     try:
         host, port = service.address

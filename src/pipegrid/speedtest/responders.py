@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
 
+from pipegrid.reactor.together import as_deferred
 from pipegrid.speedtest.children import ChildProcess, be_child, in_thread, start_child
 from pipegrid.speedtest.probe import Responder
 from pipegrid.speedtest.responder import (
@@ -48,12 +49,9 @@ class RunningResponders:
         return ending.addCallback(lambda _: None)
 
 
-def start_responders(reactor: Any, count: int) -> Deferred[RunningResponders]:
+@as_deferred
+async def start_responders(reactor: Any, count: int) -> RunningResponders:
     """Start so many, each a process on 127.0.0.1, with a token made for them."""
-    return Deferred.fromCoroutine(_start_responders(reactor, count))
-
-
-async def _start_responders(reactor: Any, count: int) -> RunningResponders:
     token = make_token()
     # One key for all: to make one takes longer than all else that they do before they are ready.
     key = await in_thread(reactor, make_key)

@@ -27,9 +27,10 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError
-from pipegrid.reactor.together import together
+from pipegrid.reactor.together import as_deferred, together
 from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest.baseline import Effort, join, measure_baselines
+from pipegrid.speedtest.children import in_thread
 from pipegrid.speedtest.clients import Session
 from pipegrid.speedtest.contents import Comparing, Contents
 from pipegrid.speedtest.processes import environment
@@ -47,7 +48,7 @@ from pipegrid.speedtest.results import (
     Timeline,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.target import FileTarget, check_room, in_thread
+from pipegrid.speedtest.target import FileTarget, check_room
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 Say = Callable[[str], object]
@@ -81,13 +82,14 @@ class Settings:
     effort: Effort = attrs.field(factory=lambda: Effort(rounds=2))
 
 
-def run(
+@as_deferred
+async def run(
     reactor: Any,
     target: FileTarget,
     choose: Callable[[FileTarget], Sequence[Scenario]],
     settings: Settings,
     say: Say,
-) -> Deferred[Run]:
+) -> Run:
     """
     Measure a target, which is started and stopped here.
 
@@ -99,16 +101,6 @@ def run(
         UsageError: too little room, or nothing to measure.
         PipegridError: the target cannot be reached, refuses, or gives other bytes back.
     """
-    return Deferred.fromCoroutine(_run(reactor, target, choose, settings, say))
-
-
-async def _run(
-    reactor: Any,
-    target: FileTarget,
-    choose: Callable[[FileTarget], Sequence[Scenario]],
-    settings: Settings,
-    say: Say,
-) -> Run:
     began, when = time.monotonic(), datetime.now(timezone.utc)
     try:
         await target.start()

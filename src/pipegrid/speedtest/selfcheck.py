@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 
+from pipegrid.reactor.together import as_deferred
 from pipegrid.speedtest.baseline import (
     Effort,
     Responder,
@@ -82,12 +82,9 @@ def check(
     return KnownFigure(name, take(samples), expected, tolerance, unit, min(samples), max(samples))
 
 
-def self_check(reactor: Any, say: Callable[[str], object]) -> Deferred[list[KnownFigure]]:
+@as_deferred
+async def self_check(reactor: Any, say: Callable[[str], object]) -> list[KnownFigure]:
     """Measure; fires with what came of it."""
-    return Deferred.fromCoroutine(_self_check(reactor, say))
-
-
-async def _self_check(reactor: Any, say: Callable[[str], object]) -> list[KnownFigure]:
     running = await start_responders(reactor, STREAMS)
     try:
         say("an emulated round trip of 100 ms")

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol as Connection
-from twisted.internet.threads import deferToThreadPool
 
 from pipegrid.core.params import Params
 from pipegrid.errors import ServerUnreachable, UsageError
@@ -128,8 +126,3 @@ async def connect_s(reactor: Any, host: str, port: int) -> float:
     transport: Any = connection.transport
     transport.abortConnection()
     return took_s
-
-
-def in_thread(reactor: Any, work: Any, *arguments: Any) -> Deferred[Any]:
-    """Do what blocks in a thread of the reactor's pool."""
-    return deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)

@@ -25,13 +25,14 @@ from pipegrid.grid.grid import Grid
 from pipegrid.grid.homes import default_directory, is_configured
 from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.baseline import Responder, ping_responders
+from pipegrid.speedtest.children import in_thread
 from pipegrid.speedtest.clients import GatewaySession, Session
 from pipegrid.speedtest.links import describe, shape_of
 from pipegrid.speedtest.processes import LOOPBACK, Servers, make_client, server_name
 from pipegrid.speedtest.proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.responders import RunningResponders, start_responders
 from pipegrid.speedtest.results import EmulatedLink, RoundTrip
-from pipegrid.speedtest.target import FOOLSCAP, GATEWAY, GBS, FileTarget, connect_s, in_thread
+from pipegrid.speedtest.target import FOOLSCAP, GATEWAY, GBS, FileTarget, connect_s
 from pipegrid.speedtest.timeline import Address
 
 _TRANSPORT_NAMES = {"https": GBS}

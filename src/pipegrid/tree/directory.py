@@ -29,6 +29,7 @@ from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError
+from pipegrid.reactor.together import as_deferred
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.results import PutResult
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
@@ -120,7 +121,8 @@ class Directory:
         """Whether the cap changes the directory."""
         return isinstance(self.cap.file, MutableCap) and self.cap.file.access == "write"
 
-    def list(self, limits: ListingLimits | None = None) -> Deferred[dict[str, Child]]:
+    @as_deferred
+    async def list(self, limits: ListingLimits | None = None) -> dict[str, Child]:
         """
         Read the directory; fires with its children by name, in ascending order.
 
@@ -129,9 +131,6 @@ class Directory:
             DirectoryError: it is damaged, or beyond the limits.
             PipegridError: the grid could not fetch it.
         """
-        return Deferred.fromCoroutine(self._list(limits))
-
-    async def _list(self, limits: ListingLimits | None) -> dict[str, Child]:
         listing = await read_listing(self._grid, self.cap, limits)
         return {entry.name: self._child(entry) for entry in listing.entries}
 

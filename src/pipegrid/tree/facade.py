@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap
+from pipegrid.grid.base import started
 from pipegrid.grid.grid import Grid as FileGrid
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Trees:
         self._start = start
         self._workers = workers
 
-    def resolve(self, path: str, limits: ListingLimits | None = None) -> Deferred[PathEnd]:
+    @started
+    async def resolve(self, path: str, limits: ListingLimits | None = None) -> PathEnd:
         """
         Find what a path leads to: a listing for each name.
 
@@ -58,15 +60,11 @@ class Trees:
         """
         from pipegrid.tree.paths import parse_here, resolve
 
-        async def work() -> PathEnd:
-            root, names = parse_here(path, self._grid.config.directory)
-            return await resolve(self._grid, root, names, limits)
+        root, names = parse_here(path, self._grid.config.directory)
+        return await resolve(self._grid, root, names, limits)
 
-        return self._start(work())
-
-    def list_directory(
-        self, cap: str | Cap, limits: ListingLimits | None = None
-    ) -> Deferred[Listing]:
+    @started
+    async def list_directory(self, cap: str | Cap, limits: ListingLimits | None = None) -> Listing:
         """
         Read one directory.
 
@@ -78,13 +76,10 @@ class Trees:
         from pipegrid.errors import CapError
         from pipegrid.tree.listing import read_listing
 
-        async def work() -> Listing:
-            parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
-            if not isinstance(parsed, DirectoryCap):
-                raise CapError("this is not the cap of a directory, and only those can be listed")
-            return await read_listing(self._grid, parsed, limits)
-
-        return self._start(work())
+        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+        if not isinstance(parsed, DirectoryCap):
+            raise CapError("this is not the cap of a directory, and only those can be listed")
+        return await read_listing(self._grid, parsed, limits)
 
     def walk(
         self,
@@ -104,7 +99,8 @@ class Trees:
 
         return walk(self._grid, cap, all_paths=all_paths, limits=limits, listing=listing)
 
-    def get_tree(
+    @started
+    async def get_tree(
         self,
         cap: str | Cap,
         directory: str | os.PathLike[str],
@@ -116,7 +112,7 @@ class Trees:
         problem: Callable[[tuple[str, ...], Exception], None] | None = None,
         done: Callable[[tuple[str, ...], str, int], None] | None = None,
         limits: GetTreeLimits | None = None,
-    ) -> Deferred[TreeGetResult]:
+    ) -> TreeGetResult:
         """
         Fetch a directory with all that is in it; what is there already is not fetched again.
 
@@ -141,34 +137,33 @@ class Trees:
         from pipegrid.tree.download import TreeGet
         from pipegrid.tree.downloading import bounded
 
-        async def work() -> TreeGetResult:
-            parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
-            get = TreeGet(
-                self._grid,
-                self._workers,
-                parsed,
-                os.fspath(directory),
-                metadata_json=metadata_json,
-                force=force,
-                paranoid=paranoid,
-                progress=progress,
-                problem=problem,
-                done=done,
-                limits=limits or bounded(self._grid.limits),
-            )
-            return await get.run()
+        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+        get = TreeGet(
+            self._grid,
+            self._workers,
+            parsed,
+            os.fspath(directory),
+            metadata_json=metadata_json,
+            force=force,
+            paranoid=paranoid,
+            progress=progress,
+            problem=problem,
+            done=done,
+            limits=limits or bounded(self._grid.limits),
+        )
+        return await get.run()
 
-        return self._start(work())
-
-    def put_tree(
+    @started
+    async def put_tree(
         self,
+        /,
         directory: str | os.PathLike[str],
         *,
         selection: TreeSelection | None = None,
         one_file_system: bool = False,
         reports: TreeReports | None = None,
         **options: Any,
-    ) -> Deferred[TreeResult]:
+    ) -> TreeResult:
         """
         Store a directory with all that is in it; fires when all is stored.
 
@@ -188,19 +183,17 @@ class Trees:
         from pipegrid.tree.unfinished import unfinished_put
         from pipegrid.tree.upload import tree_upload
 
-        async def work() -> TreeResult:
-            notes = unfinished_put(self._grid, directory, options)
-            try:
-                chosen = (selection, one_file_system, reports)
-                result = await tree_upload(self._grid, directory, *chosen, options, notes).run()
-                notes.forget()
-                return result
-            finally:
-                notes.close()
+        notes = unfinished_put(self._grid, directory, options)
+        try:
+            chosen = (selection, one_file_system, reports)
+            result = await tree_upload(self._grid, directory, *chosen, options, notes).run()
+            notes.forget()
+            return result
+        finally:
+            notes.close()
 
-        return self._start(work())
-
-    def check_tree(
+    @started
+    async def check_tree(
         self,
         cap: str | Cap,
         *,
@@ -211,7 +204,7 @@ class Trees:
         bounds: UpkeepSettings | None = None,
         ended: Callable[[Met, Outcome], None] | None = None,
         unreadable: Callable[[Met, Exception], None] | None = None,
-    ) -> Deferred[TreeSummary]:
+    ) -> TreeSummary:
         """
         Look after everything in a tree, each object once; see ``tree.check.check_tree``.
 
@@ -228,12 +221,9 @@ class Trees:
 
         todo = Todo(verify=verify, add_lease=add_lease, repair=repair, renew=renew)
 
-        async def work() -> TreeSummary:
-            return await check_tree(
-                self._grid, cap, todo, bounds=bounds, ended=ended, unreadable=unreadable
-            )
-
-        return self._start(work())
+        return await check_tree(
+            self._grid, cap, todo, bounds=bounds, ended=ended, unreadable=unreadable
+        )
 
 
 class Grid(FileGrid):

@@ -15,19 +15,8 @@ from typing import Any, Literal, Protocol
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.caps import (
-    Cap,
-    ChkCap,
-    DirectoryCap,
-    LitCap,
-    MutableCap,
-    UnknownCap,
-)
-from pipegrid.core.directory import (
-    immutable_cap,
-    plain_entries,
-    readonly_cap,
-)
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap
+from pipegrid.core.directory import immutable_cap, plain_entries, readonly_cap
 from pipegrid.core.mutable.childcaps import open_write_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, DirectoryError, PipegridError

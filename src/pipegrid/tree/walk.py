@@ -10,7 +10,6 @@ What comes next, and what is read ahead, is ``order``'s decision.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -76,12 +75,7 @@ class Walk:
     def __enter__(self) -> Walk:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_ahead(self) -> bool:

@@ -30,13 +30,7 @@ from pipegrid.transfer.put.codingline import DEPTH
 from pipegrid.transfer.put.elsewhere import Elsewhere
 from pipegrid.transfer.put.keynotes import KeyNote, KeyNotes
 from pipegrid.transfer.put.keys import convergent_key, random_key
-from pipegrid.transfer.put.source import (
-    BytesSource,
-    FileSource,
-    Source,
-    SourceLike,
-    open_source,
-)
+from pipegrid.transfer.put.source import BytesSource, FileSource, Source, SourceLike, open_source
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.put.whole import Begun, Overdue, WholePut, takes_whole
 from pipegrid.transfer.results import PutResult
