@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.arguments import check_kind, check_whole
+from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import MAX_SEGMENT_BYTES
 from pipegrid.errors import UsageError
 from pipegrid.flow.budget import Budget
@@ -27,7 +28,7 @@ from pipegrid.reactor.together import as_deferred, together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.earlier import Earlier
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Means, Peer
 from pipegrid.transfer.results import ServerStatus
 from pipegrid.transfer.settings import DownloadSettings, Limits, UploadSettings, limited
 
@@ -101,6 +102,7 @@ class BaseGrid:
         self._reactor = reactor
         self._peers = peers
         self._workers = workers
+        self._means = Means(reactor, workers, peers, ClientSecrets(config.lease_secret))
         limits = self._limits = limits or Limits()
         self._download_settings = limited(download_settings or DownloadSettings(), limits)
         self._on_close = on_close

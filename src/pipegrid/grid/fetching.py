@@ -94,9 +94,7 @@ class FetchingGrid(BaseGrid):
 
         def download() -> Download:
             return Download(
-                clock=self._reactor,
-                workers=self._workers,
-                peers=self._peers,
+                self._means,
                 cap=cap,
                 sink=sink,
                 start=start,

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from pipegrid.errors import UsageError
-from pipegrid.grid.servers import read_bounded
+from pipegrid.grid.servers import member_of, read_bounded
 from pipegrid.grid.spelling import check_top_level
 from pipegrid.grid.yamlfile import parse_yaml
 from pipegrid.wire import furl
@@ -80,7 +80,7 @@ def parse_introducers(data: bytes, name: str) -> Introducers:
     """Return what the bytes of an ``introducers.yaml`` say; ``name`` is the file's, for errors."""
     document = parse_yaml(data, name)
     check_top_level(document, "introducers", data, name)
-    introducers = {} if document is None else _member(document, "introducers", {})
+    introducers = {} if document is None else member_of(document, "introducers", {})
     if introducers is None and isinstance(document, dict):
         introducers = {}
     if not isinstance(introducers, dict):
@@ -95,14 +95,10 @@ def _entries(introducers: Mapping[Any, Any], name: str) -> Introducers:
         try:
             if number >= MAX_INTRODUCERS:
                 raise UsageError(f"more than {MAX_INTRODUCERS} are not listened to")
-            text = _member(entry, "furl", None)
+            text = member_of(entry, "furl", None)
             if not isinstance(text, str):
                 raise UsageError("it has no text under 'furl'")
             addresses.append(IntroducerAddress(shown, furl.parse(text.strip())))
         except UsageError as error:
             warnings.append(f"{name}: introducer {shown!r} is skipped: {error}")
     return Introducers(tuple(addresses), tuple(warnings))
-
-
-def _member(value: Any, key: str, default: Any) -> Any:
-    return value.get(key, default) if isinstance(value, dict) else None

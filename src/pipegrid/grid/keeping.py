@@ -13,7 +13,6 @@ from twisted.python.failure import Failure
 from pipegrid.arguments import check_callable
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.filecaps import checkable, mutable_file
-from pipegrid.core.leases import ClientSecrets
 from pipegrid.grid.base import BaseGrid, started
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
@@ -139,14 +138,7 @@ class KeepingGrid(BaseGrid):
     def _keeper(self) -> Keeper:
         from pipegrid.transfer.upkeep.one import Keeper
 
-        return Keeper(
-            clock=self._reactor,
-            workers=self._workers,
-            peers=self._peers,
-            client_secrets=ClientSecrets(self.config.lease_secret),
-            silence_s=self._download_settings.silence_s,
-            mutables=self._open_mutables,
-        )
+        return Keeper(self._means, self._download_settings.silence_s, self._open_mutables)
 
     @started
     async def renew(self, cap: str | Cap) -> RenewResult:
@@ -201,13 +193,4 @@ class KeepingGrid(BaseGrid):
         from pipegrid.transfer.repair import Repair
 
         await self._readiness.wait(cap.required_shares, all_told=True)
-        repair = Repair(
-            clock=self._reactor,
-            workers=self._workers,
-            peers=self._peers,
-            cap=cap,
-            client_secrets=ClientSecrets(self.config.lease_secret),
-            settings=self._download_settings,
-            progress=progress,
-        )
-        return await repair.run()
+        return await Repair(self._means, cap, self._download_settings, progress).run()

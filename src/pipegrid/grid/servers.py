@@ -94,7 +94,7 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     """
     document = parse_yaml(data, name)
     check_top_level(document, "storage", data, name)
-    storage = {} if document is None else _member(document, "storage", {})
+    storage = {} if document is None else member_of(document, "storage", {})
     if not isinstance(storage, dict):
         raise UsageError(f"{name} has no map of servers under 'storage'; mend it by hand")
     found = [_server_or_warning(server_id, entry, name) for server_id, entry in storage.items()]
@@ -110,7 +110,7 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
 
 
 def _announcement(entry: Any) -> dict[Any, Any]:
-    fields = _member(entry, "ann", None)
+    fields = member_of(entry, "ann", None)
     return fields if isinstance(fields, dict) else {}
 
 
@@ -247,7 +247,7 @@ def read_bounded(path: Path) -> bytes | None:
 
 def _server_or_warning(server_id: Any, entry: Any, name: str) -> KnownServer | str:
     try:
-        fields = _member(entry, "ann", None)
+        fields = member_of(entry, "ann", None)
         if not isinstance(fields, dict):
             raise ValueError("it has no map under 'ann'")
         return describe(server_id, fields)
@@ -255,5 +255,6 @@ def _server_or_warning(server_id: Any, entry: Any, name: str) -> KnownServer | s
         return f"{name}: server {str(server_id)[:60]!r} is skipped: {error}"
 
 
-def _member(value: Any, key: str, default: Any) -> Any:
+def member_of(value: Any, key: str, default: Any) -> Any:
+    """Return what a map has under a key, or the default; None if it is no map."""
     return value.get(key, default) if isinstance(value, dict) else None

@@ -13,7 +13,6 @@ from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_callable, check_kind, shown
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
 from pipegrid.grid.base import BaseGrid
@@ -109,10 +108,7 @@ class StoringGrid(BaseGrid):
             from pipegrid.transfer.put.putter import Putter
 
             self._putter = Putter(
-                clock=self._reactor,
-                workers=self._workers,
-                peers=self._peers,
-                client_secrets=ClientSecrets(self.config.lease_secret),
+                self._means,
                 memory=self._upload_memory,
                 settings=self._upload_settings,
                 notes=_key_notes(self.config, self._warnings),

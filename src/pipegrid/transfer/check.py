@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, execute
-from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer, IReactorTime
+from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -33,7 +33,7 @@ from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import Waves
-from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.watch import Watch
@@ -87,26 +87,23 @@ class Check:
 
     def __init__(
         self,
-        *,
-        clock: IReactorTime,
-        workers: CpuWorkers,
-        peers: Sequence[Peer],
+        means: Means,
         cap: ChkCap | ChkVerifierCap,
         verify: bool,
         progress: Progress | None = None,
         silence_s: float = 60.0,
     ) -> None:
-        self._clock = clock
-        self._workers = workers
+        self._clock = means.clock
+        self._workers = means.workers
         self._cap = cap.verifier()
         self._given = cap
         self._verify = verify
         self._silence_s = silence_s
         self._verified = 0
         self._report = ProgressReport(progress, 0)
-        self._ring = ring(self._cap.storage_index, peers)
+        self._ring = ring(self._cap.storage_index, means.peers)
         self._waves: Waves[Peer] = Waves(self._ring, cap.total_shares, _MORE_QUESTIONS)
-        self._changed = Wakeup(clock)
+        self._changed = Wakeup(means.clock)
         self._running: set[Deferred[None]] = set()
         self._bug: Failure | None = None
         self._fit = CapFit(self._cap)

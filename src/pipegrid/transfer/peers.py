@@ -1,5 +1,5 @@
 """
-A storage server as transfers see it: the server, and the pipeline of writes towards it.
+Storage servers as transfers see them, each with the pipeline of writes towards it, and what else they need.
 
 One peer serves all transfers of a grid, so that the files that are put at the same time share
 one window per server, and servers never wait for each other.
@@ -7,14 +7,17 @@ one window per server, and servers never wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 
+from pipegrid.core.leases import ClientSecrets, FileSecrets
 from pipegrid.core.ring import permuted
 from pipegrid.flow.pipeline import Pipeline
+from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.messages import LeaseSecrets, ServerIdentity, UploadSecrets
 
 
 @attrs.define(eq=False)
@@ -44,6 +47,42 @@ class Peer:
     def name(self) -> str:
         """What a person calls it."""
         return self.server.identity.nickname
+
+
+class Means:
+    """
+    What all transfers of one grid work with.
+
+    Attributes:
+        clock: the reactor's.
+        workers: threads for what takes long.
+        peers: servers that may be used, in any order; it may change.
+        secrets: of the client, from which those of files derive.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        workers: CpuWorkers,
+        peers: Sequence[Peer],
+        secrets: ClientSecrets,
+    ) -> None:
+        self.clock = clock
+        self.workers = workers
+        self.peers = peers
+        self.secrets = secrets
+
+
+def lease_secrets(secrets: FileSecrets, server: ServerIdentity) -> LeaseSecrets:
+    """Return the secrets of a file's lease on a server."""
+    derived = secrets.for_server(server.lease_seed)
+    return LeaseSecrets(derived.renew, derived.cancel)
+
+
+def upload_secrets(secrets: FileSecrets, server: ServerIdentity) -> UploadSecrets:
+    """Return the secrets of a file's upload to a server."""
+    derived = secrets.for_server(server.lease_seed)
+    return UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
 
 
 def ring(storage_index: bytes, peers: Iterable[Peer]) -> list[Peer]:

@@ -4,42 +4,26 @@ Shares made again of other shares: their ciphertext is fetched, segment by segme
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import ChkVerifierCap
 from pipegrid.core.encoder import CodedSegment, ShareWrite
 from pipegrid.core.reencoder import Reencoder
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.found import FoundShares
 from pipegrid.transfer.get.download import Download
 from pipegrid.transfer.get.segmentfeed import SegmentFeed
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Means
 from pipegrid.transfer.settings import DownloadSettings
 
 
 class Recoding:
-    """
-    The shares of one file, from those that are good.
+    """The shares of one file, from those that are good."""
 
-    Args:
-        peers: servers that may be asked, in any order.
-    """
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        workers: CpuWorkers,
-        peers: Sequence[Peer],
-        cap: ChkVerifierCap,
-        settings: DownloadSettings,
-    ) -> None:
-        self._clock = clock
-        self._workers = workers
-        self._peers = peers
+    def __init__(self, means: Means, cap: ChkVerifierCap, settings: DownloadSettings) -> None:
+        self._means = means
         self._cap = cap
         self._settings = settings
 
@@ -50,9 +34,7 @@ class Recoding:
         """Fetch the file's ciphertext, as long as it is wanted."""
         feed = SegmentFeed(encoder.geometry)
         download = Download(
-            clock=self._clock,
-            workers=self._workers,
-            peers=self._peers,
+            self._means,
             cap=self._cap,
             sink=feed,
             start=0,
@@ -76,7 +58,7 @@ class Recoding:
     ) -> CodedSegment:
         """Return a segment coded; ``numbers``: of the shares whose blocks are wanted, None: of all."""
         size = 8 * encoder.geometry.segment_length(index)
-        return await self._workers.run_if_large(size, _code, encoder, ciphertext, numbers)
+        return await self._means.workers.run_if_large(size, _code, encoder, ciphertext, numbers)
 
     async def shares(
         self, encoder: Reencoder, found: FoundShares

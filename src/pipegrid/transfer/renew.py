@@ -11,16 +11,13 @@ from functools import partial
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
-from pipegrid.core.leases import ClientSecrets
 from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.reactor.together import few_at_a_time
-from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.peers import Means, Peer, lease_secrets, ring
 from pipegrid.transfer.results import RenewResult
 from pipegrid.transfer.watch import Watch
-from pipegrid.wire.messages import LeaseSecrets
 
 SERVERS_AT_ONCE = 100
 """All have to be asked, and each answers with some bytes; what is held of an unanswered question is small."""
@@ -52,19 +49,12 @@ class Renewal:
         silence_s: a server that gives no sign of life for so long counts as unreachable.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: IReactorTime,
-        cap: ChkCap | ChkVerifierCap,
-        client_secrets: ClientSecrets,
-        silence_s: float = 60.0,
-    ) -> None:
-        self._clock = clock
+    def __init__(self, means: Means, cap: ChkCap | ChkVerifierCap, silence_s: float = 60.0) -> None:
+        self._clock = means.clock
         self._given = cap
         self._cap = cap.verifier()
         self._storage_index = self._cap.storage_index
-        self._secrets = client_secrets.for_file(self._storage_index)
+        self._secrets = means.secrets.for_file(self._storage_index)
         self._silence_s = silence_s
         self.leased = Leased()
 
@@ -99,8 +89,7 @@ class Renewal:
         return self.leased
 
     async def _renew(self, peer: Peer) -> None:
-        derived = self._secrets.for_server(peer.identity.lease_seed)
-        lease = LeaseSecrets(derived.renew, derived.cancel)
+        lease = lease_secrets(self._secrets, peer.identity)
         watch = Watch(self._clock, self._silence_s)
         await watch.answer(peer.server.add_lease(self._storage_index, lease), peer.name)
 

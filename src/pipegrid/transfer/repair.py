@@ -14,26 +14,23 @@ another round, on another server.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 from twisted.internet.defer import CancelledError
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core import ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import check_segment_bytes
 from pipegrid.core.reencoder import Reencoder
 from pipegrid.errors import ServerError
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.found import FoundShares
-from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.put.allocations import Allocations, RoomAnswer
 from pipegrid.transfer.put.openlanes import OpenLanes
@@ -63,43 +60,30 @@ class Repair:
     The repair of one encoded file (not of a literal one).
 
     Args:
-        peers: servers that may be used, in any order.
         progress: called with acknowledged and total bytes of the shares that are made again.
     """
 
     def __init__(
         self,
-        *,
-        clock: IReactorTime,
-        workers: CpuWorkers,
-        peers: Sequence[Peer],
+        means: Means,
         cap: ChkCap | ChkVerifierCap,
-        client_secrets: ClientSecrets,
         settings: DownloadSettings,
         progress: Progress | None = None,
     ) -> None:
-        self._clock = clock
-        self._workers = workers
-        self._peers = peers
+        clock = self._clock = means.clock
+        self._workers = means.workers
         self._given = cap
         self._cap = cap.verifier()
         self._settings = settings
         self._progress = progress
         self._started = clock.seconds()
         self._storage_index = self._cap.storage_index
-        self._file_secrets = client_secrets.for_file(self._storage_index)
-        self._check = Check(
-            clock=clock,
-            workers=workers,
-            peers=peers,
-            cap=cap,
-            verify=True,
-            silence_s=settings.silence_s,
-        )
-        self._recoding = Recoding(clock, workers, peers, self._cap, settings)
+        self._file_secrets = means.secrets.for_file(self._storage_index)
+        self._check = Check(means, cap, verify=True, silence_s=settings.silence_s)
+        self._recoding = Recoding(means, self._cap, settings)
         # As many servers of happiness as there are shares: as widely as servers allow.
         n = self._cap.total_shares
-        self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, peers), n, n)
+        self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, means.peers), n, n)
         self._changed = Wakeup(clock)
         self._lanes = OpenLanes(self._plan, settings.silence_s)
         self._uploaded: dict[int, str] = {}

@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
@@ -27,13 +26,12 @@ from pipegrid.core.segmentjob import SegmentJob, SegmentResult
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
 from pipegrid.reactor.wakeup import Wakeup
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.earlier import Earlier
 from pipegrid.transfer.get.openreaders import OpenReaders
 from pipegrid.transfer.get.resuming import Rechecked, ResumingDecoder
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.get.tactics import Tactics
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Means, Peer
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -47,7 +45,6 @@ class Download:
     The download of a range of one encoded file (not of a literal one).
 
     Args:
-        peers: servers that may be used, in any order.
         cap: with a verifier cap it is the ciphertext that is delivered.
         sink: of a part file, what is there and proves to be good is not fetched.
         start, length: the range of plaintext; it lies within the file.
@@ -59,10 +56,8 @@ class Download:
 
     def __init__(
         self,
+        means: Means,
         *,
-        clock: IReactorTime,
-        workers: CpuWorkers,
-        peers: Sequence[Peer],
         cap: ChkCap | ChkVerifierCap,
         sink: SinkLike,
         start: int,
@@ -73,8 +68,8 @@ class Download:
         holders: Mapping[int, Sequence[Peer]] | None = None,
         earlier: Earlier | None = None,
     ) -> None:
-        self._clock = clock
-        self._workers = workers
+        clock = self._clock = means.clock
+        self._workers = means.workers
         self._cap = cap
         self._settings = settings
         self._progress = ProgressReport(progress, length)
@@ -107,7 +102,7 @@ class Download:
         )
         self._readers = OpenReaders(
             clock=clock,
-            peers=peers,
+            peers=means.peers,
             cap=cap,
             decoder=self._decoder,
             tactics=self._tactics,

@@ -14,8 +14,8 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.leases import FileSecrets
-from pipegrid.transfer.peers import Peer
-from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+from pipegrid.transfer.peers import Peer, upload_secrets
+from pipegrid.wire.messages import Allocation, UploadSecrets
 
 
 @attrs.frozen
@@ -69,8 +69,7 @@ class Allocations:
 
     def secrets_for(self, peer: Peer) -> UploadSecrets:
         """Return the secrets of this file on this server."""
-        derived = self._secrets.for_server(peer.identity.lease_seed)
-        return UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
+        return upload_secrets(self._secrets, peer.identity)
 
     def ask(self, peer: Peer, share_numbers: frozenset[int], secrets: UploadSecrets) -> None:
         """Ask a server for room for these shares; writes may follow at once."""

@@ -4,14 +4,12 @@ What an upload is made of beside the file: who asks, who sends, and where it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
-from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.allocations import Allocations
 from pipegrid.transfer.put.asking import Asking
@@ -46,11 +44,9 @@ class Parts:
 
 
 def new_parts(
-    clock: IReactorTime,
+    means: Means,
     *,
-    peers: Sequence[Peer],
     storage_index: bytes,
-    client_secrets: ClientSecrets,
     geometry: Geometry,
     share_bytes: int,
     happy: int,
@@ -68,14 +64,15 @@ def new_parts(
         changed: called when there is news.
     """
     index, total = storage_index, geometry.total_shares
-    secrets = client_secrets.for_file(index)
-    plan: UploadPlan[Peer] = UploadPlan(ring(index, peers), total, happy, geometry.required_shares)
+    secrets = means.secrets.for_file(index)
+    servers = ring(index, means.peers)
+    plan: UploadPlan[Peer] = UploadPlan(servers, total, happy, geometry.required_shares)
     allocations = Allocations(index, share_bytes, secrets, changed)
     return Parts(
         plan,
         OpenLanes(plan, settings.silence_s),
         allocations,
-        Refusals(clock, index, share_bytes, changed),
+        Refusals(means.clock, index, share_bytes, changed),
         Asking(elsewhere, plan, allocations, share_bytes, began_s, settings.grace_s),
         Whereabouts(plan, total, share_bytes, reports.progress, reports.found),
     )

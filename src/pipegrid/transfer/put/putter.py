@@ -9,22 +9,19 @@ checked for changes in between.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 from twisted.internet.defer import CancelledError
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from pipegrid.core import hashes, wholeshares
 from pipegrid.core.caps import LitCap, is_literal_size
-from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry, Params
 from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.flow.budget import Budget
 from pipegrid.flow.turns import Turns
-from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.peers import Means, ring
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import DEPTH
 from pipegrid.transfer.put.elsewhere import Elsewhere
@@ -65,21 +62,17 @@ class Putter:
 
     def __init__(
         self,
+        means: Means,
         *,
-        clock: IReactorTime,
-        workers: CpuWorkers,
-        peers: Sequence[Peer],
-        client_secrets: ClientSecrets,
         memory: Budget,
         settings: UploadSettings,
         notes: KeyNotes | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        self._clock = clock
-        self._workers = workers
-        self._peers = peers
-        self._client_secrets = client_secrets
+        self._means = means
+        clock = self._clock = means.clock
+        self._workers = means.workers
         self._memory = memory
         self._settings = settings
         self._notes = notes
@@ -207,10 +200,8 @@ class Putter:
         begun = outcome
         for wait_s in (*_CONTENTION_WAITS_S, None):
             upload = Upload(
-                clock=self._clock,
+                means=self._means,
                 workers=self._workers,
-                peers=self._peers,
-                client_secrets=self._client_secrets,
                 source=source,
                 geometry=geometry,
                 key=key,
@@ -245,14 +236,14 @@ class Putter:
         if not wholeshares.fits(geometry) or self._elsewhere.asks:
             return None
         index = hashes.storage_index(key)
-        order = ring(index, self._peers)
+        order = ring(index, self._means.peers)
         n = geometry.total_shares
         if not happy <= len(order) or not takes_whole(order, n, wholeshares.share_bytes(geometry)):
             return None
         put = WholePut(
             self._clock,
             order,
-            self._client_secrets,
+            self._means.secrets,
             index,
             geometry,
             happy,
@@ -264,10 +255,11 @@ class Putter:
 
     def _say_what_is_lost(self, geometry: Geometry) -> None:
         """A put was cut off; over Foolscap unfinished shares go with the connection."""
-        forgetful = sum(peer.protocol == "foolscap" for peer in self._peers)
+        peers = self._means.peers
+        forgetful = sum(peer.protocol == "foolscap" for peer in peers)
         if forgetful and geometry.num_segments > 1:
             self._say(
-                f"an interrupted put begins anew on {forgetful} of {len(self._peers)} servers: they are "
+                f"an interrupted put begins anew on {forgetful} of {len(peers)} servers: they are "
                 "spoken to over Foolscap, where unfinished shares are gone with the connection"
             )
 

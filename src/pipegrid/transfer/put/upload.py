@@ -13,20 +13,18 @@ Nothing waits for the slowest server without need: a lane may cost the others at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from twisted.internet.defer import CancelledError
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core import hashes
 from pipegrid.core.encoder import Encoder
-from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
 from pipegrid.errors import UnhappyError
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Means, Peer
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import CodingLine
 from pipegrid.transfer.put.elsewhere import Elsewhere
@@ -52,7 +50,6 @@ class Upload:
     The upload of one encoded file (not of a literal one).
 
     Args:
-        peers: servers that may be used, in any order.
         key: 16 bytes; decides the storage index, and with it the ring.
         happy: servers of happiness without which the file does not count as stored.
         check_source: awaited before the last bytes are sent; raises SourceError if the source has
@@ -66,10 +63,8 @@ class Upload:
     def __init__(
         self,
         *,
-        clock: IReactorTime,
+        means: Means,
         workers: CpuWorkers,
-        peers: Sequence[Peer],
-        client_secrets: ClientSecrets,
         source: Source,
         geometry: Geometry,
         key: bytes,
@@ -80,7 +75,7 @@ class Upload:
         reports: PutReports,
         begun: Begun | None = None,
     ) -> None:
-        self._clock = clock
+        clock = self._clock = means.clock
         self._source = source
         self._geometry = geometry
         self._check_source = check_source
@@ -93,10 +88,8 @@ class Upload:
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
         parts = new_parts(
-            clock,
-            peers=peers,
+            means,
             storage_index=self._storage_index,
-            client_secrets=client_secrets,
             geometry=geometry,
             share_bytes=self._encoder.share_bytes,
             happy=happy,

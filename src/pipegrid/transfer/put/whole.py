@@ -24,17 +24,14 @@ from pipegrid.core.caps import ChkCap
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Geometry
 from pipegrid.core.placement import servers_of_happiness
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, upload_secrets
 from pipegrid.transfer.progress import ProgressReport, PutReports
 from pipegrid.transfer.put.elsewhere import Elsewhere
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.wire.messages import (
     Allocation,
-    LeaseSecrets,
-    ServerIdentity,
     Stored,
-    UploadSecrets,
     WriteResult,
 )
 
@@ -200,14 +197,10 @@ class WholePut:
                 self._storage_index,
                 {number: shares[number] for number in numbers},
                 share_bytes,
-                self._secrets_for(peer.server.identity),
+                upload_secrets(self._secrets, peer.server.identity),
             )
             self._unanswered[peer] = call
             call.addBoth(self._answered, peer)
-
-    def _secrets_for(self, identity: ServerIdentity) -> UploadSecrets:
-        derived = self._secrets.for_server(identity.lease_seed)
-        return UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
 
     def _answered(self, result: Stored | Failure, peer: Peer) -> None:
         self._unanswered.pop(peer, None)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap, MutableCap
-from pipegrid.core.leases import ClientSecrets
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.check import Check
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Means
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.renew import Renewal
 from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
@@ -31,21 +28,17 @@ class KeepsMutable(Protocol):
         """Add leases to all shares, or renew them."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Keeper:
     """
     What looking after objects needs.
 
     Attributes:
-        peers: servers that may be asked, in any order; it may change.
         silence_s: a server that gives no sign of life for so long counts as unreachable.
         mutables: returns what looks after files that can change.
     """
 
-    clock: IReactorTime
-    workers: CpuWorkers
-    peers: Sequence[Peer]
-    client_secrets: ClientSecrets
+    means: Means
     silence_s: float
     mutables: Callable[[], KeepsMutable]
 
@@ -62,15 +55,7 @@ class Keeper:
         Raises:
             CapMismatch: the cap is not that of the object which is stored there.
         """
-        check = Check(
-            clock=self.clock,
-            workers=self.workers,
-            peers=self.peers,
-            cap=cap,
-            verify=verify,
-            progress=progress,
-            silence_s=self.silence_s,
-        )
+        check = Check(self.means, cap, verify, progress, self.silence_s)
         result = await check.run()
         if not add_lease:
             return result
@@ -84,12 +69,7 @@ class Keeper:
 
     def renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
         """Return what renews the leases of one object."""
-        return Renewal(
-            clock=self.clock,
-            cap=cap,
-            client_secrets=self.client_secrets,
-            silence_s=self.silence_s,
-        )
+        return Renewal(self.means, cap, self.silence_s)
 
 
 def literal(cap: LitCap) -> CheckResult:

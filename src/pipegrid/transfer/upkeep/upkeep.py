@@ -24,7 +24,7 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap, MutableCap
 from pipegrid.errors import ServerError
 from pipegrid.flow.budget import Budget
 from pipegrid.reactor.wakeup import Wakeup
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, lease_secrets
 from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
@@ -32,7 +32,6 @@ from pipegrid.transfer.upkeep.desk import Desk
 from pipegrid.transfer.upkeep.inquiry import Inquiry
 from pipegrid.transfer.upkeep.one import Keeper, literal
 from pipegrid.transport.surveys import Question, Sample, Surveyed
-from pipegrid.wire.messages import LeaseSecrets
 
 Outcome = CheckResult | RenewResult | RepairResult | Failure
 Told = Callable[[Outcome], None]
@@ -99,7 +98,7 @@ class Upkeep:
         self._open_questions = 0
         self._memory = Budget(bounds.memory_bytes)
         self._tasks: set[Deferred[None]] = set()
-        self._changed = Wakeup(keeper.clock)
+        self._changed = Wakeup(keeper.means.clock)
         self._bug: Failure | None = None
         self._begun_at_s = -1.0
         self._left_in_turn = BEGUN_PER_TURN
@@ -149,7 +148,7 @@ class Upkeep:
         if self._todo.verify:
             self._look_at(one, cap)
             return
-        one.inquiry = Inquiry(cap, self._keeper.peers, self._todo.renew)
+        one.inquiry = Inquiry(cap, self._keeper.means.peers, self._todo.renew)
         self._go_on(one)
 
     async def finished(self) -> None:
@@ -207,18 +206,15 @@ class Upkeep:
         todo = self._todo
         secrets = None
         if (todo.add_lease or todo.renew) and not inquiry.sampling_copies:
-            secrets = self._keeper.client_secrets.for_file(index)
+            secrets = self._keeper.means.secrets.for_file(index)
         one.open_questions += len(asked)
         self._open_questions += len(asked)
         for peer, samples in asked:
-            lease = None
-            if secrets is not None:
-                derived = secrets.for_server(peer.identity.lease_seed)
-                lease = LeaseSecrets(derived.renew, derived.cancel)
+            lease = None if secrets is None else lease_secrets(secrets, peer.identity)
             desk = self._desks.get(peer)
             if desk is None:
                 silence_s = self._keeper.silence_s
-                desk = Desk(self._keeper.clock, peer, silence_s, self._broken)
+                desk = Desk(self._keeper.means.clock, peer, silence_s, self._broken)
                 self._desks[peer] = desk
             desk.ask(Question(index, lease, samples), partial(self._answered, one, peer))
 
@@ -290,15 +286,7 @@ class Upkeep:
         return result
 
     def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
-        keeper = self._keeper
-        return Repair(
-            clock=keeper.clock,
-            workers=keeper.workers,
-            peers=keeper.peers,
-            cap=cap,
-            client_secrets=keeper.client_secrets,
-            settings=self._settings,
-        )
+        return Repair(self._keeper.means, cap, self._settings)
 
     async def _keep_mutable(self, cap: MutableCap) -> Outcome:
         todo, keeper = self._todo, self._keeper.mutables()
