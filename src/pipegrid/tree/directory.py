@@ -137,14 +137,15 @@ class Directory:
     def _child(self, entry: Entry) -> Child:
         return Child(entry.name, entry.cap, entry.write_cap, metadata_of(entry.metadata_json))
 
-    def link(
+    @as_deferred
+    async def link(
         self,
         name: str,
         cap: str | Cap,
         *,
         metadata: dict[str, Any] | None = None,
         replace: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> WriteResult:
         """
         Put a child into the directory; see ``core.mutable.edits.Link``.
 
@@ -154,11 +155,8 @@ class Directory:
             and what ``change`` raises.
         """
 
-        async def work() -> WriteResult:
-            parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
-            return await self._change([Link(name, parsed, metadata=metadata, replace=replace)])
-
-        return Deferred.fromCoroutine(work())
+        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+        return await self.change([Link(name, parsed, metadata=metadata, replace=replace)])
 
     def put(
         self,
@@ -208,28 +206,26 @@ class Directory:
             name, lambda: self._grid.create_mutable(source, **options), metadata, replace, stored
         )
 
-    def _put(
+    @as_deferred
+    async def _put(
         self,
         name: str,
         store: Callable[[], Deferred[S]],
         metadata: dict[str, Any] | None,
         replace: bool,
         told: Callable[[Cap], object],
-    ) -> Deferred[S]:
-        async def work() -> S:
-            self._writekey()
-            looking = self._grid.look_ahead(self.cap)
-            looking.addErrback(lambda _: None)  # the change will meet it again, and say so
-            try:
-                stored = await store()
-                told(stored.cap)
-                await looking
-            finally:
-                looking.cancel()
-            await self._change([Link(name, stored.cap, metadata=metadata, replace=replace)])
-            return stored
-
-        return Deferred.fromCoroutine(work())
+    ) -> S:
+        self._writekey()
+        looking = self._grid.look_ahead(self.cap)
+        looking.addErrback(lambda _: None)  # the change will meet it again, and say so
+        try:
+            stored = await store()
+            told(stored.cap)
+            await looking
+        finally:
+            looking.cancel()
+        await self.change([Link(name, stored.cap, metadata=metadata, replace=replace)])
+        return stored
 
     def unlink(self, name: str, *, must_exist: bool = True) -> Deferred[WriteResult]:
         """
@@ -252,7 +248,8 @@ class Directory:
         """
         return self.change([Rename(old, new, replace)])
 
-    def change(self, edits: Sequence[Edit]) -> Deferred[WriteResult]:
+    @as_deferred
+    async def change(self, edits: Sequence[Edit]) -> WriteResult:
         """
         Apply edits (``core.mutable.edits``) in their order, in one publish; all take effect, or none does.
 
@@ -262,9 +259,7 @@ class Directory:
             UnhappyError: too few servers took it.
             UncoordinatedWriteError: others wrote so much that this never had its turn.
         """
-        return Deferred.fromCoroutine(self._change(list(edits)))
-
-    async def _change(self, edits: Sequence[Edit]) -> WriteResult:
+        edits = list(edits)  # the caller's may change meanwhile
         key = self._writekey()
         repeated = False
 

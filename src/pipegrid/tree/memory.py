@@ -5,7 +5,6 @@ What is remembered of files and directories that earlier runs have stored, so th
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 import attrs
 
@@ -27,14 +26,16 @@ class Remembered:
     due: bool = False
 
 
-class Memory(Protocol):
-    """What earlier runs have stored; ``file`` is asked in a thread, never twice at a time."""
+class Memory:
+    """What earlier runs have stored: here nothing. ``file`` is asked in a thread, never twice at a time."""
 
     def file(self, path: str, found: os.stat_result) -> Remembered | None:
         """Return what is known of a regular file, if it is unchanged."""
+        return None
 
     def directory(self, packed: bytes) -> Remembered | None:
         """Return what is known of a directory of exactly these bytes."""
+        return None
 
     def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
@@ -44,22 +45,3 @@ class Memory(Protocol):
 
     def checked(self, cap: ChkCap | LitCap) -> None:
         """What this cap reads was found to be whole."""
-
-
-class NoMemory:
-    """Nothing is remembered."""
-
-    def file(self, path: str, found: os.stat_result) -> Remembered | None:
-        """Nothing is known."""
-
-    def directory(self, packed: bytes) -> Remembered | None:
-        """Nothing is known."""
-
-    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
-        """Forget it."""
-
-    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """Forget it."""
-
-    def checked(self, cap: ChkCap | LitCap) -> None:
-        """Forget it."""

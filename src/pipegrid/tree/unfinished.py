@@ -28,7 +28,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.grid.grid import Grid
 from pipegrid.tree.backup.database import Database
 from pipegrid.tree.localwalk import Met
-from pipegrid.tree.memory import Memory, NoMemory, Remembered
+from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.upload import NOTES_NAME
 
 WRITTEN_AFTER_S = 1.0
@@ -72,7 +72,7 @@ def unfinished_put(
     return UnfinishedPut(notes, context, root, now)
 
 
-class NoUnfinishedPut(NoMemory):
+class NoUnfinishedPut(Memory):
     """There is no place for notes."""
 
     def forget(self) -> None:

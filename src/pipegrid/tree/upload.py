@@ -37,7 +37,7 @@ from pipegrid.tree.localwalk import (
     Met,
     own_directories,
 )
-from pipegrid.tree.memory import Memory, NoMemory, Remembered
+from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.selection import TreeSelection
@@ -77,7 +77,7 @@ def tree_upload(
             *([] if local is None else [local.directory]),
             *(cache / NOTES_NAME for cache in grid.config.caches[:1]),
         ),
-        know=(memory or NoMemory()).file,
+        know=(memory or Memory()).file,
     )
     store = GridFiles(grid, **(options or {}))
     return TreeUpload(
@@ -114,7 +114,7 @@ class TreeUpload:
         self._store = store
         self._root = root
         self._reports = reports or TreeReports()
-        self._memory: Memory = memory or NoMemory()
+        self._memory = memory or Memory()
         self._plan = TreePlan()
         self.counts = TreeCounts()
         self._directories: dict[int, DirectoryNode] = {}

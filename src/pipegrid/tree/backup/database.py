@@ -27,7 +27,7 @@ from pipegrid.disk.private import open_private
 from pipegrid.errors import CapError, UsageError
 from pipegrid.tree.backup.changes import Recorded, Signature, is_due, is_unchanged, signature_of
 from pipegrid.tree.localwalk import Met
-from pipegrid.tree.memory import Remembered
+from pipegrid.tree.memory import Memory, Remembered
 
 VERSION = 1
 
@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS objects (cap TEXT PRIMARY KEY, checked REAL NOT NULL)
 """
 
 
-class Database:
+class Database(Memory):
     """
     The memory of one client's backups.
 
