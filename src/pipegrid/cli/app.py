@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,7 +57,9 @@ COMMANDS = (
 
 
 class LazyGroup(CommandGroup):
-    """A group that imports a command's module when the command is named."""
+    """All commands."""
+
+    homes = {name: (f"cmd_{name.replace('-', '_')}", "command") for name in COMMANDS}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; no arguments at all get the help, on stderr, as they ask for nothing."""
@@ -69,18 +70,6 @@ class LazyGroup(CommandGroup):
             invocation.console.say(ctx.get_help())
             ctx.exit(ExitStatus.USAGE)
         return super().parse_args(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return one command, or None."""
-        if cmd_name not in COMMANDS:
-            return None
-        command = import_module(f"pipegrid.cli.cmd_{cmd_name.replace('-', '_')}").command
-        assert isinstance(command, click.Command)
-        return command
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

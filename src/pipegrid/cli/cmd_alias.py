@@ -9,7 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob
-from pipegrid.cli.options import common_options, format_option, read_only_option, wait_option
+from pipegrid.cli.options import common_options, format_option, grid_options, read_only_option
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def add(name: str, cap: str) -> OfflineJob:
 @click.argument("name")
 @format_option
 @read_only_option
-@wait_option
-@common_options
+@grid_options
 def create(name: str, format: str, read_only: bool) -> GridJob:
     """Make a new directory that can be changed, let NAME stand for it, and print its cap."""
 

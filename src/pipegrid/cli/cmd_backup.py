@@ -9,7 +9,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, usage_error, wait_option
+from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 from pipegrid.cli.outcome import ExitStatus, sentence, worst_status
 from pipegrid.cli.treeput import Chosen, counts_of, fields_of, reports_of, selection_options
 
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 )
 @selection_options
 @limit_options
-@wait_option
-@common_options
+@grid_options
 def command(
     source: str,
     name: str | None,

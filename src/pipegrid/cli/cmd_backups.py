@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(name="backups")
 @click.argument("cap", required=False, metavar="[CAP]")
-@wait_option
-@common_options
+@grid_options
 def command(cap: str | None) -> GridJob:
     """
     List the runs of all backups, the oldest first.

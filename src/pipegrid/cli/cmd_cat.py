@@ -8,13 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import (
-    CapArguments,
-    cap_arguments,
-    common_options,
-    segment_limit_option,
-    wait_option,
-)
+from pipegrid.cli.options import CapArguments, cap_arguments, reading_options
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.errors import UsageError
 
@@ -24,9 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(name="cat")
 @cap_arguments
-@wait_option
-@segment_limit_option
-@common_options
+@reading_options
 @click.pass_obj
 def command(invocation: Invocation, caps: CapArguments) -> GridJob:
     """

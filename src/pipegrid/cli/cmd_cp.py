@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, usage_error, wait_option
+from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 )
 @click.option("-f", "--force", is_flag=True, help="Replace files that are in the way.")
 @limit_options
-@wait_option
-@common_options
+@grid_options
 def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob:
     """
     Copy files and directories to a grid, from it, or within it.

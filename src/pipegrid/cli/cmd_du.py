@@ -8,8 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, segment_limit_option, wait_option
-from pipegrid.cli.outcome import one_status
+from pipegrid.cli.options import reading_options
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
 @click.command(name="du")
 @click.argument("path", metavar="CAP[/PATH]")
 @click.option("-s", "--summarize", is_flag=True, help="Only the sum.")
-@wait_option
-@segment_limit_option
-@common_options
+@reading_options
 def command(path: str, summarize: bool) -> GridJob:
     """
     Print the bytes of the files in every directory of a tree, those below it included.
@@ -31,11 +28,9 @@ def command(path: str, summarize: bool) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.cmd_ls import size_of
-        from pipegrid.cli.trees import complain, directory_at, shown_path
-        from pipegrid.tree.walk import Unreadable
+        from pipegrid.cli.trees import directory_at, shown_path, walk_through
+        from pipegrid.tree.walk import Met, Unreadable
 
-        place = await directory_at(grid, path)
-        statuses = set()
         sums: list[tuple[tuple[str, ...], int]] = []
 
         def close(depth: int) -> None:
@@ -47,18 +42,18 @@ def command(path: str, summarize: bool) -> GridJob:
                     shown = f"{size:>15} {shown_path(name)}"
                     console.result(shown, {"path": list(name), "size": size})
 
-        assert place.cap is not None
-        with grid.tree.walk(place.cap) as tree:
-            async for met in tree:
-                close(len(met.path))
-                if isinstance(met, Unreadable):
-                    statuses.add(complain(console, met))
-                elif met.listing is not None:
-                    sums.append((met.path, 0))
-                elif met.kind == "file" and not met.again:
-                    name, size = sums[-1]
-                    sums[-1] = (name, size + (size_of(met.cap) or 0))
+        def meet(met: Met) -> None:
+            close(len(met.path))
+            if isinstance(met, Unreadable):
+                return
+            if met.listing is not None:
+                sums.append((met.path, 0))
+            elif met.kind == "file" and not met.again:
+                name, size = sums[-1]
+                sums[-1] = (name, size + (size_of(met.cap) or 0))
+
+        status = await walk_through(grid, console, await directory_at(grid, path), meet)
         close(0)
-        return one_status(statuses)
+        return status
 
     return GridJob(work)

@@ -13,11 +13,9 @@ from pipegrid.cli.options import (
     EMPTY_NAME,
     CapArguments,
     cap_arguments,
-    common_options,
     limit_options,
-    segment_limit_option,
+    reading_options,
     usage_error,
-    wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.places import Places, destinations
@@ -64,9 +62,7 @@ FILES_AT_ONCE = 4
     help="With -r: compare also files that have size and time of those on the grid, byte for byte.",
 )
 @limit_options
-@wait_option
-@segment_limit_option
-@common_options
+@reading_options
 @click.pass_obj
 def command(
     invocation: Invocation,

@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="CAP[/PATH]")
 @click.argument("path", metavar="PATH")
 @click.option("-f", "--force", is_flag=True, help="Replace what has this name.")
-@wait_option
-@common_options
+@grid_options
 def command(source: str, path: str, force: bool) -> GridJob:
     """
     Link a file or directory into a directory that can be changed.

@@ -8,8 +8,8 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, segment_limit_option, wait_option
-from pipegrid.cli.outcome import ExitStatus, one_status
+from pipegrid.cli.options import reading_options
+from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Show before each name the cap that reads it, and is to be given away; '-' if there is none.",
 )
-@wait_option
-@segment_limit_option
-@common_options
+@reading_options
 def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
     """
     List the names in a directory.
@@ -74,20 +72,17 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
 async def _list_all(
     grid: Grid, console: Console, place: PathEnd, long: bool, read_only: bool
 ) -> ExitStatus:
-    from pipegrid.cli.trees import complain
+    from pipegrid.cli.trees import walk_through
     from pipegrid.tree.paths import PathEnd
-    from pipegrid.tree.walk import Unreadable
+    from pipegrid.tree.walk import Found, Met
 
-    statuses = set()
     show = _shower(console.json, long, read_only)
-    assert place.cap is not None
-    with grid.tree.walk(place.cap) as tree:
-        async for met in tree:
-            if isinstance(met, Unreadable):
-                statuses.add(complain(console, met))
-            elif met.path:
-                console.result(*show(met.path, PathEnd(met.cap, (), met.metadata_json)))
-    return one_status(statuses)
+
+    def meet(met: Met) -> None:
+        if met.path and isinstance(met, Found):
+            console.result(*show(met.path, PathEnd(met.cap, (), met.metadata_json)))
+
+    return await walk_through(grid, console, place, meet)
 
 
 def _shower(

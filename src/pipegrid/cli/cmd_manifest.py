@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, segment_limit_option, usage_error, wait_option
-from pipegrid.cli.outcome import one_status
+from pipegrid.cli.options import reading_options, usage_error
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
     "--verify-cap", "verifier", is_flag=True, help="Print verifier caps, which cannot read."
 )
 @click.option("-s", "--storage-index", is_flag=True, help="Print storage indexes, and no paths.")
-@wait_option
-@segment_limit_option
-@common_options
+@reading_options
 def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
     """
     Print the cap and path of every object of a tree, each once.
@@ -38,43 +35,30 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.capfile import as_line
-        from pipegrid.cli.trees import complain, directory_at
+        from pipegrid.cli.trees import directory_at, walk_through
         from pipegrid.core import base32
-        from pipegrid.tree.walk import Found, Unreadable
+        from pipegrid.tree.walk import Found, Met
 
-        place = await directory_at(grid, path)
-        statuses = set()
-        assert place.cap is not None
-        with grid.tree.walk(place.cap) as tree:
-            async for met in tree:
-                if isinstance(met, Unreadable):
-                    statuses.add(complain(console, met))
-                elif met.again:
-                    continue
-                if met.cap is None:
-                    continue
-                kind = met.kind if isinstance(met, Found) else "directory"
-                index = index_of(met.cap)
-                fields = {
-                    "path": list(met.path),
-                    "type": kind,
-                    "cap": str(met.cap),
-                    "verifycap": verifier_of(met.cap),
-                    "storage-index": "" if index is None else base32.encode(index),
-                }
-                name = "/".join(met.path)
-                shown = str(met.cap)
-                if storage_index:
-                    shown = fields["storage-index"]  # type: ignore[assignment]
-                elif verifier:
-                    shown = fields["verifycap"]  # type: ignore[assignment]
-                if not shown:
-                    continue
-                if console.json and isinstance(met, Unreadable):
-                    continue  # it was told with its error
+        def meet(met: Met) -> None:
+            found = isinstance(met, Found)
+            if met.cap is None or (isinstance(met, Found) and met.again):
+                return
+            index = index_of(met.cap)
+            fields: dict[str, Any] = {
+                "path": list(met.path),
+                "type": met.kind if isinstance(met, Found) else "directory",
+                "cap": str(met.cap),
+                "verifycap": verifier_of(met.cap),
+                "storage-index": "" if index is None else base32.encode(index),
+            }
+            name = "/".join(met.path)
+            kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
+            shown: str = fields[kind]
+            if shown and (found or not console.json):  # else it was told with its error
                 line = shown if storage_index or not name else as_line(shown, name)
                 console.result(line, fields)
-        return one_status(statuses)
+
+        return await walk_through(grid, console, await directory_at(grid, path), meet)
 
     return GridJob(work)
 

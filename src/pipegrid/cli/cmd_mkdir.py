@@ -8,13 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import (
-    common_options,
-    format_option,
-    read_only_option,
-    usage_error,
-    wait_option,
-)
+from pipegrid.cli.options import format_option, grid_options, read_only_option, usage_error
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -25,8 +19,7 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="[PATH]", required=False)
 @format_option
 @read_only_option
-@wait_option
-@common_options
+@grid_options
 def command(path: str | None, format: str, read_only: bool) -> GridJob:
     """
     Make a directory that can be changed, and print its cap, which lets change it.

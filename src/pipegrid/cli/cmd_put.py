@@ -12,14 +12,13 @@ from pipegrid.cli.options import (
     EMPTY_NAME,
     Encoding,
     choose_params,
-    common_options,
     encoding_options,
+    grid_options,
     happy_option,
     key_options,
     limit_options,
     read_only_option,
     usage_error,
-    wait_option,
 )
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.treeput import Chosen, selection_options
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
     help="Print the name of each file behind its cap; 'get --cap-file' reads that.",
 )
 @limit_options
-@wait_option
-@common_options
+@grid_options
 def command(
     files: tuple[str, ...],
     recursive: bool,

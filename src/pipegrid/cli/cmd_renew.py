@@ -9,13 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.health import say_unreachable
 from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import (
-    CapArguments,
-    cap_arguments,
-    common_options,
-    limit_options,
-    wait_option,
-)
+from pipegrid.cli.options import CapArguments, cap_arguments, grid_options, limit_options
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, plural, say_some
 from pipegrid.cli.upkeep import recursive_option, upkeep_job
@@ -30,8 +24,7 @@ if TYPE_CHECKING:
 @cap_arguments
 @recursive_option
 @limit_options
-@wait_option
-@common_options
+@grid_options
 @click.pass_obj
 def command(invocation: Invocation, caps: CapArguments, recursive: bool) -> GridJob:
     """

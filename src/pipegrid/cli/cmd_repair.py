@@ -9,14 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import (
-    CapArguments,
-    cap_arguments,
-    common_options,
-    limit_options,
-    segment_limit_option,
-    wait_option,
-)
+from pipegrid.cli.options import CapArguments, cap_arguments, limit_options, reading_options
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import grouped, plural, say_some
 from pipegrid.cli.upkeep import recursive_option, upkeep_job
@@ -31,9 +24,7 @@ if TYPE_CHECKING:
 @cap_arguments
 @recursive_option
 @limit_options
-@wait_option
-@segment_limit_option
-@common_options
+@reading_options
 @click.pass_obj
 def command(invocation: Invocation, caps: CapArguments, recursive: bool) -> GridJob:
     """

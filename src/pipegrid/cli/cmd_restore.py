@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, common_options, limit_options, usage_error, wait_option
+from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     "--paranoid", is_flag=True, help="Compare what is there with the grid, byte for byte."
 )
 @limit_options
-@wait_option
-@common_options
+@grid_options
 def command(
     arguments: tuple[str, ...],
     output: str,

@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "-r", "--recursive", is_flag=True, help="Also a directory, with all that is below it."
 )
-@wait_option
-@common_options
+@grid_options
 def command(path: str, recursive: bool) -> GridJob:
     """
     Take a file or directory out of its directory.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import click
@@ -32,6 +31,8 @@ _HELP = ("-h", "--help")
 class SpeedTestGroup(CommandGroup):
     """``run`` is meant where no command is named."""
 
+    homes = {name: (home, name) for name, home in HOMES.items()}
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with the name of the command in its place."""
         if ctx.resilient_parsing and not with_command(args)[:-1]:
@@ -53,19 +54,6 @@ class SpeedTestGroup(CommandGroup):
             for item in more
             if item.value not in own and str(item.value).startswith(incomplete)
         ]
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names."""
-        return list(HOMES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return one command, or None."""
-        home = HOMES.get(cmd_name)
-        if home is None:
-            return None
-        command = getattr(import_module(f"pipegrid.cli.{home}"), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
 
 
 def with_command(args: list[str]) -> list[str]:

@@ -8,8 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, segment_limit_option, wait_option
-from pipegrid.cli.outcome import one_status
+from pipegrid.cli.options import reading_options
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
@@ -17,9 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(name="stats")
 @click.argument("path", metavar="CAP[/PATH]")
-@wait_option
-@segment_limit_option
-@common_options
+@reading_options
 def command(path: str) -> GridJob:
     """
     Count the files and directories of a tree, each once, and their bytes.
@@ -30,25 +27,17 @@ def command(path: str) -> GridJob:
     """
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.trees import complain, directory_at
+        from pipegrid.cli.trees import directory_at, walk_through
         from pipegrid.tree.stats import TreeStats
-        from pipegrid.tree.walk import Unreadable
 
-        place = await directory_at(grid, path)
-        statuses = set()
         stats = TreeStats()
-        assert place.cap is not None
-        with grid.tree.walk(place.cap) as tree:
-            async for met in tree:
-                if isinstance(met, Unreadable):
-                    statuses.add(complain(console, met))
-                stats.count(met)
+        status = await walk_through(grid, console, await directory_at(grid, path), stats.count)
         fields = stats.fields()
         lines = [
             f"{name}: {value}" for name, value in fields.items() if not isinstance(value, list)
         ]
         lines += [f"  {first}-{last} bytes: {files}" for first, last, files in stats.histogram()]
         console.result("\n".join(lines), fields)
-        return one_status(statuses)
+        return status
 
     return GridJob(work)

@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import common_options, wait_option
+from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import amount
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="status")
-@wait_option
-@common_options
+@grid_options
 def command() -> GridJob:
     """
     Ask every server whether it is there, how far away, and how much room it has.

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
+
 import click
 
 
 class CommandGroup(click.Group):
     """A group whose help says of each command what it does, in a whole sentence."""
+
+    homes: Mapping[str, tuple[str, str]] = {}
+    """Commands that are imported when they are named: the module in this package, and what it is there."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names."""
+        return [*super().list_commands(ctx), *self.homes]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one command, or None."""
+        if cmd_name not in self.homes:
+            return super().get_command(ctx, cmd_name)
+        module, name = self.homes[cmd_name]
+        command = getattr(import_module(f"pipegrid.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands; click's own cuts off what takes a second line."""

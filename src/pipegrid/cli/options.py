@@ -120,9 +120,10 @@ def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
     return callback
 
 
-def _noting_as(name: str) -> Callable[..., None]:
-    """Return the callback that notes an option as an attribute of the ``Invocation``."""
-    return _noting(lambda invocation, value: setattr(invocation, name, value))
+def _noted(name: str, *declarations: str, **attributes: Any) -> Callable[[F], F]:
+    """Return an option that is noted as this attribute of the ``Invocation``."""
+    note = _noting(lambda invocation, value: setattr(invocation, name, value))
+    return click.option(*declarations, expose_value=False, callback=note, **attributes)
 
 
 def _note_json(invocation: Invocation, _: bool) -> None:
@@ -136,12 +137,11 @@ def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
 
 
 common_options = all_of(
-    click.option(
+    _noted(
+        "trace",
         "--trace",
         type=click.Path(dir_okay=False),
         metavar="FILE",
-        expose_value=False,
-        callback=_noting_as("trace"),
         help="Write what happened when to FILE, for a trace viewer.",
     ),
     click.option(
@@ -167,13 +167,12 @@ common_options = all_of(
         callback=_noting(_note_json),
         help="Print results as JSON, one object a line.",
     ),
-    click.option(
+    _noted(
+        "directory",
         "-d",
         "--directory",
         type=click.Path(file_okay=False),
         metavar="DIR",
-        expose_value=False,
-        callback=_noting_as("directory"),
         help="The client's directory.  [default: $PIPEGRID_DIR, or your own]",
     ),
 )
@@ -220,25 +219,29 @@ cap_arguments = as_one(
 )
 """Name files by their caps; what comes is that of ``checked_caps``."""
 
-wait_option = click.option(
+wait_option = _noted(
+    "wait_for",
     "--wait-for",
     type=click.IntRange(1, 4096),
     metavar="N",
-    expose_value=False,
-    callback=_noting_as("wait_for"),
     help="Begin when N servers have answered.  [default: when enough are known]",
 )
 """Says how many servers must be up."""
 
-segment_limit_option = click.option(
+segment_limit_option = _noted(
+    "max_segment_bytes",
     "--max-segment",
     type=byte_size,
     metavar="SIZE",
-    expose_value=False,
-    callback=_noting_as("max_segment_bytes"),
     help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
 )
 """Lifts the bound on a file's segments."""
+
+grid_options = all_of(common_options, wait_option)
+"""Options of every command that reaches for the grid."""
+
+reading_options = all_of(common_options, segment_limit_option, wait_option)
+"""Options of those that read files or directories, too."""
 
 read_only_option = click.option(
     "--read-only",
@@ -280,29 +283,26 @@ def upkeep_bounds(invocation: Invocation) -> UpkeepSettings:
 
 
 limit_options = all_of(
-    click.option(
+    _noted(
+        "max_memory_bytes",
         "--max-memory",
         type=memory_size,
         metavar="SIZE",
-        expose_value=False,
-        callback=_noting_as("max_memory_bytes"),
         help="Hold at most SIZE of data at once, beside what the program itself takes; at least 8MiB.  "
         "[default: 64MiB]",
     ),
-    click.option(
+    _noted(
+        "limit_rate",
         "--limit-rate",
         type=byte_size,
         metavar="SIZE",
-        expose_value=False,
-        callback=_noting_as("limit_rate"),
         help="Send at most SIZE a second, and receive as much, over all connections.",
     ),
-    click.option(
+    _noted(
+        "jobs",
         "--jobs",
         type=click.IntRange(1, 4096),
         metavar="N",
-        expose_value=False,
-        callback=_noting_as("jobs"),
         help="Work on at most N files at once.  [default: as many as memory and windows allow]",
     ),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from pipegrid.cli.files import NamedFile
-from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.outcome import ExitStatus, one_status
 from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, MutableCap, UnknownCap
 from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.text import printable
@@ -22,8 +22,9 @@ from pipegrid.errors import CapError
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.grid import Grid
+    from pipegrid.tree.facade import Grid as TreeGrid
     from pipegrid.tree.paths import PathEnd
-    from pipegrid.tree.walk import Unreadable
+    from pipegrid.tree.walk import Met
 
 C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
 
@@ -118,7 +119,23 @@ def shown_path(path: Sequence[str]) -> str:
     return printable("/".join(path)) or "."
 
 
-def complain(console: Console, met: Unreadable) -> ExitStatus:
-    """Tell of a directory that could not be read, in JSON too; returns the status."""
-    fields = {"path": list(met.path), "cap": str(met.cap)}
-    return console.failed(met.error, shown_path(met.path), fields)
+async def walk_through(
+    grid: TreeGrid, console: Console, place: PathEnd, meet: Callable[[Met], None]
+) -> ExitStatus:
+    """
+    Walk through a directory; returns the status of what could not be read, which is told, in JSON too.
+
+    Args:
+        meet: given everything that is met, unreadable directories as well, after they were told.
+    """
+    from pipegrid.tree.walk import Unreadable
+
+    statuses = set()
+    assert place.cap is not None
+    with grid.tree.walk(place.cap) as tree:
+        async for met in tree:
+            if isinstance(met, Unreadable):
+                fields = {"path": list(met.path), "cap": str(met.cap)}
+                statuses.add(console.failed(met.error, shown_path(met.path), fields))
+            meet(met)
+    return one_status(statuses)

@@ -185,10 +185,8 @@ async def look_after(
             if told is not None:
                 told(done, total)
 
-        if recursive:
-            summary = await _trees(grid, files, todo, bounds, report, count)
-        else:
-            summary = await _many(grid, files, todo, bounds, report, count)
+        look = _trees if recursive else _many
+        summary = await look(grid, files, todo, bounds, report, count)
     text, fields = sum_up(summary, todo)
     if console.json or recursive:
         console.result(text, {"summary": fields})
