@@ -19,15 +19,13 @@ from pipegrid.speedtest.baseline import (
     Effort,
     join,
     measure_baselines,
-    percent_of_raw,
     perfect_pipe,
     ping_responders,
-    ping_servers,
     share_out,
 )
 from pipegrid.speedtest.probe import Probe, Responder, ResponderError
 from pipegrid.speedtest.responder import ResponderService, ResponderSettings
-from pipegrid.speedtest.results import DOWN, UP, Baseline, Measurement, RoundTrip
+from pipegrid.speedtest.results import DOWN, UP, Baseline
 
 reactor: Any = installed_reactor
 RTT_S = 0.1
@@ -138,37 +136,6 @@ class JoinTests(SynchronousTestCase):
                 Baseline(10, True, UP, (), (7,)),
             ),
         )
-
-    def test_a_percentage(self) -> None:
-        """Bytes on the wire a second, of the median of raw TCP's."""
-        measurement = Measurement("x", "scenario", UP, 1, 30, 90, (1.0, 1.0, 9.0))
-        self.assertAlmostEqual(
-            percent_of_raw(measurement, Baseline(1, True, UP, (90, 100))), 94.737, 3
-        )
-
-
-class PingTests(SynchronousTestCase):
-    """Servers of a grid."""
-
-    def test_the_first_exchange_does_not_count(self) -> None:
-        """It may connect. One server after the other, and each sample is one answer."""
-        clock = HeapClock()
-        calls: list[str] = []
-
-        def exchange(name: str, delay_s: float) -> Any:
-            def ask() -> Deferred[None]:
-                calls.append(name)
-                answered: Deferred[None] = Deferred()
-                first = name not in calls[:-1]
-                clock.callLater(5.0 if first else delay_s, answered.callback, None)
-                return answered
-
-            return ask
-
-        exchanges = {"a": exchange("a", 0.25), "b": exchange("b", 0.5)}
-        trips = run(clock, ping_servers(exchanges, 3, clock.seconds))
-        self.assertEqual(trips, [RoundTrip("a", (0.25,) * 3), RoundTrip("b", (0.5,) * 3)])
-        self.assertEqual(calls, ["a"] * 4 + ["b"] * 4)
 
 
 class LoopbackTests(TestCase):

@@ -16,9 +16,8 @@ measurement must not be slow itself.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -115,34 +114,6 @@ async def ping_responders(
         finally:
             probe.close()
         trips.append(RoundTrip(responder.address, tuple(samples)))
-    return trips
-
-
-@as_deferred
-async def ping_servers(
-    exchanges: Mapping[str, Callable[[], Awaitable[Any]]],
-    count: int = 20,
-    now: Callable[[], float] = time.perf_counter,
-) -> list[RoundTrip]:
-    """
-    Measure the round trip to each server of a grid: the time of a tiny answer on a connection that is up.
-
-    The server's own time for the answer is in it. One server after the other, so that they do not wait for
-    each other in this process.
-
-    Args:
-        exchanges: by the server's name; each asks for little and waits for the answer, as
-            ``StorageServer.version`` does. The first call of each, which may connect, does not count.
-    """
-    trips = []
-    for name, exchange in exchanges.items():
-        await exchange()
-        samples = []
-        for _ in range(count):
-            began = now()
-            await exchange()
-            samples.append(now() - began)
-        trips.append(RoundTrip(name, tuple(samples)))
     return trips
 
 
@@ -277,11 +248,6 @@ def share_out(size_bytes: int, streams: int) -> list[int]:
     """Return what each stream moves: equal shares, and no stream idle."""
     each = max(-(-size_bytes // streams), MIN_STREAM_BYTES)
     return [each] * streams
-
-
-def percent_of_raw(measurement: Measurement, baseline: Baseline) -> float:
-    """Return what percentage of raw TCP's median a measurement's bytes on the wire reach."""
-    return 100 * measurement.wire_bytes_per_s / statistics.median(baseline.samples)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, float | None]]) -> list[Any]:

@@ -178,25 +178,21 @@ def _speeds(run: Run) -> Iterator[ReportLine]:
         for way in DIRECTIONS:
             measured = directions.get(way)
             if measured is not None and measured.file_bytes > SMALL_BYTES:
-                yield ReportLine(
-                    f"{WORDS[way]} speed ({name}): {rate(measured.bytes_per_s)}",
-                    _throughput(run, measured),
-                )
+                yield _speed(run, measured, name)
 
 
 def _windows(run: Run) -> Iterator[ReportLine]:
     for measured in run.measurements:
         if measured.group == WINDOW:
-            yield ReportLine(
-                f"{WORDS[measured.direction]} speed (window {measured.name}):"
-                f" {rate(measured.bytes_per_s)}",
-                _throughput(run, measured),
-            )
+            yield _speed(run, measured, f"window {measured.name}")
 
 
-def _throughput(run: Run, measured: Measurement) -> str:
+def _speed(run: Run, measured: Measurement, name: str) -> ReportLine:
     found = spread(measured.samples_s)
     total = measured.files * measured.file_bytes
     text = f"{rate(total / found.maximum)} .. {rate(total / found.minimum)} of {found.count}"
     share = of_raw_tcp(run, measured)
-    return text if share is None else f"{100 * share:.1f}% of raw TCP in bytes of shares; {text}"
+    if share is not None:
+        text = f"{100 * share:.1f}% of raw TCP in bytes of shares; {text}"
+    figure = f"{WORDS[measured.direction]} speed ({name}): {rate(measured.bytes_per_s)}"
+    return ReportLine(figure, text)

@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -48,6 +48,8 @@ LOOPBACK = "127.0.0.1"
 START_S = 60.0
 STOP_S = 15.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+A = TypeVar("A")
 
 
 class Servers:
@@ -140,10 +142,7 @@ class Servers:
             command = [sys.executable, *program, "--relay", str(self._rtt_s), *targets]
             relay = self._stack.enter_context(running(command))
             *ports, self.echo_port = json.loads(first_line(relay))
-            self.addresses = [
-                attrs.evolve(address, host=LOOPBACK, port=port)
-                for address, port in zip(self.addresses, ports, strict=True)
-            ]
+            self.addresses = at_ports(self.addresses, ports)
         self.client = scratch / "client"
         make_client(self.client, self.addresses, self._params, self._happy)
 
@@ -224,6 +223,13 @@ def make_client(
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"storage": names}), "utf-8")  # JSON is YAML
     create_client(directory, params=params, happy=happy)
+
+
+def at_ports(places: Sequence[A], ports: Sequence[int]) -> list[A]:
+    """Return the same places behind a relay: on these ports of this machine."""
+    pairs = zip(places, ports, strict=True)
+    evolve: Any = attrs.evolve
+    return [evolve(place, host=LOOPBACK, port=port) for place, port in pairs]
 
 
 def server_name(number: int) -> str:

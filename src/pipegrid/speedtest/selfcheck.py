@@ -25,6 +25,7 @@ from pipegrid.speedtest.baseline import (
     ping_responders,
 )
 from pipegrid.speedtest.links import shape_of
+from pipegrid.speedtest.processes import at_ports
 from pipegrid.speedtest.proxy import start_proxy
 from pipegrid.speedtest.responders import start_responders
 from pipegrid.speedtest.results import DOWN, UP, EmulatedLink
@@ -104,13 +105,7 @@ async def _behind(
     targets = [(each.host, each.port) for each in responders]
     proxy = await start_proxy(reactor, shape_of(link), targets)
     try:
-        return await measure(
-            reactor,
-            [
-                attrs.evolve(each, host="127.0.0.1", port=port)
-                for each, port in zip(responders, proxy.ports, strict=True)
-            ],
-        )
+        return await measure(reactor, at_ports(responders, proxy.ports))
     finally:
         await proxy.stop()
 

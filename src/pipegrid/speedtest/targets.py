@@ -28,7 +28,7 @@ from pipegrid.speedtest.baseline import Responder, ping_responders
 from pipegrid.speedtest.children import in_thread
 from pipegrid.speedtest.clients import GatewaySession, Session
 from pipegrid.speedtest.links import describe, shape_of
-from pipegrid.speedtest.processes import LOOPBACK, Servers, make_client, server_name
+from pipegrid.speedtest.processes import LOOPBACK, Servers, at_ports, make_client, server_name
 from pipegrid.speedtest.proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.responders import RunningResponders, start_responders
 from pipegrid.speedtest.results import EmulatedLink, RoundTrip
@@ -112,18 +112,10 @@ class PrivateGrid(FileTarget):
             targets += [(each.host, each.port) for each in self.responders]
             self._proxy = await start_proxy(self._reactor, shape_of(self.link), targets)
             ports = self._proxy.ports[: self.servers]
-            self.responders = [
-                attrs.evolve(each, host=LOOPBACK, port=port)
-                for each, port in zip(
-                    self.responders, self._proxy.ports[self.servers :], strict=True
-                )
-            ]
+            self.responders = at_ports(self.responders, self._proxy.ports[self.servers :])
         scratch = tempfile.TemporaryDirectory(dir=self._scratch)
         self.directory = Path(self._stack.enter_context(scratch)) / "client"
-        addresses: list[Any] = [
-            attrs.evolve(address, host=LOOPBACK, port=port)
-            for address, port in zip(running.addresses, ports, strict=True)
-        ]
+        addresses: list[Any] = at_ports(running.addresses, ports)
         if self.transport == FOOLSCAP:
             addresses = [
                 attrs.evolve(furl, hints=(f"tcp:{LOOPBACK}:{port}",))
