@@ -11,7 +11,6 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options, usage_error
 
 if TYPE_CHECKING:
-    from pipegrid.core.caps import Cap
     from pipegrid.tree.facade import Grid
 
 
@@ -37,18 +36,21 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
         from pipegrid.cli.capfile import as_line
         from pipegrid.cli.trees import directory_at, walk_through
         from pipegrid.core import base32
+        from pipegrid.core.caps import UnknownCap
         from pipegrid.tree.walk import Found, Met
 
         def meet(met: Met) -> None:
             found = isinstance(met, Found)
             if met.cap is None or (isinstance(met, Found) and met.again):
                 return
-            index = index_of(met.cap)
+            known = None if isinstance(met.cap, UnknownCap) else met.cap
+            index = None if known is None else known.storage_index
+            checks = None if known is None else known.verifier()
             fields: dict[str, Any] = {
                 "path": list(met.path),
                 "type": met.kind if isinstance(met, Found) else "directory",
                 "cap": str(met.cap),
-                "verifycap": verifier_of(met.cap),
+                "verifycap": "" if checks is None else str(checks),
                 "storage-index": "" if index is None else base32.encode(index),
             }
             name = "/".join(met.path)
@@ -61,18 +63,3 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
         return await walk_through(grid, console, await directory_at(grid, path), meet)
 
     return GridJob(work)
-
-
-def verifier_of(cap: Cap) -> str:
-    """Return the verifier cap of an object; nothing if it has no shares, or is unknown."""
-    from pipegrid.core.caps import UnknownCap
-
-    found = None if isinstance(cap, UnknownCap) else cap.verifier()
-    return "" if found is None else str(found)
-
-
-def index_of(cap: Cap) -> bytes | None:
-    """Return the storage index of an object; None if it has no shares, or is unknown."""
-    from pipegrid.core.caps import UnknownCap
-
-    return None if isinstance(cap, UnknownCap) else cap.storage_index

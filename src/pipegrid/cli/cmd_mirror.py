@@ -15,6 +15,7 @@ from pipegrid.cli.mirroroptions import (
     check_options,
     fetch_options,
     from_grid_option,
+    keyring_option,
     unsigned_option,
 )
 from pipegrid.cli.mirrortell import store, tell, tell_verified
@@ -95,14 +96,7 @@ DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
     help="Of binary packages; several if given again.",
 )
 @click.option("--source", is_flag=True, help="Sources, too.")
-@click.option(
-    "--keyring",
-    "keyrings",
-    multiple=True,
-    type=click.Path(),
-    metavar="FILE",
-    help=f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.",
-)
+@keyring_option(f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.")
 @from_grid_option
 @unsigned_option
 @click.option(
@@ -187,14 +181,7 @@ def debian_command(
     is_flag=True,
     help="Of packages with the same name and architecture only those with the highest version.",
 )
-@click.option(
-    "--keyring",
-    "keyrings",
-    multiple=True,
-    type=click.Path(),
-    metavar="FILE",
-    help="Keys of who may have signed it; bytes or text.",
-)
+@keyring_option("Keys of who may have signed it; bytes or text.")
 @from_grid_option
 @unsigned_option
 @fetch_options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 
 import click
@@ -32,13 +33,9 @@ def command(
     Patches are ed scripts, as Debian's archive has them. All of them cost one pass over INDEX. Packed files
     (gzip, xz, bzip2, zstandard) are unpacked; OUT is not packed. Prints SHA-256, size and name of the result.
     """
-    if sha256 is not None and (len(sha256) != 64 or not _is_hex(sha256)):
+    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise usage_error("--sha256 takes 64 hexadecimal digits")
     return OfflineJob(lambda console: _patch(console, index, patches, output, force, sha256))
-
-
-def _is_hex(text: str) -> bool:
-    return all(char in "0123456789abcdefABCDEF" for char in text)
 
 
 def _patch(

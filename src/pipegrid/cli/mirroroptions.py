@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli.options import all_of, as_one, byte_size
+from pipegrid.cli.options import F, all_of, as_one, byte_size
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirroring import Fetching
@@ -30,6 +31,14 @@ from_grid_option = click.option(
     metavar="CAP",
     help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
 )
+
+
+def keyring_option(help: str) -> Callable[[F], F]:
+    """Return the option that names keys, which comes as ``keyrings``."""
+    return click.option(
+        "--keyring", "keyrings", multiple=True, type=click.Path(), metavar="FILE", help=help
+    )
+
 
 unsigned_option = click.option(
     "--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror."

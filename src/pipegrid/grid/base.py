@@ -156,14 +156,7 @@ class BaseGrid:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(
             reactor,
-            opened.config,
-            opened.peers,
-            opened.workers,
-            created=opened.created,
-            on_close=opened.on_close,
-            members=opened.members,
-            discovery=opened.discovery,
-            warnings=opened.warnings,
+            **opened.parts(),
             wait_for=wait_for,
             limits=limits,
             download_settings=DownloadSettings(max_segment_bytes=max_segment_bytes),

@@ -159,7 +159,9 @@ class StoringGrid(BaseGrid):
                 if progress is not None:
                     progress(number, done, total)
 
-            counted = progress is not None or _is_worth_counting(sizes[number])
+            # What is left of a small file counts as a whole until it ends.
+            size = sizes[number]
+            counted = progress is not None or size is None or size > _COUNTED_BYTES
             reports = _numbered(number, report if counted else None, found, hashing)
             options = (params, happy, convergence, random_key)
             return Deferred.fromCoroutine(self._put(sources[number], *options, reports))
@@ -189,11 +191,6 @@ def _numbered(
         None if found is None else partial(found, number),
         None if hashing is None else partial(hashing, number),
     )
-
-
-def _is_worth_counting(size: int | None) -> bool:
-    # What is left of a small file counts as a whole until it ends.
-    return size is None or size > _COUNTED_BYTES
 
 
 def _check_list(sources: object) -> None:

@@ -24,7 +24,6 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
-from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CapError, PipegridError, UsageError
 from pipegrid.flow.budget import Budget
 from pipegrid.reactor.workers import CpuWorkers
@@ -328,12 +327,15 @@ class TreeGet:
             await self._workers.run(target.write_whole, place, data, replace, kept)
         else:
             target.room_for(os.path.dirname(place), size or 0)
-            with _Leaving(target.TreePart(place, replace, kept)) as part:
+            part = target.TreePart(place, replace, kept)
+            try:
                 result = await self._grid.get(cap, part, progress=self._counting())
                 got = result.size
                 # ``Grid.get`` publishes parts that it has opened, and those it is given.
                 if not part.closed:
                     await self._workers.run(part.publish)
+            finally:
+                part.leave()  # and keep what is in it for another time
         assert got is not None
         self.result.fetched_bytes += got
         self._is_here(path, "fetched", got)
@@ -381,16 +383,3 @@ class TreeGet:
         self.result.failed += 1
         if self._problem is not None:
             self._problem(path, error)
-
-
-class _Leaving:
-    """A context manager that lets go of a part, and keeps what is in it for another time."""
-
-    def __init__(self, part: PartFile) -> None:
-        self._part = part
-
-    def __enter__(self) -> PartFile:
-        return self._part
-
-    def __exit__(self, *_: object) -> None:
-        self._part.leave()

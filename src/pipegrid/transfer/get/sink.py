@@ -91,10 +91,7 @@ class FileSink:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise SinkError(
-                f"cannot write {self._name}: {error.strerror}; free some space or choose "
-                "another place"
-            ) from error
+            raise _unwritable(self._name, error) from error
         except (TypeError, ValueError) as error:  # opened for text, or closed
             raise SinkError(
                 f"cannot write {self._name}: {error}; give a file that is open in binary mode"
@@ -119,6 +116,11 @@ class FileSink:
             raise SinkError(f"cannot write {self._name}: {error.strerror}") from error
         except ValueError as error:
             raise SinkError(f"cannot write {self._name}: {error}") from error
+
+
+def _unwritable(name: str, error: OSError) -> SinkError:
+    advice = "free some space or choose another place"
+    return SinkError(f"cannot write {name}: {error.strerror}; {advice}")
 
 
 class PartSink:
@@ -148,10 +150,7 @@ class PartSink:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise SinkError(
-                f"cannot write {self._part.name}: {error.strerror}; free some space or choose "
-                "another place"
-            ) from error
+            raise _unwritable(self._part.name, error) from error
 
     def finish(self) -> None:
         """Whoever opened the part publishes it."""
