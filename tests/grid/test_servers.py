@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -24,13 +25,21 @@ from pipegrid.grid.servers import (
     Windows,
     load_static_servers,
     open_server,
-    open_static,
     parse_static_servers,
 )
 from pipegrid.server.serve import ServeSettings, StorageNode
+from pipegrid.transfer.peers import Peer
+from pipegrid.wire.announcements import KnownServer
 from tests import vectors
 
 reactor: Any = installed_reactor
+
+
+def open_static(reactor: Any, servers: Sequence[KnownServer], shares: int) -> list[Peer]:
+    """Return a peer for each server; files are spread over so many, which share the memory for windows."""
+    windows = Windows.shared_by(max(1, min(len(servers), shares)))
+    return [open_server(reactor, each, windows) for each in servers]
+
 
 RECORDED = vectors.load("gbs-http")
 NURL = RECORDED["nurls"][0]

@@ -62,7 +62,6 @@ class Mutables:
         random: Callable[[], float] | None = None,
     ) -> None:
         self._reactor = reactor
-        self._config = config
         self._workers = workers
         self._readiness = readiness
         self._usual = (config.params.required_shares, config.params.total_shares)

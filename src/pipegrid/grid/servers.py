@@ -17,7 +17,7 @@ Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,17 +213,6 @@ def _open_foolscap(
         return FoolscapServer(identity, TubConnector(address, throttle), reactor)
     except UsageError as error:
         raise ValueError(str(error)) from None
-
-
-def open_static(reactor: IReactorTime, servers: Sequence[KnownServer], shares: int) -> list[Peer]:
-    """
-    Return a peer for each server; nothing is connected yet.
-
-    Args:
-        shares: how many servers a file is usually spread over; they share the memory for windows.
-    """
-    windows = Windows.shared_by(max(1, min(len(servers), shares)))
-    return [open_server(reactor, each, windows) for each in servers]
 
 
 def read_bounded(path: Path) -> bytes | None:

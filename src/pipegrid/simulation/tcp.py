@@ -127,6 +127,7 @@ class Socket:
         open: whether the program holds it still.
         eof: the peer's stream has ended, behind what is still unread.
         broken: the connection was reset.
+        unread_bytes: what has arrived and was not read.
         cut_after_bytes: the connection breaks behind this many bytes *towards this end*.
         cut_silently: neither end is told.
     """
@@ -173,7 +174,7 @@ class Socket:
         self._gone = False
         # Receiving.
         self._unread: deque[bytes] = deque()
-        self._unread_bytes = 0
+        self.unread_bytes = 0
         self._arrived_bytes = 0
 
     # Sending
@@ -276,17 +277,12 @@ class Socket:
 
     # Receiving
 
-    @property
-    def unread_bytes(self) -> int:
-        """What has arrived and was not read."""
-        return self._unread_bytes
-
     def read(self) -> bytes | None:
         """Take the next piece; None if there is none now."""
         if not self._unread:
             return None
         data = self._unread.popleft()
-        self._unread_bytes -= len(data)
+        self.unread_bytes -= len(data)
         peer = self.peer
 
         def depart() -> None:
@@ -307,7 +303,7 @@ class Socket:
             cut = len(data) >= left
             data = data[:left]
         self._arrived_bytes += len(data)
-        self._unread_bytes += len(data)
+        self.unread_bytes += len(data)
         self._unread.extend(self._shredded(data) if self._options.shred else [data] if data else [])
         if cut:
             self._cut()

@@ -18,11 +18,10 @@ TEXT = "text"
 JSON = "json"
 GITHUB_SMALLER = "github-smaller"
 GITHUB_BIGGER = "github-bigger"
-FORMATS = (TEXT, JSON, GITHUB_SMALLER, GITHUB_BIGGER)
 
 
 def formatted(run: Run, form: str) -> str:
-    """Return a run in one of ``FORMATS``, without a final line break."""
+    """Return a run in one of these forms, without a final line break."""
     if form == JSON:
         return run.as_json().rstrip("\n")
     if form == GITHUB_SMALLER:

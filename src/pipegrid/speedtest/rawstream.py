@@ -59,6 +59,9 @@ class RawStream:
         sock: connected, or about to be.
         connecting: whether it is only about to be.
         secure: wraps the socket in TLS, if that is wanted.
+
+    Attributes:
+        tls: the socket, if it has TLS.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class RawStream:
         self._buffers = buffers
         self._lines = b""
         self._secure = secure
-        self._tls: ssl.SSLSocket | None = None
+        self.tls: ssl.SSLSocket | None = None
         self._connecting = connecting
         self._ready = False
         self._reading = False
@@ -99,7 +102,7 @@ class RawStream:
             self._be_ready()
             return
         try:
-            self._sock = self._tls = self._secure(self._sock)
+            self._sock = self.tls = self._secure(self._sock)
         except OSError as error:  # it has gone again
             self._fail(error)
         else:
@@ -110,11 +113,6 @@ class RawStream:
         self._write_on(False)
         self._read_on(True)
         self._talker.ready()
-
-    @property
-    def tls(self) -> ssl.SSLSocket | None:
-        """The socket, if it has TLS."""
-        return self._tls
 
     def send(self, line: bytes) -> None:
         """Send a few bytes."""
@@ -179,7 +177,7 @@ class RawStream:
                     return
                 self._talker.received(place[:size])
                 left -= size
-                if self._tls is None or (left <= 0 and not self._pending()):
+                if self.tls is None or (left <= 0 and not self._pending()):
                     return
         except _again:
             pass
@@ -213,12 +211,12 @@ class RawStream:
 
     def _pending(self) -> bool:
         """Tell whether OpenSSL has bytes that no selector sees."""
-        return self._tls is not None and not self.closed and self._tls.pending() > 0
+        return self.tls is not None and not self.closed and self.tls.pending() > 0
 
     def _shake_hands(self) -> None:
-        assert self._tls is not None
+        assert self.tls is not None
         try:
-            self._tls.do_handshake()
+            self.tls.do_handshake()
         except ssl.SSLWantReadError:
             self._read_on(True)
             self._write_on(False)

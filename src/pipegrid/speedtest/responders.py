@@ -35,7 +35,6 @@ class RunningResponders:
     """
 
     responders: list[Responder]
-    _reactor: Any
     _children: list[ChildProcess]
 
     @property
@@ -70,7 +69,7 @@ async def start_responders(reactor: Any, count: int) -> RunningResponders:
             await child.stop()
         raise
     responders = [Responder(LOOPBACK, int(child.said), token, key.spki_hash) for child in children]
-    return RunningResponders(responders, reactor, children)
+    return RunningResponders(responders, children)
 
 
 def _child(reactor: Any, job: Any) -> int:

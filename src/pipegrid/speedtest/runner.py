@@ -54,7 +54,6 @@ from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 Say = Callable[[str], object]
 
 DEFAULT_ROUNDS = 5
-MAX_ROUNDS = 1000
 COMMAND_TIMEOUT_S = 120.0
 _WARM_BYTES = 200
 TIMELINES = 5

@@ -100,7 +100,6 @@ class Upkeep:
         self._tasks: set[Deferred[None]] = set()
         self._changed = Wakeup(keeper.means.clock)
         self._bug: Failure | None = None
-        self._begun_at_s = -1.0
         self._left_in_turn = BEGUN_PER_TURN
 
     def __repr__(self) -> str:
