@@ -164,15 +164,18 @@ class Console:
         self._prose(f"pipegrid: {about}{text}")
         return status_of(error)
 
-    def failed(self, error: BaseException, about: str, fields: dict[str, Any]) -> ExitStatus:
+    def failed(
+        self, error: BaseException, about: str, fields: dict[str, Any], **more: Any
+    ) -> ExitStatus:
         """
         Tell what went wrong with one of several things, as ``complain`` does, and in JSON if that is wanted.
 
         Args:
             fields: say in JSON which of them it was.
+            more: what JSON says behind the error.
         """
         status = self.complain(error, about)
-        self.json_result({**fields, "error": sentence(error), "exit_status": int(status)})
+        self.json_result({**fields, "error": sentence(error), "exit_status": int(status), **more})
         return status
 
     def print_within(self, aside: Callable[[], AbstractContextManager[None]] | None) -> None:

@@ -135,7 +135,7 @@ async def walk_through(
     with grid.tree.walk(place.cap) as tree:
         async for met in tree:
             if isinstance(met, Unreadable):
-                fields = {"path": list(met.path), "cap": str(met.cap)}
-                statuses.add(console.failed(met.error, shown_path(met.path), fields))
+                fields, shown = {"path": list(met.path)}, shown_path(met.path)
+                statuses.add(console.failed(met.error, shown, fields, cap=str(met.cap)))
             meet(met)
     return one_status(statuses)
