@@ -40,7 +40,6 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
         from pipegrid.tree.walk import Found, Met
 
         def meet(met: Met) -> None:
-            found = isinstance(met, Found)
             if met.cap is None or (isinstance(met, Found) and met.again):
                 return
             known = None if isinstance(met.cap, UnknownCap) else met.cap
@@ -56,7 +55,8 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             name = "/".join(met.path)
             kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
             shown: str = fields[kind]
-            if shown and (found or not console.json):  # else it was told with its error
+            told = console.json and not isinstance(met, Found)  # with its error
+            if shown and not told:
                 line = shown if storage_index or not name else as_line(shown, name)
                 console.result(line, fields)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
 
@@ -156,7 +157,7 @@ class BaseGrid:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(
             reactor,
-            **opened.parts(),
+            **attrs.asdict(opened, recurse=False),
             wait_for=wait_for,
             limits=limits,
             download_settings=DownloadSettings(max_segment_bytes=max_segment_bytes),

@@ -57,10 +57,6 @@ class Opened:
     discovery: Discovery | None
     warnings: Warnings
 
-    def parts(self) -> dict[str, Any]:
-        """Return all of it by name, as grids are made of it."""
-        return attrs.asdict(self, recurse=False)
-
 
 def open_grid(
     reactor: IReactorTime,
