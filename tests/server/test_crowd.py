@@ -7,7 +7,7 @@ import random
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server.crowd import QUIET_S, Crowd, network
+from pipegrid.server.crowd import QUIET_S, Crowd
 
 
 @attrs.define(eq=False)
@@ -143,17 +143,3 @@ class CrowdTests(SynchronousTestCase):
         self.assertEqual(Crowd(1).max_per_address, 1)
         self.assertEqual(Crowd(1000).max_per_address, 500)
         self.assertEqual(Crowd(16, 1000).max_per_address, 16)
-
-
-class NetworkTests(SynchronousTestCase):
-    """What counts as one address."""
-
-    def test_networks(self) -> None:
-        """An IPv6 host has 2^64 addresses, which are one; IPv4 within IPv6 is IPv4."""
-        self.assertEqual(network("192.0.2.7"), "192.0.2.7")
-        self.assertEqual(network("2001:db8:1:2:3:4:5:6"), network("2001:db8:1:2::1"))
-        self.assertNotEqual(network("2001:db8:1:2::1"), network("2001:db8:1:3::1"))
-        self.assertEqual(network("fe80::1%eth0"), network("fe80::2"))
-        self.assertEqual(network("::ffff:192.0.2.7"), "192.0.2.7")
-        self.assertEqual(network(""), "")
-        self.assertEqual(network("odd:one"), "odd:one")

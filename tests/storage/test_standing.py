@@ -163,6 +163,7 @@ class ChoiceTests(SynchronousTestCase):
         self.assertEqual(address_of("2001:db8:0:1::5"), address_of("2001:db8:0:1:ffff::1"))
         self.assertNotEqual(address_of("2001:db8:0:1::5"), address_of("2001:db8:0:2::5"))
         self.assertEqual(address_of("fe80::1%eth0"), address_of("fe80::2"))
+        self.assertEqual(address_of("::ffff:192.0.2.7"), "192.0.2.7")
         self.assertEqual(address_of("a:strange:name"), "a:strange:name")
         self.assertEqual(address_of(""), "")
 

@@ -24,8 +24,9 @@ Pure: no clock and no transport. What has no use is asked of the guests, and onl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv6Address
 from typing import Generic, Protocol, TypeVar
+
+from pipegrid.storage.uploads.standing import address_of
 
 MAX_CONNECTIONS = 1000
 QUIET_S = 2.0
@@ -78,7 +79,7 @@ class Crowd(Generic[G]):
             None: there is room. A guest: it has been taken off the list and is to be cut, and it may be
             the newcomer itself.
         """
-        place = network(host)
+        place = address_of(host)
         victim: G | None = None
         if self._count(place) >= self.max_per_address:
             victim = self._least((place,), self.max_per_address)
@@ -135,19 +136,6 @@ class Crowd(Generic[G]):
             if quiet is not None:
                 return quiet
         return next(iter(most), None)
-
-
-def network(host: str) -> str:
-    """Return what counts as one address: an IPv6 address's first half, anything else as it is."""
-    if ":" not in host:
-        return host
-    try:
-        address = IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Address(int(address) >> 64 << 64))
 
 
 def _quietest(guests: Iterable[G]) -> G | None:

@@ -29,8 +29,9 @@ from twisted.python.failure import Failure
 
 from pipegrid.reactor.alarm import Alarm
 from pipegrid.reactor.together import Waiters
-from pipegrid.server.crowd import Crowd, network
+from pipegrid.server.crowd import Crowd
 from pipegrid.server.turns import Line
+from pipegrid.storage.uploads.standing import address_of
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
@@ -184,7 +185,7 @@ class Front(TwistedProtocol):
 
     def __init__(self, factory: FrontFactory, addr: IAddress | None) -> None:
         self.addr = addr
-        self.place = network(str(getattr(addr, "host", "")))
+        self.place = address_of(str(getattr(addr, "host", "")))
         self.gbs: GbsConnection | None = None
         self._front = factory
         self._heard = False  # since the last tick

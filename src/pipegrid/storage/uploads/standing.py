@@ -67,14 +67,20 @@ LEFT_BEHIND = Client("what an earlier process left")
 
 
 def address_of(host: str) -> str:
-    """Return what counts as one address: of IPv6 a network of 2^64."""
+    """
+    Return what counts as one address: an IPv6 address's first half, anything else as it is.
+
+    An IPv4 address is one, however a port that listens for both writes it down.
+    """
     if ":" not in host:
         return host
     try:
-        network = int(IPv6Address(host.partition("%")[0])) >> 64
+        address = IPv6Address(host.partition("%")[0])
     except ValueError:
         return host
-    return f"{IPv6Address(network << 64)}/64"
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{IPv6Address(int(address) >> 64 << 64)}/64"
 
 
 class Standing(Protocol):
