@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -18,8 +19,11 @@ from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import parse_url
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.present import Doubt
+from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint import sprint
 from pipegrid.mirror.sprint.connection import Odd, parse_head
+from pipegrid.mirror.sprint.dialling import Ahead, can_sprint
+from pipegrid.mirror.sprint.entrant import Entrant
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.mirror.work import Work
 
@@ -218,6 +222,34 @@ class SprintTests(SprintCase):
         sizes = [len(self.files[path]) for path in server.asked]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
 
+    def test_the_end_waits_for_nothing(self) -> None:
+        """When the last byte has come, what came last is stored at once: nobody else will come."""
+        self.patch(sprint, "WATCH_S", PATIENCE_S)
+        began_s = time.monotonic()
+        for connections in (1, 3):
+            self.dest = Path(self.mktemp())
+            _, done = self.sprint(self.server(), connections=connections)
+            self.assertTrue(done)
+        self.assertLess(time.monotonic() - began_s, PATIENCE_S / 2)
+
+    def test_begun_ahead(self) -> None:
+        """Connections that were begun before are used first; what nobody takes is closed."""
+        server = self.server()
+        address = parse_url(server.url)
+        with contextlib.closing(Ahead([address], 2)) as ahead:
+            entrant = Entrant(0, address, Tally(address.url), ahead)
+            runner: Any = None
+            made = [entrant.connect(runner) for _ in range(3)]
+            self.assertIsNone(ahead.take(address))
+            for each in made:
+                each.close()
+        ahead = Ahead([address, parse_url("http://nobody.invalid/")], 2)
+        first = ahead.take(address)
+        assert first is not None
+        first.close()
+        ahead.close()
+        self.assertIsNone(ahead.take(address))
+
     def test_connections_that_end(self) -> None:
         """What was asked behind the last answer is asked again, and that is nobody's fault."""
         server = self.server()
@@ -399,6 +431,6 @@ class SprintTests(SprintCase):
     def test_no_part_for_proxies(self) -> None:
         """They are asked otherwise."""
         plain = parse_url("http://a.example/")
-        self.assertTrue(sprint.can_sprint([plain]))
+        self.assertTrue(can_sprint([plain]))
         proxied = plain._replace(proxy=object())  # type: ignore[arg-type]
-        self.assertFalse(sprint.can_sprint([plain, proxied]))
+        self.assertFalse(can_sprint([plain, proxied]))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
-from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob, ShortcutJob
+from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.mirroroptions import (
     check_options,
     fetch_options,
@@ -18,7 +18,7 @@ from pipegrid.cli.mirroroptions import (
     keyring_option,
     unsigned_option,
 )
-from pipegrid.cli.mirrortell import store, tell, tell_verified
+from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.options import common_options, usage_error
 from pipegrid.cli.outcome import printable
 
@@ -67,12 +67,9 @@ def list_command(
     """
     _check_urls(fetching)
 
-    from pipegrid.cli.mirrorlist import ListRun
+    from pipegrid.cli.mirrorlist import list_job
 
-    run = ListRun(file, dest, fetching, jobs)
-    if fetching.may_cut_short:
-        return ShortcutJob(run.sprint, run.run)
-    return job_of(run.run, fetching.to_grid)
+    return list_job(file, dest, jobs, fetching)
 
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -171,6 +168,8 @@ def debian_command(
         }
         return tell(console, outcome.report, dest, outcome.removed, fetching.dry_run, further)
 
+    from pipegrid.cli.mirroring import job_of
+
     return job_of(work, fetching.to_grid)
 
 
@@ -216,6 +215,8 @@ def rpm_command(
         further = {"index_bytes": outcome.index_bytes, **stored}
         return tell(console, outcome.report, dest, outcome.removed, fetching.dry_run, further)
 
+    from pipegrid.cli.mirroring import job_of
+
     return job_of(work, fetching.to_grid)
 
 
@@ -227,16 +228,6 @@ def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
 def _check_urls(fetching: Fetching) -> None:
     if not fetching.urls:
         raise usage_error("there is nowhere to mirror from; give --from URL")
-
-
-Work = Callable[..., Awaitable[int]]
-
-
-def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
-    """Return what does the work, with a grid if it is to be stored in one."""
-    if not to_grid:
-        return ReactorJob(work)
-    return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))
 
 
 def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
@@ -274,19 +265,6 @@ def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
 
     A file that was hashed once and has not changed since costs a look, not a reading.
     """
+    from pipegrid.cli.mirrorverify import verify_job
 
-    def work(console: Console) -> int:
-        from pipegrid.cli.mirroring import Display
-        from pipegrid.mirror.destination import Destination
-        from pipegrid.mirror.present import Doubt
-        from pipegrid.mirror.verify import verify
-
-        with Display(console) as display:
-            destination = Destination(dest)
-            try:
-                report = verify(destination, Doubt(paranoid, sample / 100), display.show)
-            finally:
-                destination.close()
-        return tell_verified(console, report, dest)
-
-    return OfflineJob(work)
+    return verify_job(dest, paranoid, sample / 100)

@@ -7,8 +7,6 @@ The streams are handed in, so tests need no process of their own.
 from __future__ import annotations
 
 import io
-import json
-import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, TextIO, cast
@@ -157,6 +155,8 @@ class Console:
             The exit status that tells a script the same.
         """
         if self.verbosity > 0:
+            import traceback  # which those need that are told more than a sentence
+
             self._prose("".join(traceback.format_exception(error)).rstrip())
         text = sentence(error)
         about = printable(about)
@@ -194,6 +194,8 @@ class Console:
 
 def _json_line(fields: dict[str, Any]) -> bytes:
     """Return an object as a line of valid UTF-8, whatever bytes a path in it is made of."""
+    import json  # which some never need, and others not before the end
+
     try:
         text = json.dumps(fields, ensure_ascii=False)
         if not text.isprintable():  # a terminal obeys more than JSON has escapes for

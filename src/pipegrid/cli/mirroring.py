@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
 
 if TYPE_CHECKING:
     from pipegrid.disk.commit import Policy
@@ -101,3 +102,13 @@ class Fetching(NamedTuple):
                 yield mirror
             finally:
                 await mirror.close()
+
+
+Work = Callable[..., Awaitable[int]]
+
+
+def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
+    """Return what does the work, with a grid if it is to be stored in one."""
+    if not to_grid:
+        return ReactorJob(work)
+    return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pipegrid.cli.mirroring import Display, Fetching
+from pipegrid.cli.job import GridJob, ReactorJob, ShortcutJob
+from pipegrid.cli.mirroring import Display, Fetching, job_of
 from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.outcome import Interrupted, unreadable
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
+    from pipegrid.mirror.address import Address
+    from pipegrid.mirror.sprint.dialling import Ahead
     from pipegrid.mirror.wanted import Wanted
     from pipegrid.mirror.work import Work
+
+
+LONG_LIST_BYTES = 32 << 10
+"""Some hundred files."""
+
+
+def list_job(file: str, dest: str, jobs: int, fetching: Fetching) -> ReactorJob | GridJob:
+    """Return what ``mirror list`` does."""
+    run = ListRun(file, dest, fetching, jobs)
+    if fetching.may_cut_short:
+        return ShortcutJob(run.sprint, run.run)
+    return job_of(run.run, fetching.to_grid)
 
 
 class ListRun:
@@ -31,11 +46,7 @@ class ListRun:
     def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
         from pipegrid.mirror.address import parse_url, through
-        from pipegrid.mirror.destination import Destination
-        from pipegrid.mirror.manifest import keep_manifest, noting
-        from pipegrid.mirror.present import Doubt
-        from pipegrid.mirror.sprint.sprint import can_sprint
-        from pipegrid.mirror.work import Work
+        from pipegrid.mirror.sprint.dialling import can_sprint
 
         fetching = self._fetching
         addresses = [through(parse_url(url), os.environ) for url in fetching.urls]
@@ -43,6 +54,13 @@ class ListRun:
             return None
         with ExitStack() as stack:
             source = stack.enter_context(self._open())
+            ahead = stack.enter_context(closing(self._dial(addresses, source)))
+            # Now that the mirrors are on their way, there is time to import what will talk to them.
+            from pipegrid.mirror.destination import Destination
+            from pipegrid.mirror.manifest import keep_manifest, noting
+            from pipegrid.mirror.present import Doubt
+            from pipegrid.mirror.work import Work
+
             display = stack.enter_context(Display(console))
             destination = Destination(self._dest)
             stack.callback(destination.close)
@@ -54,12 +72,14 @@ class ListRun:
                 stopped,
                 display.show if console.shows_progress else None,
                 self._jobs,
+                ahead,
             ):
                 if stopped():
                     raise Interrupted
                 self._begun = work
                 stack.pop_all()  # the destination stays open; the list was read
                 source.close()
+                ahead.close()
                 return None
             work.finish()
             report = work.sum_up()
@@ -69,6 +89,17 @@ class ListRun:
                 if fetching.delete:
                     removed = destination.delete_others(each.path for each in self._entries(source))
             return tell(console, report, self._dest, removed, False)
+
+    def _dial(self, addresses: Sequence[Address], source: BinaryIO) -> Ahead:
+        """Begin to connect: to a mirror that is begun there is as much to ask for as connections carry."""
+        from pipegrid.mirror.sprint.dialling import Ahead
+        from pipegrid.mirror.wanted import HIDDEN
+
+        is_new = not os.path.lexists(os.path.join(self._dest, HIDDEN))
+        is_long = os.fstat(source.fileno()).st_size >= LONG_LIST_BYTES
+        return Ahead(
+            addresses, self._fetching.connections // self._jobs if is_new and is_long else 1
+        )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do it, or what ``sprint`` left of it."""

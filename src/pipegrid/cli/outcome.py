@@ -7,9 +7,9 @@ Statuses are an interface, documented in ``docs/reference-cli.md``.
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Collection
-
-import click
+from typing import TYPE_CHECKING
 
 from pipegrid.core.text import printable as printable
 from pipegrid.errors import (
@@ -20,6 +20,11 @@ from pipegrid.errors import (
     UnhappyError,
     UsageError,
 )
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    import click
 
 
 class ExitStatus(enum.IntEnum):
@@ -43,7 +48,6 @@ _STATUS_OF: tuple[tuple[type[Exception], ExitStatus], ...] = (
     (NotEnoughSharesError, ExitStatus.NOT_ENOUGH_SHARES),
     (CorruptionError, ExitStatus.CORRUPTION),
     (UsageError, ExitStatus.USAGE),
-    (click.UsageError, ExitStatus.USAGE),
     (Interrupted, ExitStatus.INTERRUPTED),
 )
 
@@ -53,7 +57,13 @@ def status_of(error: BaseException) -> ExitStatus:
     for kind, status in _STATUS_OF:
         if isinstance(error, kind):
             return status
-    return ExitStatus.FAILED
+    return ExitStatus.USAGE if _is_clicks(error) else ExitStatus.FAILED
+
+
+def _is_clicks(error: BaseException) -> TypeGuard[click.UsageError]:
+    """Whether click does not understand the command line; where it was not imported, it said nothing."""
+    click = sys.modules.get("click")
+    return click is not None and isinstance(error, click.UsageError)
 
 
 def one_status(statuses: Collection[ExitStatus]) -> ExitStatus:
@@ -85,7 +95,7 @@ def sentence(error: BaseException) -> str:
     """Return what to tell the user, on one line, without a final full stop."""
     if isinstance(error, Interrupted):
         return "interrupted; the same command can be run again"
-    if isinstance(error, click.UsageError):
+    if _is_clicks(error):
         return _usage_sentence(error)
     if isinstance(error, PipegridError):
         text = str(error) or " ".join((type(error).__doc__ or "").split())

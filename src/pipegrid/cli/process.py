@@ -7,18 +7,17 @@ This is the only place that touches the global reactor.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.app import parse, start_job
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation, OfflineJob, ShortcutJob, failure
+from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ShortcutJob, failure
 from pipegrid.cli.later import tls_put_off
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.plain import plain_job
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
 
@@ -38,25 +37,36 @@ def run_process(arguments: Sequence[str]) -> int:
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
     try:
-        invocation, job = parse(arguments, console)
+        invocation, job = _parse(arguments, console)
     except BrokenPipeError:  # the reader of --help left
         _forget_stdout()
         return ExitStatus.FAILED
     except Exception as error:
         return failure(error, console)
     if isinstance(job, OfflineJob):
-        gc.enable()
+        calm_collector()
         status = job.run(console)
     else:
         found = _cut_short(job, console) if isinstance(job, ShortcutJob) else None
         if found is None:
             one_heap()  # before there are threads
             ahead = _dial(invocation) if isinstance(job, GridJob) else None
+            from pipegrid.cli.app import start_job
+
             found = _run_reactor(
                 lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
             )
         status = found
     return _flush(console, status)
+
+
+def _parse(arguments: Sequence[str], console: Console) -> tuple[Invocation, Job]:
+    job = plain_job(arguments, console)
+    if job is not None:
+        return Invocation(console), job
+    from pipegrid.cli.app import parse
+
+    return parse(arguments, console)
 
 
 def _dial(invocation: Invocation) -> Ahead | None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from pipegrid.disk import files as disk
 from pipegrid.mirror.directories import Directories, exists, hash_file, is_same, make_directory
-from pipegrid.mirror.verified import Verified
+from pipegrid.mirror.verified import Verified, is_noted_at
 from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted, shown
 
 STAGED = f"{HIDDEN}/staged"
@@ -107,6 +107,11 @@ class Destination:
         return self._is_at(wanted.path, wanted, paranoid)
 
     def _is_at(self, path: str, wanted: Wanted, paranoid: bool) -> bool:
+        directory, name = self._directories.place(path, make=False)
+        if directory is None:
+            return False
+        if not paranoid and is_noted_at(directory, name, wanted):
+            return True
         fd = self._directories.open_file(path, wanted.path)
         if fd is None:
             return False

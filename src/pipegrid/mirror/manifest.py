@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import lines_of, list_line, read_list
 from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted
 
 MANIFEST = "manifest"
+WORTHWHILE_BYTES = 64 << 10
+"""Of a manifest, some 500 files: to look at fewer takes no longer than to begin a process."""
 
 
 def write_manifest(destination: Destination, entries: Iterable[Wanted]) -> None:
@@ -44,16 +47,54 @@ def keep_manifest(destination: Destination) -> None:
         raise destination.error(error, "note what it holds") from error
 
 
-def read_manifest(destination: Destination) -> Iterator[Wanted]:
+Part = tuple[int, int]
+"""From which byte of the manifest, and up to which; both where lines begin."""
+
+
+def parts_of_manifest(destination: Destination, count: int) -> list[Part]:
     """
-    Yield what the last complete run wanted.
+    Return at most so many parts of the manifest, each worth a process, of about as many bytes.
+
+    Raises:
+        MirrorError: there is none.
+    """
+    with _open(destination) as file:
+        size = os.fstat(file.fileno()).st_size
+        count = max(1, min(count, size // WORTHWHILE_BYTES))
+        bounds = [0]
+        for number in range(1, count):
+            file.seek(size * number // count)
+            file.readline()
+            bounds.append(min(file.tell(), size))
+    return list(zip(bounds, [*bounds[1:], size], strict=True))
+
+
+def read_manifest(destination: Destination, part: Part | None = None) -> Iterator[Wanted]:
+    """
+    Yield what the last complete run wanted, or a part of that.
 
     Raises:
         MirrorError: there was none.
     """
-    try:
-        with open(os.path.join(destination.path, HIDDEN, MANIFEST), "rb") as file:
+    with _open(destination) as file:
+        if part is None:
             yield from read_list(lines_of(file), MANIFEST)
+        else:
+            file.seek(part[0])
+            yield from read_list(_lines_until(file, part[1] - part[0]), MANIFEST)
+
+
+def _lines_until(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+    for line in lines_of(file):
+        if size_bytes <= 0:
+            break
+        size_bytes -= len(line)
+        yield line
+
+
+def _open(destination: Destination) -> BinaryIO:
+    try:
+        return open(os.path.join(destination.path, HIDDEN, MANIFEST), "rb")
     except FileNotFoundError:
         raise MirrorError(
             f"{destination.path} does not say what it should hold: no run to it was complete yet"

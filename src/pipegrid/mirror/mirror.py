@@ -27,7 +27,7 @@ from pipegrid.mirror.present import Doubt, Entry
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.small import SmallFiles
 from pipegrid.mirror.source import CONNECTIONS
-from pipegrid.mirror.sprint.sprint import can_sprint
+from pipegrid.mirror.sprint.dialling import can_sprint
 from pipegrid.mirror.sync import Sync, SyncOptions
 from pipegrid.mirror.verify import verify
 from pipegrid.mirror.wanted import Wanted

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 from pipegrid.mirror.wanted import Wanted
@@ -47,21 +48,29 @@ def note(fd: int, wanted: Wanted) -> bool:
     return True
 
 
-def is_noted(file: int | str, wanted: Wanted, status: os.stat_result) -> bool:
-    """
-    Return whether a file is known to be what is wanted, and has not changed since.
-
-    Args:
-        file: its descriptor, or its path; a symbolic link is not followed.
-    """
+def is_noted(fd: int, wanted: Wanted, status: os.stat_result) -> bool:
+    """Return whether an open file is known to be what is wanted, and has not changed since."""
     try:
-        if isinstance(file, int):
-            found = os.getxattr(file, ATTRIBUTE)
-        else:
-            found = os.getxattr(file, ATTRIBUTE, follow_symlinks=False)
+        return os.getxattr(fd, ATTRIBUTE) == proof(wanted, status)
     except (OSError, AttributeError):
         return False
-    return found == proof(wanted, status)
+
+
+def is_noted_at(directory: int, name: str, wanted: Wanted) -> bool:
+    """
+    Return the same of a file in an open directory, without opening it: half of what that costs.
+
+    False says nothing: it is to be opened then. A symbolic link is not followed. If another file gets the
+    name between the two looks, size and time of the first do not stand in the attribute of the second.
+    """
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not S_ISREG(status.st_mode) or wanted.size not in (None, status.st_size):
+            return False
+        path = f"/proc/self/fd/{directory}/{name}"
+        return os.getxattr(path, ATTRIBUTE, follow_symlinks=False) == proof(wanted, status)
+    except (OSError, AttributeError):
+        return False
 
 
 def is_noted_by_librepo(fd: int, wanted: Wanted, status: os.stat_result) -> bool:

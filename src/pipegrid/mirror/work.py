@@ -17,6 +17,7 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.present import Doubt, Entry, Look, checked
 from pipegrid.mirror.report import Report, Tally
+from pipegrid.mirror.sprint.dialling import Ahead
 from pipegrid.mirror.sprint.sprint import Sprint
 from pipegrid.mirror.wanted import Wanted
 
@@ -72,12 +73,14 @@ class Work:
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[Report], None] | None = None,
         jobs: int = 1,
+        ahead: Ahead | None = None,
     ) -> bool:
         """
         Fetch what can be fetched without ado, in this thread, which has the destination meanwhile.
 
         Args:
             jobs: processes that share it; for a process without other threads. All is read before they begin.
+            ahead: has begun to connect to some of the mirrors.
 
         Returns:
             Whether that was all.
@@ -97,6 +100,9 @@ class Work:
             entries: Iterable[Wanted] = (),
             processes: int = 1,
         ) -> None:
+            own = plan is self.plan
+            if ahead is not None and not own:
+                ahead.close()  # this is another process, which has connections of its own
             Sprint(
                 plan,
                 self.addresses,
@@ -107,7 +113,8 @@ class Work:
                 self.look.missing,
                 self.staged,
                 stops,
-                told if plan is self.plan else lambda: None,  # other processes show nothing
+                told if own else lambda: None,  # other processes show nothing
+                ahead if own else None,
             ).run(entries)
 
         if jobs > 1:

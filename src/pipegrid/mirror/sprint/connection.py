@@ -165,6 +165,11 @@ class Connection:
         self._closes = False
 
     @property
+    def is_owed(self) -> bool:
+        """Whether an answer is to come, or to be gone on with."""
+        return self._errand is not None or bool(self.asked)
+
+    @property
     def unanswered(self) -> list[Errand]:
         """What was asked and has not wholly come, the one that is being received first."""
         return [self._errand, *self.asked] if self._errand is not None else list(self.asked)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import suppress
 from typing import Any
 
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint.connection import Connection, SprintRunner
+from pipegrid.mirror.sprint.dialling import Ahead, Place, begin, place_of
 from pipegrid.mirror.watch import GivingRate
 
 QUOTA = 1000
@@ -22,6 +21,9 @@ class Entrant:
     """
     One mirror, in the sprint.
 
+    Args:
+        ahead: has begun to connect, perhaps.
+
     Attributes:
         connections: its connections.
         is_out: it is asked for nothing any more.
@@ -29,7 +31,9 @@ class Entrant:
         window_bytes: how much may be owed on each.
     """
 
-    def __init__(self, number: int, address: Address, tally: Tally) -> None:
+    def __init__(
+        self, number: int, address: Address, tally: Tally, ahead: Ahead | None = None
+    ) -> None:
         self.number = number
         self.address = address
         self.tally = tally
@@ -43,7 +47,8 @@ class Entrant:
         self.busy_since_s: float | None = None
         self.tail = head_tail(address)
         self.refused = 0
-        self._place: tuple[int, Any] | None = None
+        self._ahead = ahead
+        self._place: Place | None = None
         self._tls: Any = None
 
     @property
@@ -74,27 +79,21 @@ class Entrant:
             OSError: that cannot be begun.
         """
         address = self.address
-        if self._place is None:
-            host = address.host.encode(
-                "ascii"
-            )  # text would be looked at for IDNA, with tables for that
-            found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
-            self._place = (found[0], found[4])
-        family, where = self._place
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            with suppress(BlockingIOError):
-                sock.connect(where)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if address.scheme == "https":
+        sock = None if self._ahead is None else self._ahead.take(address)
+        if sock is None:
+            if self._place is None:
+                self._place = place_of(address)
+            sock = begin(self._place)
+        tls = address.scheme == "https"
+        if tls:
+            try:
                 sock = self._tls_context().wrap_socket(
                     sock, server_hostname=address.host, do_handshake_on_connect=False
                 )
-        except BaseException:
-            sock.close()
-            raise
-        return Connection(runner, self.number, sock, address.scheme == "https")
+            except BaseException:
+                sock.close()
+                raise
+        return Connection(runner, self.number, sock, tls)
 
     def _tls_context(self) -> Any:
         if self._tls is None:

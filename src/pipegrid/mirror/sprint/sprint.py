@@ -29,6 +29,7 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint.connection import Connection, Lost, Odd
+from pipegrid.mirror.sprint.dialling import Ahead
 from pipegrid.mirror.sprint.entrant import Entrant
 from pipegrid.mirror.sprint.store import SprintStore
 from pipegrid.mirror.wanted import Wanted
@@ -45,16 +46,6 @@ MAX_REFUSED = 64
 Missing = Callable[[list[Wanted]], list[Wanted]]
 
 
-def can_sprint(addresses: Sequence[Address]) -> bool:
-    """Return whether there is a point in trying: no proxies, and a system with what it takes."""
-    return (
-        hasattr(select, "epoll")
-        and hasattr(os, "eventfd")
-        and bool(addresses)
-        and all(address.proxy is None for address in addresses)
-    )
-
-
 class Sprint:
     """
     Args:
@@ -63,6 +54,7 @@ class Sprint:
         missing: returns which of some files are not there yet.
         stopped: whether all of it is to end.
         told: called a few times a second.
+        ahead: has begun to connect to some of them.
     """
 
     def __init__(
@@ -77,6 +69,7 @@ class Sprint:
         staged: bool = False,
         stopped: Callable[[], bool] = lambda: False,
         told: Callable[[], None] = lambda: None,
+        ahead: Ahead | None = None,
     ) -> None:
         self._plan = plan
         self._most_connections = connections
@@ -88,7 +81,7 @@ class Sprint:
         self._poll.register(self._wake, select.EPOLLIN)
         self._connections: dict[int, Connection] = {}
         self._entrants = [
-            Entrant(number, address, tally)
+            Entrant(number, address, tally, ahead)
             for number, (address, tally) in enumerate(zip(addresses, tallies, strict=True))
         ]
         if len(self._entrants) == 1:
@@ -136,8 +129,15 @@ class Sprint:
         return (
             self._all_read
             and not self.store.is_busy
-            and not any(connection.unanswered for connection in self._connections.values())
+            and not any(connection.is_owed for connection in self._connections.values())
             and not any(self._may_open(entrant) for entrant in self._entrants if not entrant.is_out)
+        )
+
+    def _owed_nothing(self) -> bool:
+        return (
+            self._all_read
+            and not self._plan.waits
+            and not any(connection.is_owed for connection in self._connections.values())
         )
 
     def _read(self, entries: Iterator[Wanted]) -> None:
@@ -162,7 +162,8 @@ class Sprint:
             connection = self._connections.get(number)
             if connection is not None:
                 self._serve(connection, event, now_s)
-        self.store.work(not events and busy)
+        # When nothing more is to come, the last group has nothing to wait for.
+        self.store.work(busy and (not events or self._owed_nothing()))
         later_s = time.monotonic()
         if later_s - now_s > WATCH_S:  # what we could not read was not the mirrors' silence
             for connection in self._connections.values():
@@ -335,7 +336,7 @@ class Sprint:
             self._note_busy(entrant, now_s, bool(owed))
             for connection in list(entrant.connections):
                 idle_s = now_s - connection.last_s
-                if not connection.unanswered:
+                if not connection.is_owed:
                     continue
                 alone = len(going) == 1
                 if idle_s > ALONE_STALL_S if alone else has_stalled(idle_s, True):

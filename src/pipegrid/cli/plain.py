@@ -1,0 +1,147 @@
+"""
+Command lines that are plainly right, of commands that are often over before click is imported.
+
+Of a clone of a thousand small files, or a look at them, a third was the reading of the command line. So what
+is written as most people and all scripts write it is read here, with what ``cmd_mirror`` and
+``mirroroptions`` declare repeated in two small tables (a test holds them to each other). Anything else, help
+and every mistake included, is click's to understand, which then says what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import Job
+
+COMPLETION = "_PIPEGRID_COMPLETE"
+"""In the environment: a shell asks what could come next, which is click's to answer."""
+
+Values = dict[str, Any]
+Take = Callable[[Values, str], bool]
+
+
+def _one(name: str, among: Sequence[str]) -> Take:
+    def take(values: Values, text: str) -> bool:
+        values[name] = text
+        return text in among
+
+    return take
+
+
+def _number(name: str, least: int, most: int) -> Take:
+    def take(values: Values, text: str) -> bool:
+        if not text.isascii() or not text.isdigit() or len(text) > 4:
+            return False
+        values[name] = int(text)
+        return least <= int(text) <= most
+
+    return take
+
+
+def _each(name: str) -> Take:
+    def take(values: Values, text: str) -> bool:
+        values[name] = (*values.get(name, ()), text)
+        return bool(text)
+
+    return take
+
+
+FLAGS = {
+    "--json": "json",
+    "-q": "quiet",
+    "--quiet": "quiet",
+    "--delete": "delete",
+    "--paranoid": "paranoid",
+}
+COMMON = ("--json", "-q", "--quiet")
+"""Of these; they may stand before the command, too."""
+
+TAKES: dict[str, Take] = {
+    "--from": _each("urls"),
+    "--durability": _one("durability", ("none", "batch", "strict")),
+    "--connections": _number("connections", 1, 64),
+    "--jobs": _number("jobs", 1, 64),
+}
+LIST: Values = {
+    "json": False,
+    "quiet": False,
+    "delete": False,
+    "paranoid": False,
+    "urls": (),
+    "durability": "batch",
+    "connections": 4,
+    "jobs": 1,
+}
+"""What ``mirror list`` takes of these, and what it is if it is not given."""
+
+VERIFY: Values = {"json": False, "quiet": False, "paranoid": False}
+"""The same of ``mirror verify``."""
+
+
+def read(arguments: Sequence[str]) -> tuple[str, Values, list[str]] | None:
+    """Return command, options, and what else there is; None: click is to look at it."""
+    if COMPLETION in os.environ:
+        return None
+    values: Values = {}
+    words: list[str] = []
+    rest = iter(arguments)
+    for each in rest:
+        if not each.startswith("-"):
+            words.append(each)
+            continue
+        if len(words) < 2 and each not in COMMON:
+            return None
+        if each in FLAGS:
+            values[FLAGS[each]] = True
+            continue
+        name, mark, text = each.partition("=")
+        take = TAKES.get(name)
+        text = text if mark else next(rest, "")
+        if take is None or text.startswith("-") or not take(values, text):
+            return None
+    if words[:2] == ["mirror", "list"] and len(words) == 4 and "urls" in values:
+        known: Values = LIST
+    elif words[:2] == ["mirror", "verify"] and len(words) == 3:
+        known = VERIFY
+    else:
+        return None
+    if not all(words) or not values.keys() <= known.keys():
+        return None
+    return words[1], {**known, **values}, words[2:]
+
+
+def plain_job(arguments: Sequence[str], console: Console) -> Job | None:
+    """Return what a command line asks for, having told the console what is for it; None: as ``read``."""
+    found = read(arguments)
+    if found is None:
+        return None
+    command, values, words = found
+    if command == "verify":
+        if not (os.path.isdir(words[0]) and os.access(words[0], os.R_OK)):
+            return None
+        from pipegrid.cli.mirrorverify import verify_job
+
+        job: Job = verify_job(words[0], values["paranoid"], 0.0)
+    else:
+        from pipegrid.cli.mirroring import Fetching
+        from pipegrid.cli.mirrorlist import list_job
+
+        fetching = Fetching(
+            urls=values["urls"],
+            to_grid=False,
+            delete=values["delete"],
+            dry_run=False,
+            connections=values["connections"],
+            limit_bytes_per_s=None,
+            durability=values["durability"],
+            sample=0.0,
+            paranoid=values["paranoid"],
+        )
+        job = list_job(words[0], words[1], values["jobs"], fetching)
+    console.json = values["json"]
+    if values["quiet"]:
+        console.verbosity = -1
+    return job

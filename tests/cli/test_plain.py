@@ -1,0 +1,146 @@
+"""``pipegrid.cli.plain`` understands what click would, in the same way, or nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import click
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli import mirrorlist, mirrorverify, plain
+from pipegrid.cli.app import parse
+from pipegrid.cli.cmd_mirror import list_command, verify_command
+from pipegrid.cli.console import Console
+from pipegrid.cli.mirroring import Fetching
+
+URL = ("--from", "http://here/")
+COMMANDS: dict[str, tuple[click.Command, dict[str, Any]]] = {
+    "list": (list_command, plain.LIST),
+    "verify": (verify_command, plain.VERIFY),
+}
+
+
+def console() -> Console:
+    """One that nobody reads."""
+    return Console(None, None, io.StringIO())
+
+
+class PlainTests(SynchronousTestCase):
+    """Both ways to read a command line."""
+
+    def setUp(self) -> None:
+        self.dest = self.mktemp()
+        os.mkdir(self.dest)
+        self.made: list[tuple[Any, ...]] = []
+
+        def note(*made: Any) -> Any:
+            self.made.append(made)
+            return object()
+
+        for module, name in ((mirrorlist, "list_job"), (mirrorverify, "verify_job")):
+            self.patch(module, name, note)
+
+    def plainly(self, *arguments: str) -> tuple[Any, ...] | None:
+        """What is made of a command line without click; None: nothing."""
+        self.made.clear()
+        told = console()
+        if plain.plain_job(arguments, told) is None:
+            self.assertEqual((self.made, told.json, told.verbosity), ([], False, 0))
+            return None
+        return (*self.made[0], told.json, told.verbosity)
+
+    def by_click(self, *arguments: str) -> tuple[Any, ...] | None:
+        """What click makes of it; None: it has something to say."""
+        self.made.clear()
+        told = console()
+        try:
+            parse(arguments, told)
+        except click.ClickException:
+            return None
+        return (*self.made[0], told.json, told.verbosity) if self.made else None
+
+    def lines(self) -> Iterator[tuple[str, ...]]:
+        """Yield command lines of all kinds, right ones and wrong ones."""
+        options = (
+            (),
+            ("--json",),
+            ("-q",),
+            ("--quiet", "--json"),
+            ("--delete",),
+            ("--paranoid",),
+            ("--durability", "none"),
+            ("--durability=strict", "--durability", "none"),
+            ("--durability", "some"),
+            ("--connections", "64"),
+            ("--connections", "65"),
+            ("--connections=007",),
+            ("--connections", "-1"),
+            ("--connections", ""),
+            ("--jobs", "2"),
+            ("--jobs", "two"),
+            ("--jobs", "²"),
+            ("--from", "https://there/x"),
+            ("--from=", "--delete"),
+            ("--from=--delete",),
+            ("--from",),
+            ("--sample", "5"),
+            ("--limit-rate", "1M"),
+            ("--dry-run",),
+            ("--to-grid",),
+            ("-v",),
+            ("-qv",),
+            ("--", "more"),
+            ("--help",),
+            ("--nonsense",),
+            ("-d", "somewhere"),
+            ("--json=1",),
+            ("more",),
+            ("",),
+        )
+        commands = (("list", "FILE", self.dest), ("verify", self.dest), ("verify", "nowhere"))
+        for command, option, url in product(commands, options, ((), URL)):
+            yield ("mirror", *command, *url, *option)
+            yield ("mirror", *option, *command, *url)
+            yield (*option, "mirror", *command, *url)
+            yield ("mirror", command[0], *option, *command[1:], *url)
+            yield ("mirror", *command[:-1], *url, *option, command[-1])
+
+    def test_the_same(self) -> None:
+        """What is understood without click is what click makes of it."""
+        understood = 0
+        for line in self.lines():
+            found = self.plainly(*line)
+            if found is not None:
+                understood += 1
+                self.assertEqual(found, self.by_click(*line), line)
+        self.assertGreater(understood, 60)
+
+    def test_what_is_usual(self) -> None:
+        """The lines of the manual do not wait for click."""
+        line = ("mirror", "list", "FILE", "DEST", *URL, "--from", "http://there/", "--json")
+        fetching = Fetching(
+            ("http://here/", "http://there/"), False, False, False, 4, None, "batch", 0.0, False
+        )
+        self.assertEqual(self.plainly(*line), ("FILE", "DEST", 1, fetching, True, 0))
+        again = ("--json", "mirror", "verify", self.dest, "--paranoid")
+        self.assertEqual(self.plainly(*again), (self.dest, True, 0.0, True, 0))
+
+    def test_defaults(self) -> None:
+        """What is not given is what the commands declare."""
+        for command, known in COMMANDS.values():
+            declared = {
+                each.name: each.get_default(click.Context(command)) for each in command.params
+            }
+            for name, value in known.items():
+                if name not in ("json", "quiet", "urls"):
+                    self.assertEqual(declared[name], value, name)
+
+    def test_completion(self) -> None:
+        """A shell that asks what comes next is answered by click."""
+        with patch.dict(os.environ, {plain.COMPLETION: "bash_complete"}):
+            self.assertIsNone(self.plainly("mirror", "verify", self.dest))

@@ -1,0 +1,136 @@
+"""Looking at what is there, by one process and by several."""
+
+from __future__ import annotations
+
+import os
+import random
+from hashlib import sha256
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.mirror import manifest
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.manifest import parts_of_manifest, read_manifest, write_manifest
+from pipegrid.mirror.present import Doubt
+from pipegrid.mirror.report import MAX_SHOWN, Report
+from pipegrid.mirror.verified import is_noted_at
+from pipegrid.mirror.verify import verify
+from pipegrid.mirror.wanted import Wanted
+
+
+class VerifyCase(SynchronousTestCase):
+    """A destination with files."""
+
+    def setUp(self) -> None:
+        self.patch(manifest, "WORTHWHILE_BYTES", 100)
+        rng = random.Random(1)
+        self.dest = Path(self.mktemp())
+        self.entries: list[Wanted] = []
+        for number in range(200):
+            path = f"pool/{number % 7}/a file{number}"
+            data = rng.randbytes(rng.randrange(1, 900))
+            (self.dest / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.dest / path).write_bytes(data)
+            self.entries.append(Wanted(path, len(data), "sha256", sha256(data).digest()))
+        self.destination = Destination(str(self.dest))
+        self.addCleanup(self.destination.close)
+        write_manifest(self.destination, self.entries)
+
+    def look(self, processes: int, paranoid: bool = False) -> Report:
+        """Do it."""
+        return verify(self.destination, Doubt(paranoid), processes=processes)
+
+
+class VerifyTests(VerifyCase):
+    """As above."""
+
+    def test_parts(self) -> None:
+        """Every line is in one part, however many there are; a short manifest has one."""
+        for count in (1, 2, 3, 7, 50):
+            parts = parts_of_manifest(self.destination, count)
+            self.assertEqual(len(parts), count)
+            found = [each for part in parts for each in read_manifest(self.destination, part)]
+            self.assertEqual(found, self.entries)
+        self.patch(manifest, "WORTHWHILE_BYTES", 1 << 20)
+        self.assertEqual(len(parts_of_manifest(self.destination, 50)), 1)
+
+    def test_all_is_well(self) -> None:
+        """Nothing is missing, whoever looked."""
+        size = sum(each.size or 0 for each in self.entries)
+        for processes in (1, 3):
+            for paranoid in (False, True):
+                report = self.look(processes, paranoid)
+                self.assertEqual(
+                    (report.wanted_files, report.wanted_bytes), (len(self.entries), size)
+                )
+                self.assertEqual(
+                    (report.present_files, report.present_bytes), (len(self.entries), size)
+                )
+                self.assertEqual((report.failed_files, report.failed), (0, []))
+
+    def test_what_is_wrong(self) -> None:
+        """It is named in the order of the manifest, up to a bound, and counted."""
+        self.look(1)
+        bad = self.entries[3::6]
+        for number, each in enumerate(bad):
+            path = self.dest / each.path
+            if number % 3 == 0:
+                path.unlink()
+            elif number % 3 == 1:
+                path.write_bytes(b"x" * (each.size or 0))
+            else:
+                path.unlink()
+                path.symlink_to("/etc/passwd")
+        alone = self.look(1)
+        self.assertEqual(alone.failed_files, len(bad))
+        self.assertEqual([path for path, _ in alone.failed], [e.path for e in bad[:MAX_SHOWN]])
+        for processes in (2, 5):
+            found = self.look(processes)
+            self.assertEqual(
+                (found.failed, found.failed_files, found.present_files),
+                (alone.failed, alone.failed_files, alone.present_files),
+            )
+
+    def test_helpers_that_say_nothing(self) -> None:
+        """Their parts are looked at here: nothing is right because nobody has looked."""
+        (self.dest / self.entries[-1].path).unlink()
+        for what in ("death", "no fork"):
+            if what == "no fork":
+
+                def fork() -> int:
+                    raise BlockingIOError
+
+                self.patch(os, "fork", fork)
+            else:
+                self.patch(Destination, "forked", lambda _: os._exit(3))
+            report = self.look(3)
+            self.assertEqual((report.wanted_files, report.failed_files), (len(self.entries), 1))
+            self.assertEqual(report.failed[0][0], self.entries[-1].path)
+
+
+class NotedTests(VerifyCase):
+    """A look without opening."""
+
+    def test_what_counts(self) -> None:
+        """Hash, size and time as they are noted, and of a plain file."""
+        self.look(1)
+        each = self.entries[0]
+        path = self.dest / each.path
+        directory = os.open(path.parent, os.O_RDONLY)
+        self.addCleanup(os.close, directory)
+
+        def noted(wanted: Wanted = each, name: str = path.name) -> bool:
+            return is_noted_at(directory, name, wanted)
+
+        if not noted():
+            return  # this file system has no attributes
+        self.assertFalse(noted(each._replace(digest=bytes(32))))
+        self.assertFalse(noted(each._replace(size=(each.size or 0) + 1)))
+        self.assertTrue(noted(each._replace(size=None)))
+        self.assertFalse(noted(name="nothing"))
+        os.symlink(path.name, path.parent / "link")
+        self.assertFalse(noted(name="link"))
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+        self.assertFalse(noted())
