@@ -28,7 +28,7 @@ def verify_job(dest: str, paranoid: bool, sample: float) -> OfflineJob:
                     destination,
                     Doubt(paranoid, sample),
                     display.show,
-                    processes=min(MOST_PROCESSES, len(os.sched_getaffinity(0))),
+                    processes=min(MOST_PROCESSES, os.cpu_count() or 1),
                 )
             finally:
                 destination.close()
