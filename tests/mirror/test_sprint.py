@@ -22,7 +22,7 @@ from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint import sprint
 from pipegrid.mirror.sprint.connection import Odd, parse_head
-from pipegrid.mirror.sprint.dialling import Ahead, can_sprint
+from pipegrid.mirror.sprint.dialling import BegunConnections, can_sprint
 from pipegrid.mirror.sprint.entrant import Entrant
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.mirror.work import Work
@@ -236,14 +236,14 @@ class SprintTests(SprintCase):
         """Connections that were begun before are used first; what nobody takes is closed."""
         server = self.server()
         address = parse_url(server.url)
-        with contextlib.closing(Ahead([address], 2)) as ahead:
+        with contextlib.closing(BegunConnections([address], 2)) as ahead:
             entrant = Entrant(0, address, Tally(address.url), ahead)
             runner: Any = None
             made = [entrant.connect(runner) for _ in range(3)]
             self.assertIsNone(ahead.take(address))
             for each in made:
                 each.close()
-        ahead = Ahead([address, parse_url("http://nobody.invalid/")], 2)
+        ahead = BegunConnections([address, parse_url("http://nobody.invalid/")], 2)
         first = ahead.take(address)
         assert first is not None
         first.close()

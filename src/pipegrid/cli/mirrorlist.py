@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
     from pipegrid.mirror.address import Address
-    from pipegrid.mirror.sprint.dialling import Ahead
+    from pipegrid.mirror.sprint.dialling import BegunConnections
     from pipegrid.mirror.wanted import Wanted
     from pipegrid.mirror.work import Work
 
@@ -90,14 +90,14 @@ class ListRun:
                     removed = destination.delete_others(each.path for each in self._entries(source))
             return tell(console, report, self._dest, removed, False)
 
-    def _dial(self, addresses: Sequence[Address], source: BinaryIO) -> Ahead:
+    def _dial(self, addresses: Sequence[Address], source: BinaryIO) -> BegunConnections:
         """Begin to connect: to a mirror that is begun there is as much to ask for as connections carry."""
-        from pipegrid.mirror.sprint.dialling import Ahead
+        from pipegrid.mirror.sprint.dialling import BegunConnections
         from pipegrid.mirror.wanted import HIDDEN
 
         is_new = not os.path.lexists(os.path.join(self._dest, HIDDEN))
         is_long = os.fstat(source.fileno()).st_size >= LONG_LIST_BYTES
-        return Ahead(
+        return BegunConnections(
             addresses, self._fetching.connections // self._jobs if is_new and is_long else 1
         )
 

@@ -17,7 +17,7 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.present import Doubt, Entry, Look, checked
 from pipegrid.mirror.report import Report, Tally
-from pipegrid.mirror.sprint.dialling import Ahead
+from pipegrid.mirror.sprint.dialling import BegunConnections
 from pipegrid.mirror.sprint.sprint import Sprint
 from pipegrid.mirror.wanted import Wanted
 
@@ -73,7 +73,7 @@ class Work:
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[Report], None] | None = None,
         jobs: int = 1,
-        ahead: Ahead | None = None,
+        ahead: BegunConnections | None = None,
     ) -> bool:
         """
         Fetch what can be fetched without ado, in this thread, which has the destination meanwhile.

@@ -61,7 +61,7 @@ def begin(place: Place) -> socket.socket:
     return sock
 
 
-class Ahead:
+class BegunConnections:
     """
     Connections to mirrors, begun already; to be closed.
 

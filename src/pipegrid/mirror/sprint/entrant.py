@@ -7,7 +7,7 @@ from typing import Any
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint.connection import Connection, SprintRunner
-from pipegrid.mirror.sprint.dialling import Ahead, Place, begin, place_of
+from pipegrid.mirror.sprint.dialling import BegunConnections, Place, begin, place_of
 from pipegrid.mirror.watch import GivingRate
 
 QUOTA = 1000
@@ -32,7 +32,7 @@ class Entrant:
     """
 
     def __init__(
-        self, number: int, address: Address, tally: Tally, ahead: Ahead | None = None
+        self, number: int, address: Address, tally: Tally, ahead: BegunConnections | None = None
     ) -> None:
         self.number = number
         self.address = address

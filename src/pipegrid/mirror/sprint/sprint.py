@@ -29,7 +29,7 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint.connection import Connection, Lost, Odd
-from pipegrid.mirror.sprint.dialling import Ahead
+from pipegrid.mirror.sprint.dialling import BegunConnections
 from pipegrid.mirror.sprint.entrant import Entrant
 from pipegrid.mirror.sprint.store import SprintStore
 from pipegrid.mirror.wanted import Wanted
@@ -69,7 +69,7 @@ class Sprint:
         staged: bool = False,
         stopped: Callable[[], bool] = lambda: False,
         told: Callable[[], None] = lambda: None,
-        ahead: Ahead | None = None,
+        ahead: BegunConnections | None = None,
     ) -> None:
         self._plan = plan
         self._most_connections = connections
