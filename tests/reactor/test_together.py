@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.together import together
+from pipegrid.reactor.together import Waiters, together
 
 
 class TogetherTests(SynchronousTestCase):
@@ -43,3 +43,26 @@ class TogetherTests(SynchronousTestCase):
     def test_nothing(self) -> None:
         """There is nothing to wait for."""
         self.assertEqual(self.successResultOf(Deferred.fromCoroutine(together([]))), [])
+
+
+class WaitersTests(SynchronousTestCase):
+    """All who wait for one event are told, but for those who do not wait any more."""
+
+    def test_giving_up(self) -> None:
+        """Before the event, and while others are being told."""
+        waiters, waiting = self.begin()
+        waiters.fire(1)
+        self.assertEqual(self.successResultOf(waiting), 1)
+        waiters, waiting = self.begin()
+        waiters.fail(ValueError())
+        self.failureResultOf(waiting, ValueError)
+
+    def begin(self) -> tuple[Waiters[int], Deferred[int]]:
+        """Return several, and one that is told; of the others each gives up when the one before is told."""
+        waiters: Waiters[int] = Waiters()
+        early, first, second, last = (waiters.wait() for _ in range(4))
+        early.cancel()
+        self.failureResultOf(early, CancelledError)
+        first.addBoth(lambda _: second.cancel())
+        second.addErrback(lambda failure: failure.trap(CancelledError))
+        return waiters, last

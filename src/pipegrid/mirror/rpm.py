@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
 import attrs
-from twisted.internet.defer import Deferred, FirstError, gatherResults
+from twisted.internet.defer import Deferred
 
 from pipegrid.mirror.indexes import obtain
 from pipegrid.mirror.mirror import Mirror
@@ -142,20 +142,9 @@ class RpmRepository:
             return None
 
     async def _ask(self, number: int) -> _Found:
-        small = self._mirror.small_files(number)
-        asked = ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
-        try:
-            answers = await gatherResults(
-                [Deferred.fromCoroutine(small.fetch(path, most)) for path, most in asked],
-                consumeErrors=True,
-            )
-        except FirstError as error:
-            error.subFailure.raiseException()
-        finally:
-            await small.close()
-        files = {
-            path: data for (path, _), data in zip(asked, answers, strict=True) if data is not None
-        }
+        files = await self._mirror.small_files(number).fetch_all(
+            ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
+        )
         url = self._mirror.url(number)
         return await self._mirror.run(self._believe, files, url)
 

@@ -4,14 +4,17 @@ Small files whose hash nobody knows beforehand: the release files with which eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import ServerError
 from pipegrid.http11 import HostPool, Limits, RawRequest
 from pipegrid.mirror.address import Address, target_of
 from pipegrid.mirror.wanted import MirrorError
+from pipegrid.reactor.together import together
 from pipegrid.version import __version__
 
 TIMEOUT_S = 20.0
@@ -58,6 +61,24 @@ class SmallFiles:
         if answer.status != 200:
             raise MirrorError(f"{self._address.url} answers {answer.status} for {path}")
         return answer.body
+
+    async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+        """
+        Return of some files, each with the most bytes that it may have, those that the mirror has.
+
+        All are asked for at once, and the connection is ended then.
+
+        Raises:
+            MirrorError: as ``fetch``.
+        """
+        try:
+            answers = await together(
+                [Deferred.fromCoroutine(self.fetch(path, most)) for path, most in asked]
+            )
+        finally:
+            await self.close()
+        found = zip(asked, answers, strict=True)
+        return {path: data for (path, _), data in found if data is not None}
 
     async def close(self) -> None:
         """End the connection."""

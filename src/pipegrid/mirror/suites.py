@@ -7,7 +7,6 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 import attrs
-from twisted.internet.defer import Deferred, FirstError, gatherResults
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.mirror import Mirror
@@ -103,27 +102,14 @@ class Suites:
 
     async def _ask(self, number: int, suite: str) -> Suite:
         directory = f"dists/{suite}"
-        small = self._mirror.small_files(number)
-        asked = (
-            ("InRelease", MAX_RELEASE_BYTES),
-            ("Release", MAX_RELEASE_BYTES),
-            ("Release.gpg", MAX_SIGNATURE_BYTES),
-        )
-        try:
-            answers = await gatherResults(
-                [
-                    Deferred.fromCoroutine(small.fetch(f"{directory}/{name}", most))
-                    for name, most in asked
-                ],
-                consumeErrors=True,
+        answers = await self._mirror.small_files(number).fetch_all(
+            (
+                (f"{directory}/InRelease", MAX_RELEASE_BYTES),
+                (f"{directory}/Release", MAX_RELEASE_BYTES),
+                (f"{directory}/Release.gpg", MAX_SIGNATURE_BYTES),
             )
-        except FirstError as error:
-            error.subFailure.raiseException()
-        finally:
-            await small.close()
-        found = {
-            name: data for (name, _), data in zip(asked, answers, strict=True) if data is not None
-        }
+        )
+        found = {path.rpartition("/")[2]: data for path, data in answers.items()}
         url = self._mirror.url(number)
         content, files, name = await self._mirror.run(self._believe, found, directory, url)
         release = read_release(content, name)

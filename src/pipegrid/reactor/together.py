@@ -85,13 +85,15 @@ class Waiters(Generic[T]):
         """It came."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            each.callback(result)
+            if not each.called:  # who was told before may have had it give up
+                each.callback(result)
 
     def fail(self, error: Exception) -> None:
         """It will not come."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            each.errback(error)
+            if not each.called:
+                each.errback(error)
 
     def _forget(self, waiting: Deferred[T]) -> None:
         if waiting in self._waiting:  # else it is about to be told

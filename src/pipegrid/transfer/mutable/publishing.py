@@ -21,15 +21,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
 
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.encoding import EncodedVersion
 from pipegrid.errors import ServerError, ServerTimeout
-from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.mutable.mapping import HEAD_BYTES, spare
 from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.underway import RequestsUnderWay
 from pipegrid.transfer.peers import Peer
 from pipegrid.wire.messages import ShareChange
 
@@ -96,9 +95,7 @@ class Publication:
         self._heads = heads
         self._may_move = may_move
         self._read_bytes = max(HEAD_BYTES, read_bytes)
-        self._changed = Wakeup(slot.clock)
-        self._running: dict[Deferred[None], Peer] = {}
-        self._bug: BaseException | None = None
+        self._requests: RequestsUnderWay[Peer] = RequestsUnderWay(slot.clock)
 
     async def run(self, leader: Peer | None = None) -> Outcome:
         """
@@ -119,24 +116,20 @@ class Publication:
             await self._wait()
             return self.outcome
         finally:
-            for running in list(self._running):
-                running.addErrback(lambda _: None)
-                running.cancel()
+            self._requests.cancel()
 
     async def _wait(self) -> None:
         clock, settings = self._slot.clock, self._slot.settings
         began_s = clock.seconds()
         grace_ends_s: float | None = None
-        while self._running:
+        while self._requests.running:
             if grace_ends_s is None and self._may_end():
                 grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
             timeout_s = None if grace_ends_s is None else grace_ends_s - clock.seconds()
             if timeout_s is not None and timeout_s <= 0:
                 self._give_up_stragglers()
                 return
-            await self._changed.wait(timeout_s)
-            if self._bug is not None:
-                raise self._bug
+            await self._requests.wait(timeout_s)
 
     def _may_end(self) -> bool:
         """Whether what comes of it is clear without the others: it is written, or has to be tried again."""
@@ -149,13 +142,11 @@ class Publication:
         return min(wanted, len(self._encoded.writes))
 
     def _give_up_stragglers(self) -> None:
-        for running, peer in list(self._running.items()):
+        for peer in self._requests.running.values():
             self.outcome.failed[peer] = ServerTimeout(
                 f"{peer.name} was much slower than the others", peer.name, True
             )
-            running.addErrback(lambda _: None)
-            running.cancel()
-        self._running.clear()
+        self._requests.cancel()
 
     def _start(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
         batch: dict[int, bytes | None] = {}
@@ -174,17 +165,7 @@ class Publication:
         return self._encoded.writes[number]
 
     def _send(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
-        running = Deferred.fromCoroutine(self._write(peer, dict(shares)))
-        if not running.called:
-            self._running[running] = peer
-        running.addBoth(self._ended, running)
-
-    def _ended(self, result: object, running: Deferred[None]) -> None:
-        self._running.pop(running, None)
-        error = getattr(result, "value", None)
-        if isinstance(error, BaseException) and not isinstance(error, CancelledError):
-            self._bug = self._bug or error
-        self._changed.fire()
+        self._requests.start(self._write(peer, dict(shares)), peer)
 
     async def _write(self, peer: Peer, shares: dict[int, bytes | None]) -> None:
         changes = {number: self._change(number, head) for number, head in shares.items()}

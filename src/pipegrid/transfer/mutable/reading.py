@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.reading import VersionReader
@@ -18,9 +18,9 @@ from pipegrid.core.mutable.share import MutableShare
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.spans import Spans
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError
-from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.underway import RequestsUnderWay
 
 PIECE_BYTES = 4 << 20
 """
@@ -54,7 +54,8 @@ class ContentReader:
         write: Callable[[Sequence[Buffer]], None],
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.changed = Wakeup(slot.clock)
+        self._requests: RequestsUnderWay[int] = RequestsUnderWay(slot.clock)
+        self.changed = self._requests.changed
         self.servers: dict[int, str] = {}
         self.corrupt: list[CorruptionError] = []
         self._slot = slot
@@ -66,8 +67,6 @@ class ContentReader:
         self._holders = found.holders(version)
         self._in_use: dict[int, Copy] = {}
         self._asked: dict[int, Spans] = {}
-        self._running: dict[Deferred[None], int] = {}
-        self._bug: BaseException | None = None
         self._told = 0
 
     async def read(self, start: int, length: int) -> None:
@@ -103,14 +102,10 @@ class ContentReader:
                         self._write(pieces)
                         segment += 1
                 elif not self._is_bad_news():
-                    await self.changed.wait()
-                    if self._bug is not None:
-                        raise self._bug
+                    await self._requests.wait()
         finally:
             self._tell_of_corrupt()
-            for running in list(self._running):
-                running.addErrback(lambda _: None)
-                running.cancel()
+            self._requests.cancel()
 
     def _is_bad_news(self) -> bool:
         """Whether shares were found to be bad since last time, so that others have to be chosen."""
@@ -152,20 +147,8 @@ class ContentReader:
             for a, b in wanted.merged(NEAR_BYTES):
                 asked.add(a, b)
                 for at in range(a, b, PIECE_BYTES):
-                    self._start(copy, share, at, min(PIECE_BYTES, b - at))
-
-    def _start(self, copy: Copy, share: MutableShare, offset: int, length: int) -> None:
-        running = Deferred.fromCoroutine(self._fetch(copy, share, offset, length))
-        if not running.called:
-            self._running[running] = copy.number
-        running.addBoth(self._ended, running)
-
-    def _ended(self, result: object, running: Deferred[None]) -> None:
-        self._running.pop(running, None)
-        error = getattr(result, "value", None)
-        if isinstance(error, BaseException) and not isinstance(error, CancelledError):
-            self._bug = self._bug or error
-        self.changed.fire()
+                    length = min(PIECE_BYTES, b - at)
+                    self._requests.start(self._fetch(copy, share, at, length), number)
 
     async def _fetch(self, copy: Copy, share: MutableShare, offset: int, length: int) -> None:
         try:

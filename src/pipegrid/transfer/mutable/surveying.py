@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twisted.internet.defer import Deferred
-
 from pipegrid.core.mutable.book import ShareBook
 from pipegrid.errors import ServerError
-from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.mutable.mapping import ShareMap, is_settled, is_whole
 from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.underway import RequestsUnderWay
 from pipegrid.transfer.peers import Peer
 
 Hints = dict[Peer, frozenset[int]]
@@ -46,10 +44,8 @@ class FileSurvey:
         self._read_bytes = read_bytes
         self._hints = hints
         self._usual = usual
-        self._changed = Wakeup(slot.clock)
-        self._running: dict[Peer, Deferred[None]] = {}
+        self._requests: RequestsUnderWay[Peer] = RequestsUnderWay(slot.clock)
         self._left = [*hints, *(peer for peer in slot.peers if peer not in hints)]
-        self._bug: BaseException | None = None
         self.found = ShareMap(book)
 
     async def for_reader(self, least: tuple[int, bytes]) -> ShareMap:
@@ -98,7 +94,10 @@ class FileSurvey:
             while True:
                 if is_enough():
                     return self.found
-                if not self._running or (grace_ends_s or clock.seconds() + 1) <= clock.seconds():
+                if (
+                    not self._requests.running
+                    or (grace_ends_s or clock.seconds() + 1) <= clock.seconds()
+                ):
                     if is_settled(self.found, quorum, least) or not self._left:
                         return self.found
                     self._start(wave)
@@ -111,32 +110,18 @@ class FileSurvey:
                 ):
                     grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
                 timeout_s = None if grace_ends_s is None else grace_ends_s - clock.seconds()
-                await self._changed.wait(timeout_s)
-                if self._bug is not None:
-                    raise self._bug
+                await self._requests.wait(timeout_s)
         finally:
-            for running in list(self._running.values()):
-                running.addErrback(lambda _: None)
-                running.cancel()
+            self._requests.cancel()
 
     def _left_few(self) -> bool:
-        return len(self._running) <= max(1, self.found.answered)
+        return len(self._requests.running) <= max(1, self.found.answered)
 
     def _start(self, count: int) -> None:
         peers, self._left = self._left[:count], self._left[count:]
         for peer in peers:
-            running = Deferred.fromCoroutine(self._look(peer))
-            if not running.called:
-                self._running[peer] = running
-            running.addBoth(self._ended, peer)
-        self._changed.fire()
-
-    def _ended(self, result: object, peer: Peer) -> None:
-        self._running.pop(peer, None)
-        error = getattr(result, "value", None)
-        if isinstance(error, BaseException) and not isinstance(error, ServerError):
-            self._bug = self._bug or error
-        self._changed.fire()
+            self._requests.start(self._look(peer), peer)
+        self._requests.changed.fire()
 
     async def _look(self, peer: Peer) -> None:
         try:
