@@ -22,6 +22,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, TextIO
 
+from tests.transport.memory import MemoryServer
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
@@ -33,7 +34,6 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.servers import Windows
 from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
-from pipegrid.transport.memory import MemoryServer
 from pipegrid.tree.facade import Grid
 from pipegrid.tree.uploaded import TreeCounts, TreeReports
 from pipegrid.wire.messages import Allocation, ServerIdentity, UploadSecrets, WriteResult

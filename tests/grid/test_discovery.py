@@ -21,9 +21,9 @@ from pipegrid.grid.members import MAX_WARNINGS as MAX_GRID_WARNINGS
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.readiness import WAIT_FOR_S, Readiness
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.announcements import KnownServer, describe, make_signing_key, sign
 from tests.grid.introducer_support import FURL, FakeIntroducer, announced, key, nurl
+from tests.transport.memory import MemoryServer
 
 
 class World:

@@ -8,11 +8,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import NoSuchShare
 from pipegrid.grid.tracing import TracedServer, TracedWorkers
 from pipegrid.reactor.trace import Tracer
-from pipegrid.transport.contents import MemoryStorage
 from pipegrid.transport.interface import StorageServer
-from pipegrid.transport.memory import MemoryServer
 from tests.inline_workers import InlineWorkers
+from tests.transport.contents import MemoryStorage
 from tests.transport.contract import IDENTITY, SECRETS, SI, StorageServerContract
+from tests.transport.memory import MemoryServer
 
 
 class TracedServerContractTests(StorageServerContract, SynchronousTestCase):

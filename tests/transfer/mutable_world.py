@@ -21,9 +21,9 @@ from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.transport.memory import MemoryServer
 from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Line
+from tests.transport.memory import MemoryServer
 
 
 @lru_cache(maxsize=64)

@@ -17,9 +17,9 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import batch
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
-from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteResult
 from tests.transfer.world import identity
+from tests.transport.memory import MemoryServer
 
 SI = b"i" * 16
 SECRETS = UploadSecrets(LeaseSecrets(b"r" * 32, b"c" * 32), b"u" * 32)

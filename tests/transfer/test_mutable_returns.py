@@ -12,10 +12,10 @@ from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.errors import RollbackError, UncoordinatedWriteError
 from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import RTT, Line
+from tests.transport.memory import MemoryServer
 
 SIZE = 1000
 

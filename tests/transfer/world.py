@@ -1,7 +1,7 @@
 """
 A small grid in virtual time: memory servers behind lines with a round trip, and hooks for every fault.
 
-The servers are ``transport.memory``, which passes the contract; what is added here is the line between:
+The servers are ``tests.transport.memory``, which passes the contract; what is added here is the line between:
 half a round trip each way, a bandwidth, and what can go wrong on it. Lines live on a clock of their own
 that runs beside the engine's, so that tests can tell whose timers are left over. All times are
 binary fractions, so sums of round trips are exact.
@@ -35,7 +35,6 @@ from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.apart import StoresApart
-from pipegrid.transport.memory import MemoryServer
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,
@@ -49,6 +48,7 @@ from pipegrid.wire.messages import (
 )
 from tests.core.simple_encoder import Encoded, encode
 from tests.inline_workers import InlineWorkers
+from tests.transport.memory import MemoryServer
 
 T = TypeVar("T")
 

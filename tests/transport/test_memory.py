@@ -6,10 +6,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSuchShare, ServerUnreachable
-from pipegrid.transport.contents import MemoryStorage
 from pipegrid.transport.interface import StorageServer
-from pipegrid.transport.memory import MemoryServer
+from tests.transport.contents import MemoryStorage
 from tests.transport.contract import IDENTITY, SECRETS, SI, StorageServerContract
+from tests.transport.memory import MemoryServer
 
 
 class MemoryContractTests(StorageServerContract, SynchronousTestCase):

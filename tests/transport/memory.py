@@ -23,9 +23,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerError, ServerRefused, WrongSecret
 from pipegrid.transport.apart import StoresApart
-from pipegrid.transport.contents import Key, MemoryStorage
 from pipegrid.transport.interface import disconnected
-from pipegrid.transport.streaming import MemoryStream
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -41,6 +39,8 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteResult,
 )
+from tests.transport.contents import Key, MemoryStorage
+from tests.transport.memorystream import MemoryStream
 
 T = TypeVar("T")
 
