@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.lists import lines_of, list_line, read_list
+from pipegrid.mirror.lists import MAX_LINE_BYTES, lines_of, list_line, read_list
 from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted
 
 MANIFEST = "manifest"
@@ -64,7 +64,7 @@ def parts_of_manifest(destination: Destination, count: int) -> list[Part]:
         bounds = [0]
         for number in range(1, count):
             file.seek(size * number // count)
-            file.readline()
+            file.readline(MAX_LINE_BYTES + 1)  # a longer one is refused by whoever reads it
             bounds.append(min(file.tell(), size))
     return list(zip(bounds, [*bounds[1:], size], strict=True))
 
