@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, BinaryIO, Protocol, cast
 
-from twisted.internet.defer import Deferred, DeferredList, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
@@ -14,6 +14,7 @@ from misc.speedtest.peers.contest import PIPEGRID, TAHOE
 from misc.speedtest.peers.nodes import Gateway
 from misc.speedtest.processes import cpu_s
 from pipegrid import Grid
+from pipegrid.reactor.together import all_ended
 from pipegrid.speedtest.contents import Comparing
 
 
@@ -101,13 +102,7 @@ async def run_all(calls: Sequence[Callable[[], Awaitable[Any]]], at_once: bool) 
     If any fails, the first failure is raised when none of them runs any more.
     """
     if at_once:
-        started = [Deferred.fromCoroutine(_wait(call)) for call in calls]
-        results = []
-        for succeeded, result in await DeferredList(started, consumeErrors=True):
-            if not succeeded:
-                result.raiseException()
-            results.append(result)
-        return results
+        return await all_ended([Deferred.fromCoroutine(_wait(call)) for call in calls])
     return [await call() for call in calls]
 
 

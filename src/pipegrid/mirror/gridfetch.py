@@ -16,7 +16,7 @@ from io import BytesIO
 from itertools import islice
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred, FirstError, gatherResults
+from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import unpack_immutable
@@ -28,6 +28,7 @@ from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.sync import LOOKED_AT_ONCE
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
+from pipegrid.reactor.together import together
 
 FETCHED_AT_ONCE = 16
 MAX_LIST_BYTES = 256 << 20
@@ -283,10 +284,5 @@ class GridFetch:
                 found[number] = await work(item)
 
         running = [Deferred.fromCoroutine(take()) for _ in items[:FETCHED_AT_ONCE]]
-        try:
-            await gatherResults(running, consumeErrors=True)
-        except FirstError as error:
-            for each in running:
-                each.cancel()
-            error.subFailure.raiseException()
+        await together(running)
         return [found[number] for number in range(len(items))]

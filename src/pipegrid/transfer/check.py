@@ -13,11 +13,10 @@ have. If it is not what the cap says, others tell whether a share is damaged or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, execute
+from twisted.internet.defer import Deferred, execute
 from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -29,13 +28,13 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRefused
 from pipegrid.reactor.together import few_at_a_time
-from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import Waves
 from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
+from pipegrid.transfer.underway import RequestsUnderWay
 from pipegrid.transfer.watch import Watch
 
 _SHARES_AT_ONCE = 3
@@ -103,9 +102,8 @@ class Check:
         self._report = ProgressReport(progress, 0)
         self._ring = ring(self._cap.storage_index, means.peers)
         self._waves: Waves[Peer] = Waves(self._ring, cap.total_shares, _MORE_QUESTIONS)
-        self._changed = Wakeup(means.clock)
-        self._running: set[Deferred[None]] = set()
-        self._bug: Failure | None = None
+        # Of each, whether it is for a sample.
+        self._requests: RequestsUnderWay[bool] = RequestsUnderWay(means.clock)
         self._fit = CapFit(self._cap)
         self._sampled_bytes = 0
         self._seen: set[tuple[int, Peer]] = set()
@@ -119,12 +117,10 @@ class Check:
             CapMismatch: the cap is not that of the file which is stored there.
         """
         try:
-            samples = [
-                self._start(self._sample(number, peer))
-                for number, peer in enumerate(self._ring[: min(_SAMPLES, self._cap.total_shares)])
-            ]
+            for number, peer in enumerate(self._ring[: min(_SAMPLES, self._cap.total_shares)]):
+                self._requests.start(self._sample(number, peer), True)
             await self._ask_until(self._is_whole)
-            await self._look_at_cap(samples)
+            await self._look_at_cap()
             while True:
                 if self._verify:
                     await self._verify_copies()
@@ -132,8 +128,7 @@ class Check:
                     return self.judge()
                 await self._ask_until(lambda: False)
         finally:
-            for running in list(self._running):
-                running.cancel()
+            self._requests.cancel()
 
     def _is_whole(self) -> bool:
         """Whether there is a copy of each share, each on a server of its own."""
@@ -145,30 +140,13 @@ class Check:
 
     # Questions.
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> Deferred[None]:
-        running = Deferred.fromCoroutine(work)
-        self._running.add(running)
-
-        def ended(result: Failure | None) -> None:
-            self._running.discard(running)
-            if isinstance(result, Failure) and not result.check(CancelledError):
-                self._bug = result
-            self._changed.fire()
-
-        return running.addBoth(ended)
-
     async def _ask_until(self, is_enough: Callable[[], bool]) -> None:
         """Ask servers until that is enough, or all have answered."""
         while not (is_enough() or self._waves.exhausted):
             for peer in self._waves.next():
                 self._waves.asked(peer)
-                self._start(self._ask(peer))
-            await self._wait()
-
-    async def _wait(self) -> None:
-        await self._changed.wait()
-        if self._bug is not None:
-            self._bug.raiseException()
+                self._requests.start(self._ask(peer), False)
+            await self._requests.wait()
 
     async def _ask(self, peer: Peer) -> None:
         watch = Watch(self._clock, self._silence_s)
@@ -224,15 +202,15 @@ class Check:
         except ServerError:
             return b""
 
-    async def _look_at_cap(self, samples: Sequence[Deferred[None]]) -> None:
+    async def _look_at_cap(self) -> None:
         """
         Find out whether it is the cap of what is stored.
 
         Raises:
             CapMismatch: it is not.
         """
-        while not self._fit.fits and self._running.intersection(samples):
-            await self._wait()
+        while not self._fit.fits and any(self._requests.running.values()):
+            await self._requests.wait()
         copies = [
             (number, peer) for number, peers in sorted(self.found.holders.items()) for peer in peers
         ]

@@ -28,8 +28,8 @@ from pipegrid.core.mutable.encoding import EncodedVersion
 from pipegrid.errors import ServerError, ServerTimeout
 from pipegrid.transfer.mutable.mapping import HEAD_BYTES, spare
 from pipegrid.transfer.mutable.slot import Slot
-from pipegrid.transfer.mutable.underway import RequestsUnderWay
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.underway import RequestsUnderWay
 from pipegrid.wire.messages import ShareChange
 
 Places = dict[Peer, dict[int, bytes | None]]

@@ -20,7 +20,7 @@ from pipegrid.core.spans import Spans
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.slot import Slot
-from pipegrid.transfer.mutable.underway import RequestsUnderWay
+from pipegrid.transfer.underway import RequestsUnderWay
 
 PIECE_BYTES = 4 << 20
 """

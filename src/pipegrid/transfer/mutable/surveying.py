@@ -15,8 +15,8 @@ from pipegrid.core.mutable.book import ShareBook
 from pipegrid.errors import ServerError
 from pipegrid.transfer.mutable.mapping import ShareMap, is_settled, is_whole
 from pipegrid.transfer.mutable.slot import Slot
-from pipegrid.transfer.mutable.underway import RequestsUnderWay
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.underway import RequestsUnderWay
 
 Hints = dict[Peer, frozenset[int]]
 """Which shares servers had when they were last asked."""

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
 from pipegrid.reactor.wakeup import Wakeup
 
@@ -25,7 +26,7 @@ class RequestsUnderWay(Generic[W]):
     def __init__(self, clock: IReactorTime) -> None:
         self.running: dict[Deferred[None], W] = {}
         self.changed = Wakeup(clock)
-        self._bug: BaseException | None = None
+        self._bug: Failure | None = None
 
     def start(self, request: Coroutine[Any, Any, None], about: W) -> None:
         """Begin a request; it deals with whatever can go wrong on its way."""
@@ -34,18 +35,17 @@ class RequestsUnderWay(Generic[W]):
             self.running[running] = about
         running.addBoth(self._ended, running)
 
-    def _ended(self, result: object, running: Deferred[None]) -> None:
+    def _ended(self, result: Failure | None, running: Deferred[None]) -> None:
         self.running.pop(running, None)
-        error = getattr(result, "value", None)
-        if isinstance(error, BaseException) and not isinstance(error, CancelledError):
-            self._bug = self._bug or error
+        if isinstance(result, Failure) and not result.check(CancelledError):
+            self._bug = self._bug or result
         self.changed.fire()
 
     async def wait(self, timeout_s: float | None = None) -> None:
         """Wait until something has changed; raises what no request should have raised."""
         await self.changed.wait(timeout_s)
         if self._bug is not None:
-            raise self._bug
+            self._bug.raiseException()
 
     def cancel(self) -> None:
         """Give up all that is under way."""
