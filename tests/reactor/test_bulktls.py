@@ -113,7 +113,8 @@ class OtherPyOpenSSLTests(TestCase):
         return Deferred.fromCoroutine(self._run_renamed("tests.transport"))
 
     async def _run_renamed(self, *suites: str) -> None:
-        arguments = ["-m", "tests.renamed_pyopenssl", "--temp-directory", self.mktemp(), *suites]
+        own = str(Path(self.mktemp()).absolute())  # it runs in another directory
+        arguments = ["-m", "tests.renamed_pyopenssl", "--temp-directory", own, *suites]
         environment = {**os.environ, "PYTHONPATH": f"{HOME / 'src'}:{HOME}"}
         out, errors, status = await getProcessOutputAndValue(
             sys.executable, arguments, environment, str(HOME)
