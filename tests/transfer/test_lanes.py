@@ -107,6 +107,51 @@ class TurnTests(LaneTestCase):
         self.assertEqual([length for _, length in self.server.writes], [MESSAGE] * 3)
 
 
+class FullWindowTests(LaneTestCase):
+    """While a window is full, the message that comes next is gathered."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        peer = Peer(self.server, Pipeline(MESSAGE))
+        self.patch(batch, "BATCH_BYTES", MESSAGE // 2)
+        self.way = ShareWay(
+            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, Clock()
+        )
+
+    def test_it_leaves_with_the_answer(self) -> None:
+        """And nobody has to give anything to the way first: coding went on meanwhile."""
+        self.send(self.way, 0, 14)
+        self.assertEqual((len(self.server.writes), self.way.blocked), (2, False))
+        self.assertTrue(self.way.has_room)
+        self.send(self.way, 14, 15)
+        self.assertEqual((len(self.server.writes), self.way.blocked), (2, True))
+        self.assertFalse(self.way.has_room)
+        self.server.answers[0].callback(WriteResult(False, ((0, SHARE_BYTES),)))
+        self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
+        self.assertFalse(self.way.blocked)
+
+    def test_what_is_not_a_message_waits_for_the_rest(self) -> None:
+        """Room alone makes no message small."""
+        self.send(self.way, 0, 14)
+        self.server.answers[0].callback(WriteResult(False, ((0, SHARE_BYTES),)))
+        self.assertEqual(len(self.server.writes), 2)
+        self.send(self.way, 14, 15)
+        self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
+
+    def test_what_the_answer_says_is_there(self) -> None:
+        """It is not sent after all."""
+        self.send(self.way, 0, 15)
+        self.server.answers[0].callback(WriteResult(False, ((20 * BLOCK, SHARE_BYTES),)))
+        self.assertEqual(len(self.server.writes), 2)
+        self.assertFalse(self.way.blocked)
+
+    def test_closed(self) -> None:
+        """It holds up nobody any more."""
+        self.send(self.way, 0, 15)
+        self.way.close(State.DROPPED)
+        self.assertFalse(self.way.blocked)
+
+
 class AlreadyThereTests(LaneTestCase):
     """What the server says that it has is not sent to it."""
 

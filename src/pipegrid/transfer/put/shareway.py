@@ -108,6 +108,7 @@ class ShareWay:
         self._last: Batch | None = None
         self._lost_writes = False
         self._room: Deferred[None] | None = None
+        self._ready = False  # whether the batch is a whole message
         self._owed = OwedAnswers(clock)
 
     def __repr__(self) -> str:
@@ -120,13 +121,13 @@ class ShareWay:
 
     @property
     def blocked(self) -> bool:
-        """Whether the server's window has no room for more of this share now."""
-        return self.state is State.OPEN and self._room is not None
+        """Whether it takes no more: the server's window is full, and the next message waits for room."""
+        return self.state is State.OPEN and self._ready
 
     @property
     def has_room(self) -> bool:
         """Whether it is open, and would take more now."""
-        return self.state is State.OPEN and self._room is None
+        return self.state is State.OPEN and not self._ready
 
     @property
     def waiting(self) -> bool:
@@ -207,9 +208,7 @@ class ShareWay:
         batch = self._batch
         if batch is not None and write.offset != batch.offset + batch.length:
             self.flush()
-            batch = None
-        if batch is None:
-            batch = self._batch = Batch(write.offset)
+        batch = self._batch = self._batch or Batch(write.offset)
         batch.add(write, segment)
         if segment is None:
             self.has_trailer = True
@@ -219,7 +218,8 @@ class ShareWay:
             self.missed = self.missed[1:]
         if batch.is_small:
             return
-        if batch.is_full(self.peer.pipeline.message_bytes, self._flushed, self._turn):
+        self._ready = batch.is_full(self.peer.pipeline.message_bytes, self._flushed, self._turn)
+        if self._ready and self._room is None:
             self.flush()
 
     def _pass_over(self, write: ShareWrite, segment: int | None) -> bool:
@@ -241,7 +241,7 @@ class ShareWay:
         batch = self._batch
         if batch is None or self.state is not State.OPEN:
             return
-        self._batch = None
+        self._batch, self._ready = None, False
         if self._already.covers(batch.offset, batch.offset + batch.length):
             self._already.pass_over(batch.segments, batch.has_trailer)
             return
@@ -258,6 +258,8 @@ class ShareWay:
     def _has_room(self, _result: object, room: Deferred[None]) -> None:
         if self._room is room:
             self._room = None
+            if self._ready:
+                self.flush()
             self._changed()
 
     def _write(self, let_go: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
@@ -378,7 +380,7 @@ class ShareWay:
             return
         self.state = state
         self.ended = state is not State.DOUBTFUL
-        self._batch = self._last = None
+        self._batch, self._last, self._ready = None, None, False
         room, self._room = self._room, None
         if room is not None:
             room.cancel()
