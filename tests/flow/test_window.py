@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 
 import attrs
 from hypothesis import given, settings
@@ -122,6 +123,12 @@ def constant(size: int) -> Iterator[int]:
     """Messages of one size."""
     while True:
         yield size
+
+
+def liked(window: Window) -> Iterator[int]:
+    """Messages as large as the window likes them."""
+    while True:
+        yield max(64 * KIB, window.message_bytes)
 
 
 def mixed(seed: int = 1) -> Iterator[int]:
@@ -264,6 +271,26 @@ class KneeTests(SynchronousTestCase):
             simulation.run_for(5)
             self.assertEqual(window.state, "steady")
             self.assertEqual(window.message_bytes == LONG_PATH_MESSAGE_BYTES, small, window)
+
+    def test_a_slow_line_behind_a_near_relay(self) -> None:
+        """Messages stay small, so that answers come; however long the put takes."""
+        window = AutoWindow(transport_rtt_s=lambda: 0.0005)
+        simulation = Simulation(window, Link(40_000, 0.01), liked(window))
+        moments = simulation.run_for(600)
+        late = [moment for moment in moments if moment.time > 60]
+        gaps_s = [after.time - before.time for before, after in pairwise(late)]
+        self.assertLess(max(gaps_s), 2)
+        self.assertLess(max(moment.in_flight_bytes for moment in late), 2.5 * MIB)
+        self.assertLess(moments[-1].in_flight_bytes, 200 * KIB)
+        self.assertGreater(throughput(late), 0.95 * 40_000)
+
+    def test_small_messages_say_nothing_of_the_rate(self) -> None:
+        """After some files of a few bytes a large one's messages are as large as ever."""
+        window = AutoWindow(transport_rtt_s=lambda: 0.0005)
+        window.acknowledged(0.1, window.sent(0.0, 1000))
+        self.assertEqual(window.message_bytes, MIB)
+        window.acknowledged(0.2, window.sent(0.1, 70_000))
+        self.assertAlmostEqual(window.message_bytes, 350_000, delta=1)
 
     def test_a_bunch_of_acknowledgements_is_not_a_fast_link(self) -> None:
         """A message sent amid a bunch of late answers does not count the others as its own time's."""

@@ -9,11 +9,11 @@ Times are seconds of one monotonic clock whose zero does not matter; sizes are b
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from pipegrid.arguments import check_whole
 from pipegrid.errors import UsageError
+from pipegrid.flow.recent import RecentMaximum
 from pipegrid.flow.window import Sent, left_for_message
 
 INITIAL_BYTES = 1 << 20
@@ -41,6 +41,13 @@ LONG_PATH_MESSAGE_BYTES = 1 << 20
 
 SHORT_PATH_S = 0.010
 """Below this a round trip takes less than what a large message costs the processors at both ends."""
+
+MESSAGE_S = 0.5
+"""
+A message is at most what the link takes in so long, once that is known. Behind a near relay (a tunnel: 0.5
+ms, 40 kB/s) messages as large as the window, and a window for these, made each other grow, until one took two
+minutes.
+"""
 
 MINIMUM_BYTES = 64 << 10
 """What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
@@ -71,31 +78,6 @@ RTT_LIFETIME_ROUNDS = 40
 How long the shortest round trip is believed: the longer of the two. Measuring it anew costs at most
 one idle round trip, so at most 1/40 of the throughput.
 """
-
-
-class _RecentMaximum:
-    """The largest of the values noted in the last so many rounds; expires only when noting."""
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._entries: deque[tuple[int, float]] = deque()  # falling values, rising rounds
-
-    def note(self, round_number: int, value: float) -> None:
-        entries = self._entries
-        while entries and entries[-1][1] <= value:
-            entries.pop()
-        # One entry a round is enough, so the deque stays as short as the memory is.
-        if not entries or entries[-1][0] < round_number:
-            entries.append((round_number, value))
-        while entries[0][0] <= round_number - self._rounds:
-            entries.popleft()
-
-    @property
-    def value(self) -> float:
-        return self._entries[0][1] if self._entries else 0.0
-
-    def clear(self) -> None:
-        self._entries.clear()
 
 
 class AutoWindow:
@@ -152,8 +134,11 @@ class AutoWindow:
 
         self._round = 0
         self._round_ends_at_bytes = 0
-        self._rates = _RecentMaximum(RATE_ROUNDS)
-        self._sizes = _RecentMaximum(RATE_ROUNDS)
+        self._rates = RecentMaximum(RATE_ROUNDS)
+        self._rate_counts = (
+            False  # some message was so large that the rate says something of the link
+        )
+        self._sizes = RecentMaximum(RATE_ROUNDS)
 
         self._plateau_rate = 0.0
         self._plateau_rounds = 0
@@ -181,7 +166,7 @@ class AutoWindow:
         """
         Half of the limit, and all of it where the path is so short that nothing is idle while a message is
         acknowledged; but no more than what is left of 9/8 of the maximum, so that this is all the memory
-        that a sender needs.
+        that a sender needs, and than what the link takes in ``MESSAGE_S``.
 
         On a long path the first is smaller: the line is idle until one for every server has been produced.
         Where the path alone fills most of the maximum all are: what a message keeps from being acknowledged
@@ -190,6 +175,8 @@ class AutoWindow:
         rtt_s = self._light_rtt_s()
         short = rtt_s is not None and rtt_s < SHORT_PATH_S
         liked = self.limit_bytes if short else self.limit_bytes // 2
+        if self._rate_counts:
+            liked = min(liked, max(MINIMUM_BYTES, int(MESSAGE_S * self.rate)))
         largest = min(liked, left_for_message(self.maximum_bytes, self.in_flight_bytes))
         flight_bytes = self._known_flight_bytes(rtt_s)
         if self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES:
@@ -251,6 +238,7 @@ class AutoWindow:
 
         round_ended = self._count_round(token)
         self._sample_rate(now, token)
+        self._rate_counts = self._rate_counts or token.size >= MINIMUM_BYTES
         self._sample_round_trip(now, token)
         if round_ended and self.state == "startup":
             self._look_for_plateau()
