@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from pipegrid.transport.gbs.client import GbsServer
     from pipegrid.transport.throttled import Throttle
 
-WINDOW_MEMORY_BYTES = 44 << 20
+WINDOW_MEMORY_BYTES = 40 << 20
 """
 What is held of messages, towards all servers that a file has shares on. With what coding and TLS hold
-besides, a client stays under 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Ten servers get 4.4 MiB
+besides, a client stays under 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Ten servers get 4 MiB
 each: the limit, and an eighth of it for the message that may go beyond.
 """
 
