@@ -90,13 +90,18 @@ class MutableWorld:
 
     def far_lines(self, random: Random) -> list[Line]:
         """Return lines of a client's own to the servers, each as long as it happens to be."""
-        lines = []
-        for number, line in enumerate(self.lines):
-            other = Line(self.clock, number, RTT * random.uniform(0.5, 2.0), None)
-            other.memory = MemoryServer(line.identity, line.storage)
-            other.storage = line.storage
-            lines.append(other)
-        return lines
+        return [
+            self.line_of(number, RTT * random.uniform(0.5, 2.0))
+            for number, _ in enumerate(self.lines)
+        ]
+
+    def line_of(self, number: int, round_trip_s: float) -> Line:
+        """Return another line to a server."""
+        line = self.lines[number]
+        other = Line(self.clock, number, round_trip_s, None)
+        other.memory = MemoryServer(line.identity, line.storage)
+        other.storage = line.storage
+        return other
 
     def begin(self, work: Coroutine[Any, Any, Any] | Deferred[Any]) -> list[Any]:
         """Start something; the list gets its outcome."""

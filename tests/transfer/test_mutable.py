@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.mutable import keys
+from pipegrid.core.mutable import book, keys
 from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError, UsageError
 from tests.transfer.mutable_world import MutableWorld
-from tests.transfer.world import content
+from tests.transfer.world import RTT, Line, content
 
 FORMATS = (Format.SDMF, Format.MDMF)
 
@@ -65,6 +67,32 @@ class RoundTripTests(SynchronousTestCase):
             self.assertEqual(trips, 1)
             self.assertEqual(self.world.read(cap), b"fourth")
             self.assertEqual(self.world.versions(cap), {4: set(range(10))})
+
+    def test_the_key_is_opened_while_others_are_waited_for(self) -> None:
+        """That takes milliseconds: so it begins with the first answer, with the next if its key is bad."""
+        for damaged in (0, 1):
+            cap = self.world.create(content(200))
+            lines = list(self.world.lines)
+            lines[9] = self.world.line_of(9, 3 * RTT)
+            files = self.world.client(lines=lines)
+            near = [peer.server for peer in files.slot(cap).peers if peer.server is not lines[9]]
+            for line in near[:damaged]:
+                assert isinstance(line, Line)
+                shares = line.storage.slots[cap.storage_index]
+                for number, share in shares.items():
+                    shares[number] = share[:-1] + bytes([share[-1] ^ 1])
+            opened_s: list[float] = []
+
+            def note(*args: Any, opened_s: list[float] = opened_s) -> SigningKey:
+                opened_s.append(self.world.clock.seconds())
+                return keys.open_signing_key(*args)
+
+            began_s = self.world.clock.seconds()
+            with mock.patch.object(book, "open_signing_key", note):
+                trips, _ = self.world.round_trips(files.overwrite(cap, b"second"))
+            self.assertEqual(opened_s, [began_s + RTT] * (1 + damaged))
+            self.assertEqual(trips, 6)
+            self.assertEqual(self.world.read(cap), b"second")
 
     def test_overwrite_of_what_was_thought_known(self) -> None:
         """Who is refused learns the real version from the same answer: one more, and no more."""

@@ -136,6 +136,7 @@ class BaseSearch:
                 self._slot.settings.write_read_bytes,
                 self._hints(),
                 self._usual,
+                opens_key=True,
             )
             wanted = quorum(self._slot, self._usual[1])
             if everyone:

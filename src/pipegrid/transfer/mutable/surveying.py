@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipegrid.core.mutable.book import ShareBook
-from pipegrid.errors import ServerError
+from pipegrid.errors import CorruptionError, ServerError
 from pipegrid.transfer.mutable.mapping import ShareMap, is_settled, is_whole
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.peers import Peer
@@ -30,6 +30,8 @@ class FileSurvey:
         read_bytes: of the beginning of each share.
         hints: these servers are asked first, too.
         usual: how many shares, k and n, a file has whose version is not known yet.
+        opens_key: take the signing key from the first share that has it, while others are waited for: that
+            takes milliseconds.
     """
 
     def __init__(
@@ -39,11 +41,14 @@ class FileSurvey:
         read_bytes: int,
         hints: Hints,
         usual: tuple[int, int],
+        *,
+        opens_key: bool = False,
     ) -> None:
         self._slot = slot
         self._read_bytes = read_bytes
         self._hints = hints
         self._usual = usual
+        self._opens_key = opens_key
         self._requests: RequestsUnderWay[Peer] = RequestsUnderWay(slot.clock)
         self._left = [*hints, *(peer for peer in slot.peers if peer not in hints)]
         self.found = ShareMap(book)
@@ -130,6 +135,16 @@ class FileSurvey:
             self.found.failed_to_answer(peer, error)
         else:
             self.found.heard(peer, data, self._read_bytes)
+            if self._opens_key and self.found.book.signing_key is None:
+                self._open_key(peer)
+
+    def _open_key(self, peer: Peer) -> None:
+        for copy in self.found.copies[peer].values():
+            if copy.share is not None:
+                try:
+                    self.found.book.open_signing_key(copy.share)
+                except CorruptionError:  # whoever needs the key asks for it, and says so then
+                    continue
 
     def _expected(self, peer: Peer) -> frozenset[int]:
         """Return which shares a server has if writers have put them where they always do."""
