@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -13,6 +14,7 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError, PipegridError, UsageError
 from pipegrid.simulation.driver import leaks
+from pipegrid.transfer.put.source import open_source
 from tests.transfer.world import content
 from tests.transport.gbs_world import GbsWorld, make_grid
 
@@ -54,6 +56,17 @@ class RoundTripTests(GridTestCase):
         cap = self.world.run(grid.create_mutable(b"warm")).cap
         self.world.run(grid.read(cap.readonly()))
         self.world.run(grid.read(cap))
+
+    def test_bytes_need_no_thread(self) -> None:
+        """What is in memory already is not handed to a thread and back to be read; a file is."""
+        cap = self.world.run(self.grid.create_mutable(b"first")).cap
+        workers = self.grid._mutables._workers
+        for source, jobs in ((b"second", 0), (BytesIO(b"third"), 1)):
+            with mock.patch.object(workers, "run", wraps=workers.run) as run:
+                self.world.run(self.grid.overwrite(cap, source))
+            opened = [call for call in run.call_args_list if call.args[0] is open_source]
+            self.assertEqual(len(opened), jobs)
+        self.assertEqual(self.world.run(self.grid.read(cap)), b"third")
 
     def test_small_files(self) -> None:
         """Create 1, get 1 with either cap, overwrite 2, 1 when it is known; the same for modify."""

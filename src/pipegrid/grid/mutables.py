@@ -102,13 +102,19 @@ class Mutables:
         return result
 
     async def _read_source(self, source: SourceLike) -> bytes:
-        opened: Source = await self._workers.run(open_source, source)
+        # Bytes are there already, and do not change: a thread would cost more than it does.
+        at_hand = isinstance(source, bytes)
+        opened: Source = (
+            open_source(source) if at_hand else await self._workers.run(open_source, source)
+        )
         try:
             if opened.size > self._settings.max_content_bytes:
                 raise UsageError(
                     f"{opened.name} has {opened.size} bytes, too many for a mutable file that is written "
                     f"whole ({self._settings.max_content_bytes} are allowed); store it as an immutable one"
                 )
+            if at_hand:
+                return bytes(opened.read_at(0, opened.size))
             return bytes(await self._workers.run(opened.read_at, 0, opened.size))
         finally:
             opened.close()
