@@ -155,15 +155,15 @@ def joined_writes(
     number: int, parts: Sequence[tuple[int, Sequence[Buffer]]]
 ) -> tuple[ShareWrite, ...]:
     """Return writes of these parts, (offset, pieces), in order, those that touch each other joined."""
-    writes: list[ShareWrite] = []
+    joined: list[tuple[int, list[Buffer]]] = []
     end = -1
     for offset, pieces in sorted(parts, key=lambda part: part[0]):
-        kept = tuple(piece for piece in pieces if len(piece))
+        kept = [piece for piece in pieces if len(piece)]
         if not kept:
             continue
-        if writes and offset == end:
-            writes[-1] = attrs.evolve(writes[-1], pieces=(*writes[-1].pieces, *kept))
+        if offset == end:
+            joined[-1][1].extend(kept)
         else:
-            writes.append(ShareWrite(number, offset, kept))
+            joined.append((offset, kept))
         end = offset + sum(map(len, kept))
-    return tuple(writes)
+    return tuple(ShareWrite(number, offset, tuple(pieces)) for offset, pieces in joined)

@@ -54,6 +54,7 @@ class Slot:
     _file_secrets: FileSecrets
     storage_index: bytes = attrs.field(init=False)
     wrong_enabler: set[Peer] = attrs.field(factory=set)
+    _derived: dict[Peer, SlotSecrets] = attrs.field(factory=dict, init=False, repr=False)
     _under_way: dict[Watch, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -70,8 +71,12 @@ class Slot:
         return LeaseSecrets(secrets.renew, secrets.cancel)
 
     def _secrets(self, peer: Peer) -> SlotSecrets:
-        enabler = write_enabler(self.cap.secret, peer.identity.lease_seed)
-        return SlotSecrets(self.lease(peer), enabler)
+        """Return what changes the file on one server; asked for at every request, and derived once."""
+        found = self._derived.get(peer)
+        if found is None:
+            enabler = write_enabler(self.cap.secret, peer.identity.lease_seed)
+            found = self._derived[peer] = SlotSecrets(self.lease(peer), enabler)
+        return found
 
     async def look(
         self, peer: Peer, length: int, expected: AbstractSet[int] = frozenset()
