@@ -6,8 +6,7 @@ the same as the longer one, and who reads all of HTTP says the same or refuses i
 from __future__ import annotations
 
 from pipegrid.http11.parser import ResponseHead, ResponseParser
-from pipegrid.mirror.sprint.connection import _USUAL_HEAD as USUAL_HEAD
-from pipegrid.mirror.sprint.connection import Odd, parse_head
+from pipegrid.mirror.sprint.heads import USUAL_HEAD, Odd, parse_head
 
 
 def run(data: bytes) -> None:

@@ -6,7 +6,8 @@ other, worked out line by line.
 from __future__ import annotations
 
 from misc.fuzz.choices import Choices
-from pipegrid.mirror.pdiff import END, Edit, PatchError, Piece, merge, parse
+from pipegrid.mirror.pdiff import END, Edit, Piece, merge, parse
+from pipegrid.mirror.unpacking import PatchError
 
 LINES = 12
 

@@ -12,15 +12,17 @@ from unittest.mock import patch
 import click
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli import mirrorlist, mirrorverify, plain
+from pipegrid.cli import cmd_mirror, mirrorarchive, mirrorlist, mirrorverify, plain
 from pipegrid.cli.app import parse
-from pipegrid.cli.cmd_mirror import list_command, verify_command
+from pipegrid.cli.cmd_mirror import debian_command, list_command, rpm_command, verify_command
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirroring import Fetching
 
 URL = ("--from", "http://here/")
 COMMANDS: dict[str, tuple[click.Command, dict[str, Any]]] = {
     "list": (list_command, plain.LIST),
+    "rpm": (rpm_command, plain.RPM),
+    "debian": (debian_command, plain.DEBIAN),
     "verify": (verify_command, plain.VERIFY),
 }
 
@@ -42,7 +44,11 @@ class PlainTests(SynchronousTestCase):
             self.made.append(made)
             return object()
 
-        for module, name in ((mirrorlist, "list_job"), (mirrorverify, "verify_job")):
+        for module, name in (
+            (mirrorlist, "list_job"),
+            (mirrorverify, "verify_job"),
+            *product((cmd_mirror, mirrorarchive), ("rpm_job", "debian_job")),
+        ):
             self.patch(module, name, note)
 
     def plainly(self, *arguments: str) -> tuple[Any, ...] | None:
@@ -88,6 +94,17 @@ class PlainTests(SynchronousTestCase):
             ("--from=", "--delete"),
             ("--from=--delete",),
             ("--from",),
+            ("--newest-only",),
+            ("--allow-unsigned",),
+            ("--keyring", "a.gpg", "--keyring=b.gpg"),
+            ("--keyring", "a.gpg", "--allow-unsigned"),
+            ("--component=main", "--component", "contrib", "--source", "--diffs"),
+            ("--arch", "arm64", "--also", "main/i18n/*"),
+            ("--arch", ""),
+            ("--indexes", "zstd"),
+            ("--indexes=some",),
+            ("--suite", "stable"),
+            ("--from-grid", "CAP"),
             ("--sample", "5"),
             ("--limit-rate", "1M"),
             ("--dry-run",),
@@ -102,7 +119,14 @@ class PlainTests(SynchronousTestCase):
             ("more",),
             ("",),
         )
-        commands = (("list", "FILE", self.dest), ("verify", self.dest), ("verify", "nowhere"))
+        commands = (
+            ("list", "FILE", self.dest),
+            ("rpm", self.dest),
+            ("debian", "--suite", "sid", self.dest),
+            ("debian", self.dest),
+            ("verify", self.dest),
+            ("verify", "nowhere"),
+        )
         for command, option, url in product(commands, options, ((), URL)):
             yield ("mirror", *command, *url, *option)
             yield ("mirror", *option, *command, *url)
@@ -118,7 +142,7 @@ class PlainTests(SynchronousTestCase):
             if found is not None:
                 understood += 1
                 self.assertEqual(found, self.by_click(*line), line)
-        self.assertGreater(understood, 60)
+        self.assertGreater(understood, 180)
 
     def test_what_is_usual(self) -> None:
         """The lines of the manual do not wait for click."""
@@ -127,6 +151,11 @@ class PlainTests(SynchronousTestCase):
             ("http://here/", "http://there/"), False, False, False, 4, None, "batch", 0.0, False
         )
         self.assertEqual(self.plainly(*line), ("FILE", "DEST", 1, fetching, True, 0))
+        again = ("mirror", "rpm", "DEST", *URL, "--keyring", "a.gpg", "--newest-only")
+        fetching = fetching._replace(urls=("http://here/",))
+        self.assertEqual(
+            self.plainly(*again), ("DEST", True, ("a.gpg",), False, fetching, False, 0)
+        )
         again = ("--json", "mirror", "verify", self.dest, "--paranoid")
         self.assertEqual(self.plainly(*again), (self.dest, True, 0.0, True, 0))
 
@@ -137,7 +166,7 @@ class PlainTests(SynchronousTestCase):
                 each.name: each.get_default(click.Context(command)) for each in command.params
             }
             for name, value in known.items():
-                if name not in ("json", "quiet", "urls"):
+                if name not in ("json", "quiet") and value != ():
                     self.assertEqual(declared[name], value, name)
 
     def test_completion(self) -> None:

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import deb822, debian, selecting
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
-from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.selecting import Selection
 from pipegrid.mirror.trust import Keys
+from pipegrid.mirror.unpacking import unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
 from tests.mirror.archive import BINARY, NOW, SOURCES, SUITE, Archive, Signer, check_readers, sha
@@ -65,7 +66,10 @@ class DebianCase(SynchronousTestCase):
             chosen = Selection(**{"suites": ("sid",), "components": ("main",), **selection})
             archive = DebianArchive(made, chosen, keys, now)
             outcome: DebianOutcome = run(
-                world.clock, archive.sync(delete, dry_run), limit_s=3600, network=world.network
+                world.clock,
+                Deferred.fromCoroutine(archive.sync(delete, dry_run)),
+                limit_s=3600,
+                network=world.network,
             )
         finally:
             run(world.clock, made.close(), network=world.network)

@@ -22,9 +22,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.mirror import patching
+from pipegrid.mirror import patching, unpacking
 from pipegrid.mirror.patching import apply_patches
-from pipegrid.mirror.pdiff import Edit, PatchError, merge, parse
+from pipegrid.mirror.pdiff import Edit, merge, parse
+from pipegrid.mirror.unpacking import PatchError
 
 LINES = (
     b"a\n",
@@ -102,9 +103,12 @@ class ApplyTests(PatchCase):
                 lines[at : at + rng.randrange(4)] = [b"new\n"] * rng.randrange(4)
             versions.append(lines)
         joined = [b"".join(version) for version in versions]
-        self.assertGreater(len(joined[0]), 4 * patching.CHUNK_BYTES)
+        self.assertGreater(len(joined[0]), 4 * unpacking.CHUNK_BYTES)
         patches = [diff(old, new, self.directory) for old, new in pairwise(joined)]
-        self.assertEqual(self.patched(joined[0], *patches), joined[-1])
+        for worth_numpy_bytes in (0, 1 << 40):
+            self.patch(patching, "WORTH_NUMPY_BYTES", worth_numpy_bytes)
+            self.assertEqual(self.patched(joined[0], *patches), joined[-1])
+        self.patch(patching, "WORTH_NUMPY_BYTES", 0)
         with mock.patch.object(patching, "_numpy", return_value=None):
             self.assertEqual(self.patched(joined[0], *patches), joined[-1])
 

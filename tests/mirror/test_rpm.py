@@ -7,14 +7,15 @@ import random
 from typing import Any
 from unittest.mock import patch
 
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import rpm
-from pipegrid.mirror.patching import unpacked
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.repomd import packages, read_repomd
 from pipegrid.mirror.rpm import RpmOutcome, RpmRepository
 from pipegrid.mirror.trust import Keys
+from pipegrid.mirror.unpacking import unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
 from tests.mirror.archive import Signer
@@ -59,7 +60,10 @@ class RpmCase(SynchronousTestCase):
         try:
             repository = RpmRepository(made, keys, newest_only)
             outcome: RpmOutcome = run(
-                world.clock, repository.sync(delete, dry_run), limit_s=3600, network=world.network
+                world.clock,
+                Deferred.fromCoroutine(repository.sync(delete, dry_run)),
+                limit_s=3600,
+                network=world.network,
             )
         finally:
             run(world.clock, made.close(), network=world.network)
@@ -364,7 +368,7 @@ class FaultTests(RpmCase):
             self.publish()
             made = world.mirror()
             repository = RpmRepository(made, UNSIGNED)
-            running = repository.sync(delete=True)
+            running = Deferred.fromCoroutine(repository.sync(delete=True))
             running.addErrback(lambda _: None)
             world.clock.advance(rng.random() * 0.2)
             running.cancel()

@@ -21,9 +21,9 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint import sprint
-from pipegrid.mirror.sprint.connection import Odd, parse_head
 from pipegrid.mirror.sprint.dialling import BegunConnections, can_sprint
 from pipegrid.mirror.sprint.entrant import Entrant
+from pipegrid.mirror.sprint.heads import Odd, parse_head
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.mirror.work import Work
 
@@ -246,7 +246,7 @@ class SprintTests(SprintCase):
         ahead = BegunConnections([address, parse_url("http://nobody.invalid/")], 2)
         first = ahead.take(address)
         assert first is not None
-        first.close()
+        first[0].close()
         ahead.close()
         self.assertIsNone(ahead.take(address))
 

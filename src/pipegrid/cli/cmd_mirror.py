@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +10,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
+from pipegrid.cli.mirrorarchive import DEBIAN_KEYRING, debian_job, rpm_job
 from pipegrid.cli.mirroroptions import (
     check_options,
     fetch_options,
@@ -18,9 +18,8 @@ from pipegrid.cli.mirroroptions import (
     keyring_option,
     unsigned_option,
 )
-from pipegrid.cli.mirrortell import store, tell
+from pipegrid.cli.mirrortell import tell
 from pipegrid.cli.options import common_options, usage_error
-from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirroring import Fetching
@@ -70,9 +69,6 @@ def list_command(
     from pipegrid.cli.mirrorlist import list_job
 
     return list_job(file, dest, jobs, fetching)
-
-
-DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 @command.command(name="debian")
@@ -139,38 +135,16 @@ def debian_command(
         raise usage_error("give a suite, such as --suite sid")
     _check_keys(keyrings, allow_unsigned)
 
-    async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        from pipegrid.mirror.debian import DebianArchive
-        from pipegrid.mirror.selecting import Selection
-        from pipegrid.mirror.trust import Keys
-
-        rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
-        selection = Selection(
-            suites=tuple(dict.fromkeys(suites)),
-            components=tuple(dict.fromkeys(components)),
-            architectures=tuple(dict.fromkeys(architectures)),
-            with_sources=source,
-            with_patches=diffs,
-            also=also,
-            indexes=indexes,  # type: ignore[arg-type]
-        )
-        async with fetching.mirror(reactor, console, dest) as mirror:
-            archive = DebianArchive(mirror, selection, Keys(rings, allow_unsigned))
-            outcome = await archive.sync(fetching.delete, fetching.dry_run)
-            stored = await store(mirror, grid, outcome.report, fetching)
-        for path in outcome.lacking:
-            console.detail(f"no mirror has {printable(path)}")
-        further = {
-            "index_bytes": outcome.index_bytes,
-            "patched": outcome.patched,
-            "lacking": outcome.lacking,
-            **stored,
-        }
-        return tell(console, outcome.report, dest, outcome.removed, fetching.dry_run, further)
-
-    from pipegrid.cli.mirroring import job_of
-
-    return job_of(work, fetching.to_grid)
+    selected = {
+        "suites": suites,
+        "components": components,
+        "architectures": architectures,
+        "with_sources": source,
+        "with_patches": diffs,
+        "also": also,
+        "indexes": indexes,
+    }
+    return debian_job(dest, selected, keyrings, allow_unsigned, fetching)
 
 
 @command.command(name="rpm")
@@ -204,20 +178,7 @@ def rpm_command(
     _check_urls(fetching)
     _check_keys(keyrings, allow_unsigned)
 
-    async def work(reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        from pipegrid.mirror.rpm import RpmRepository
-        from pipegrid.mirror.trust import Keys
-
-        async with fetching.mirror(reactor, console, dest) as mirror:
-            repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
-            outcome = await repository.sync(fetching.delete, fetching.dry_run)
-            stored = await store(mirror, grid, outcome.report, fetching)
-        further = {"index_bytes": outcome.index_bytes, **stored}
-        return tell(console, outcome.report, dest, outcome.removed, fetching.dry_run, further)
-
-    from pipegrid.cli.mirroring import job_of
-
-    return job_of(work, fetching.to_grid)
+    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching)
 
 
 def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:

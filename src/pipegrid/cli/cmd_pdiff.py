@@ -48,7 +48,7 @@ def _patch(
 ) -> int:
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.mirror.patching import apply_patches
-    from pipegrid.mirror.pdiff import PatchError
+    from pipegrid.mirror.unpacking import PatchError
 
     with ExitStack() as stack:
         out = stack.enter_context(OutputFile(output, force)).file

@@ -1,7 +1,7 @@
 """
 Command lines that are plainly right, of commands that are often over before click is imported.
 
-Of a clone of a thousand small files, or a look at them, a third was the reading of the command line. So what
+Of a clone of a thousand small files, or a look at them, a third was the reading of the command line. What
 is written as most people and all scripts write it is read here, with what ``cmd_mirror`` and
 ``mirroroptions`` declare repeated in two small tables (a test holds them to each other). Anything else, help
 and every mistake included, is click's to understand, which then says what is wrong.
@@ -55,6 +55,10 @@ FLAGS = {
     "--quiet": "quiet",
     "--delete": "delete",
     "--paranoid": "paranoid",
+    "--newest-only": "newest_only",
+    "--allow-unsigned": "allow_unsigned",
+    "--source": "source",
+    "--diffs": "diffs",
 }
 COMMON = ("--json", "-q", "--quiet")
 """Of these; they may stand before the command, too."""
@@ -64,8 +68,14 @@ TAKES: dict[str, Take] = {
     "--durability": _one("durability", ("none", "batch", "strict")),
     "--connections": _number("connections", 1, 64),
     "--jobs": _number("jobs", 1, 64),
+    "--keyring": _each("keyrings"),
+    "--suite": _each("suites"),
+    "--component": _each("components"),
+    "--arch": _each("architectures"),
+    "--also": _each("also"),
+    "--indexes": _one("indexes", ("packed", "unpacked", "zstd")),
 }
-LIST: Values = {
+_FETCH: Values = {
     "json": False,
     "quiet": False,
     "delete": False,
@@ -73,12 +83,37 @@ LIST: Values = {
     "urls": (),
     "durability": "batch",
     "connections": 4,
-    "jobs": 1,
 }
+LIST: Values = {**_FETCH, "jobs": 1}
 """What ``mirror list`` takes of these, and what it is if it is not given."""
+
+RPM: Values = {**_FETCH, "newest_only": False, "keyrings": (), "allow_unsigned": False}
+"""The same of ``mirror rpm``."""
+
+DEBIAN: Values = {
+    **_FETCH,
+    "suites": (),
+    "components": (),
+    "architectures": ("amd64",),
+    "source": False,
+    "keyrings": (),
+    "allow_unsigned": False,
+    "indexes": "packed",
+    "diffs": False,
+    "also": (),
+}
+"""The same of ``mirror debian``."""
 
 VERIFY: Values = {"json": False, "quiet": False, "paranoid": False}
 """The same of ``mirror verify``."""
+
+_COMMANDS: dict[str, tuple[Values, int]] = {
+    "mirror list": (LIST, 2),
+    "mirror rpm": (RPM, 1),
+    "mirror debian": (DEBIAN, 1),
+    "mirror verify": (VERIFY, 1),
+}
+"""What each takes, and how many words behind its name."""
 
 
 def read(arguments: Sequence[str]) -> tuple[str, Values, list[str]] | None:
@@ -102,13 +137,12 @@ def read(arguments: Sequence[str]) -> tuple[str, Values, list[str]] | None:
         text = text if mark else next(rest, "")
         if take is None or text.startswith("-") or not take(values, text):
             return None
-    if words[:2] == ["mirror", "list"] and len(words) == 4 and "urls" in values:
-        known: Values = LIST
-    elif words[:2] == ["mirror", "verify"] and len(words) == 3:
-        known = VERIFY
-    else:
+    known, count = _COMMANDS.get(" ".join(words[:2]), ({}, 0))
+    if not known or len(words) != 2 + count or not all(words) or not values.keys() <= known.keys():
         return None
-    if not all(words) or not values.keys() <= known.keys():
+    if any(name in known and name not in values for name in ("urls", "suites")):
+        return None
+    if "allow_unsigned" in values and "keyrings" in values:
         return None
     return words[1], {**known, **values}, words[2:]
 
@@ -126,22 +160,43 @@ def plain_job(arguments: Sequence[str], console: Console) -> Job | None:
 
         job: Job = verify_job(words[0], values["paranoid"], 0.0)
     else:
-        from pipegrid.cli.mirroring import Fetching
-        from pipegrid.cli.mirrorlist import list_job
-
-        fetching = Fetching(
-            urls=values["urls"],
-            to_grid=False,
-            delete=values["delete"],
-            dry_run=False,
-            connections=values["connections"],
-            limit_bytes_per_s=None,
-            durability=values["durability"],
-            sample=0.0,
-            paranoid=values["paranoid"],
-        )
-        job = list_job(words[0], words[1], values["jobs"], fetching)
+        job = _fetching_job(command, values, words)
     console.json = values["json"]
     if values["quiet"]:
         console.verbosity = -1
     return job
+
+
+def _fetching_job(command: str, values: Values, words: list[str]) -> Job:
+    from pipegrid.cli.mirroring import Fetching
+
+    fetching = Fetching(
+        urls=values["urls"],
+        to_grid=False,
+        delete=values["delete"],
+        dry_run=False,
+        connections=values["connections"],
+        limit_bytes_per_s=None,
+        durability=values["durability"],
+        sample=0.0,
+        paranoid=values["paranoid"],
+    )
+    if command == "list":
+        from pipegrid.cli.mirrorlist import list_job
+
+        return list_job(words[0], words[1], values["jobs"], fetching)
+    from pipegrid.cli.mirrorarchive import debian_job, rpm_job
+
+    trust = values["keyrings"], values["allow_unsigned"]
+    if command == "rpm":
+        return rpm_job(words[0], values["newest_only"], *trust, fetching)
+    selected = {
+        "suites": values["suites"],
+        "components": values["components"],
+        "architectures": values["architectures"],
+        "with_sources": values["source"],
+        "with_patches": values["diffs"],
+        "also": values["also"],
+        "indexes": values["indexes"],
+    }
+    return debian_job(words[0], selected, *trust, fetching)

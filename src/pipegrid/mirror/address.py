@@ -98,6 +98,19 @@ def target_of(address: Address, path: str) -> bytes:
     return address.prefix + path.encode("ascii")
 
 
+def small_request(address: Address, path: str) -> bytes:
+    """Return a request for a small file that everything begins with, and that no cache is to answer."""
+    return (
+        b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n%s\r\n"
+        % (
+            target_of(address, path),
+            address.netloc,
+            __version__.encode("ascii"),
+            address.headers,
+        )
+    )
+
+
 def head_tail(address: Address) -> bytes:
     """Return what stands behind the target in every request, with the empty line at its end."""
     return (

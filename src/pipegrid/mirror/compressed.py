@@ -15,7 +15,7 @@ from hashlib import sha256
 
 from pipegrid.disk import files as disk
 from pipegrid.mirror.destination import STAGED, Destination
-from pipegrid.mirror.patching import unpacked
+from pipegrid.mirror.unpacking import unpacked
 from pipegrid.mirror.wanted import HIDDEN, Wanted
 
 ENDING = ".zst"

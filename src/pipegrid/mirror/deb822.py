@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, check_path, shown, wanted
 
@@ -77,8 +75,7 @@ def _paragraph(data: bytes, fields: frozenset[str], name: str) -> dict[str, str]
     return found
 
 
-@attrs.frozen
-class Release:
+class Release(NamedTuple):
     """
     A release file.
 
@@ -159,6 +156,8 @@ def read_release(data: bytes, name: str) -> Release:
 def _date(text: str | None, name: str) -> datetime | None:
     if not text:
         return None
+    from email.utils import parsedate_to_datetime
+
     try:
         date = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):
@@ -237,8 +236,7 @@ def sources(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
             yield wanted(path, size, hashes)
 
 
-@attrs.frozen
-class PatchStep:
+class PatchStep(NamedTuple):
     """
     One patch of an index.
 
@@ -253,8 +251,7 @@ class PatchStep:
     packed: Wanted | None
 
 
-@attrs.frozen
-class PatchIndex:
+class PatchIndex(NamedTuple):
     """
     The ``Index`` of patches of one index.
 

@@ -17,16 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
-
-import attrs
-from twisted.internet.defer import Deferred
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, obtain, update
-from pipegrid.mirror.mirror import Mirror
+from pipegrid.mirror.manifest import keep_manifest, noting
+from pipegrid.mirror.present import checked
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.selecting import (
     HELD,
@@ -41,13 +41,15 @@ from pipegrid.mirror.suites import OWN, Suite, Suites, own_files, unsigned_part
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
 
+if TYPE_CHECKING:
+    from pipegrid.mirror.early import AnyMirror
+
 __all__ = ["DebianArchive", "DebianOutcome", "Selection", "names_by_hash"]
 
 MAX_NAMED = 5_000_000
 """Files; the largest archive names 1.4 million."""
 
 
-@attrs.define
 class DebianOutcome:
     """
     What has become of a run.
@@ -60,11 +62,11 @@ class DebianOutcome:
         lacking: files of ``also``, or further forms of indexes, that no mirror has.
     """
 
-    report: Report
-    removed: list[str] = attrs.Factory(list)
-    index_bytes: int = 0
-    patched: int = 0
-    lacking: list[str] = attrs.Factory(list)
+    def __init__(self) -> None:
+        self.report = Report()
+        self.removed: list[str] = []
+        self.index_bytes = self.patched = 0
+        self.lacking: list[str] = []
 
 
 class DebianArchive:
@@ -78,7 +80,7 @@ class DebianArchive:
     """
 
     def __init__(
-        self, mirror: Mirror, selection: Selection, keys: Keys, now: datetime | None = None
+        self, mirror: AnyMirror, selection: Selection, keys: Keys, now: datetime | None = None
     ) -> None:
         if not selection.suites:
             raise UsageError("give a suite, such as sid")
@@ -89,7 +91,7 @@ class DebianArchive:
         self._selection = selection
         self._suites = Suites(mirror, keys, now)
 
-    def sync(self, delete: bool = False, dry_run: bool = False) -> Deferred[DebianOutcome]:
+    async def sync(self, delete: bool = False, dry_run: bool = False) -> DebianOutcome:
         """
         Bring it up to date. To be called once.
 
@@ -97,26 +99,27 @@ class DebianArchive:
             delete: remove what is not named any more, if nothing failed.
             dry_run: fetch indexes only, publish nothing; as the mirror was told.
 
-        Raises (through the Deferred):
+        Raises:
             MirrorError: no mirror has a release file that can be believed, or an index could not be had.
             BadEntry: an index names what may not be.
         """
-        return Deferred.fromCoroutine(self._sync(delete, dry_run))
-
-    async def _sync(self, delete: bool, dry_run: bool) -> DebianOutcome:
         suites = [await self._suites.find(suite) for suite in self._selection.suites]
         indexes = [each for suite in suites for each in indexes_of(suite, self._selection)]
-        outcome = DebianOutcome(Report())
+        outcome = DebianOutcome()
         await self._stage(indexes, outcome)
-        report = outcome.report = await self._mirror.sync(self._contents(indexes))
+        own = {path: data for suite in suites for path, data in own_files(suite).items()}
+        further = list(_further(indexes, own))
+        contents = self._contents(indexes)
+        if not dry_run:
+            contents = noting(self._destination, checked(contents), further)
+        report = outcome.report = await self._mirror.sync(contents)
         if report.failed_files:
             return outcome
-        own = {path: data for suite in suites for path, data in own_files(suite).items()}
         if not dry_run:
             await self._mirror.run(self._publish, suites, indexes, own)
-            await self._mirror.complete(self._everything(indexes, own))
+            await self._mirror.run(keep_manifest, self._destination)
         if delete:
-            kept = {each.path for each in self._everything(indexes, own)}
+            kept = {each.path for each in chain(self._contents(indexes), further)}
             for suite in suites:
                 kept.update(_other_names(suite, indexes))
             outcome.removed = await self._mirror.delete_others(kept, dry_run)
@@ -194,18 +197,6 @@ class DebianArchive:
                     raise BadEntry(f"the indexes name more than {MAX_NAMED} files; no archive does")
                 yield each
 
-    def _everything(self, indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Wanted]:
-        """Yield all that is kept, each once."""
-        seen: set[str] = set()
-        for each in self._contents(indexes):
-            if each.path not in seen:
-                seen.add(each.path)
-                yield each
-        for index in indexes:
-            yield from index.forms
-        for path, data in own.items():
-            yield Wanted(path, len(data), "sha256", sha256(data).digest())
-
     # Publication.
 
     def _publish(
@@ -231,6 +222,14 @@ class DebianArchive:
                 if path not in kept:
                     destination.delete(path)
         destination.clear_staged()
+
+
+def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Wanted]:
+    """Yield what is kept besides what the indexes name."""
+    for index in indexes:
+        yield from index.forms
+    for path, data in own.items():
+        yield Wanted(path, len(data), "sha256", sha256(data).digest())
 
 
 def _check_name(name: str) -> None:

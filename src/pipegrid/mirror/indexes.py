@@ -16,20 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os.path import dirname
-
-import attrs
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, PatchStep, read_patch_index
 from pipegrid.mirror.destination import STAGED, WrongResult
-from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.patching import MAX_PATCHES, apply_patches
-from pipegrid.mirror.pdiff import PatchError
 from pipegrid.mirror.report import Report
+from pipegrid.mirror.unpacking import PatchError
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 
+if TYPE_CHECKING:
+    from pipegrid.mirror.early import AnyMirror
 
-@attrs.define
+
 class Obtained:
     """
     What has become of indexes that were asked for.
@@ -39,12 +39,12 @@ class Obtained:
         lacking: what no mirror gave, and why, by path.
     """
 
-    size_bytes: int = 0
-    lacking: dict[str, str] = attrs.Factory(dict)
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.lacking: dict[str, str] = {}
 
 
-@attrs.frozen
-class Unpacked:
+class Unpacked(NamedTuple):
     """
     An index that is to be there unpacked.
 
@@ -63,7 +63,6 @@ class Unpacked:
     compressed: bool = False
 
 
-@attrs.define
 class Updated:
     """
     What has become of them.
@@ -73,8 +72,8 @@ class Updated:
         patched: indexes that patches brought up to date.
     """
 
-    fetched_bytes: int = 0
-    patched: int = 0
+    def __init__(self) -> None:
+        self.fetched_bytes = self.patched = 0
 
 
 def by_hash(path: str, file: Wanted) -> str | None:
@@ -85,7 +84,7 @@ def by_hash(path: str, file: Wanted) -> str | None:
     return f"{above}/by-hash/SHA256/{file.digest.hex()}"
 
 
-async def obtain(mirror: Mirror, files: Sequence[Wanted], staged: bool = True) -> Obtained:
+async def obtain(mirror: AnyMirror, files: Sequence[Wanted], staged: bool = True) -> Obtained:
     """
     Fetch files to where nobody sees them.
 
@@ -106,7 +105,7 @@ async def obtain(mirror: Mirror, files: Sequence[Wanted], staged: bool = True) -
 
 
 def _note_lacking(
-    mirror: Mirror, files: Sequence[Wanted], report: Report, done: Obtained, staged: bool
+    mirror: AnyMirror, files: Sequence[Wanted], report: Report, done: Obtained, staged: bool
 ) -> None:
     reasons = dict(report.failed)
     for file in files:
@@ -115,7 +114,7 @@ def _note_lacking(
 
 
 async def update(
-    mirror: Mirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
+    mirror: AnyMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
 ) -> Updated:
     """
     Have these unpacked, where nobody sees them.
@@ -151,11 +150,11 @@ async def update(
     return done
 
 
-def _missing(mirror: Mirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
+def _missing(mirror: AnyMirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
     return [want for want in wants if kept_as(mirror, want) is None]
 
 
-def kept_as(mirror: Mirror, want: Unpacked) -> Wanted | None:
+def kept_as(mirror: AnyMirror, want: Unpacked) -> Wanted | None:
     """In the thread: return the file that an index is kept as, staged or seen; None: it is not there."""
     destination = mirror.destination
     if want.compressed:
@@ -163,7 +162,7 @@ def kept_as(mirror: Mirror, want: Unpacked) -> Wanted | None:
     return want.target if destination.is_there(want.target, staged=True) else None
 
 
-def _made(mirror: Mirror, want: Unpacked) -> None:
+def _made(mirror: AnyMirror, want: Unpacked) -> None:
     if want.compressed:
         compressed.compress(mirror.destination, want.target)
 
@@ -171,7 +170,7 @@ def _made(mirror: Mirror, want: Unpacked) -> None:
 Chain = tuple[Unpacked, tuple[PatchStep, ...]]
 
 
-async def _chains(mirror: Mirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
+async def _chains(mirror: AnyMirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
     """Fetch the lists of patches, all at once; return what can be patched, and by which."""
     able = [want for want in wants if _may_pay(want)]
     lists = [want.patches for want in able if want.patches is not None]
@@ -192,7 +191,7 @@ def _may_pay(want: Unpacked) -> bool:
     return patches.size < min(_full_bytes(want), MAX_RELEASE_BYTES)
 
 
-def _choose(mirror: Mirror, wants: Sequence[Unpacked]) -> list[Chain]:
+def _choose(mirror: AnyMirror, wants: Sequence[Unpacked]) -> list[Chain]:
     chosen = []
     for want in wants:
         assert want.patches is not None
@@ -214,7 +213,7 @@ def _choose(mirror: Mirror, wants: Sequence[Unpacked]) -> list[Chain]:
     return chosen
 
 
-def _apply(mirror: Mirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
+def _apply(mirror: AnyMirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
     """In the thread: patch one index; returns whether that gave what is wanted."""
     assert want.have is not None
     destination = mirror.destination
@@ -234,7 +233,7 @@ def _apply(mirror: Mirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
     return True
 
 
-def _unpack(mirror: Mirror, want: Unpacked, form: Wanted) -> None:
+def _unpack(mirror: AnyMirror, want: Unpacked, form: Wanted) -> None:
     """In the thread: unpack what was fetched, unless it is the unpacked index itself."""
     if form.path != want.target.path:
         packed = mirror.destination.staged_path(form.path)

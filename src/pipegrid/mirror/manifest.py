@@ -24,11 +24,19 @@ def write_manifest(destination: Destination, entries: Iterable[Wanted]) -> None:
     keep_manifest(destination)
 
 
-def noting(destination: Destination, entries: Iterable[Wanted]) -> Iterator[Wanted]:
-    """Yield entries, and write down on the way what ``keep_manifest`` makes the manifest."""
+def noting(
+    destination: Destination, entries: Iterable[Wanted], further: Iterable[Wanted] = ()
+) -> Iterator[Wanted]:
+    """
+    Yield entries, and write down on the way what ``keep_manifest`` makes the manifest.
+
+    Args:
+        further: is written down, too, and not yielded.
+    """
     path = os.path.join(destination.path, HIDDEN, MANIFEST)
     try:
         with open(path + ".new", "wb") as file:
+            file.writelines(list_line(each) for each in further)
             for each in entries:
                 file.write(list_line(each))
                 yield each

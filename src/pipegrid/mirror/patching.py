@@ -6,35 +6,31 @@ few kilobytes; a thread beside it hashes and writes. Nothing is held but ``QUEUE
 little, whatever the size of the index.
 
 **Speed.** Counting is what costs: ``bytes.count`` looks for one line end after the other (0.6 s for 430
-MB), numpy compares 32 bytes at once (0.06 s). Without numpy it is slower, and right.
+MB), numpy compares 32 bytes at once (0.06 s), but takes as long to load as a small index to be counted.
+Without numpy it is slower, and right.
 """
 
 from __future__ import annotations
 
-import bz2
-import lzma
 import os
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from queue import SimpleQueue
 from threading import BoundedSemaphore, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
-
-from pipegrid.mirror.pdiff import END, PatchError, Piece, merge, parse
+from pipegrid.mirror.pdiff import END, Piece, merge, parse
+from pipegrid.mirror.unpacking import CHUNK_BYTES, PatchError, unpacked
 from pipegrid.mirror.wanted import shown
 
-CHUNK_BYTES = 1 << 20
 BLOCK_BYTES = 16 << 10
 QUEUED = 4
+WORTH_NUMPY_BYTES = 64 << 20
+"""Of an index, packed or not."""
+
 MOST_PIECES = 500
 """Of one write; systems take 1024 at least."""
-
-MAX_XZ_MEMORY_BYTES = 128 << 20
-MAX_ZSTD_WINDOW_BYTES = 128 << 20
 
 MAX_PATCH_BYTES = 128 << 20
 """Of one patch, unpacked. Those of the largest indexes have a few megabytes."""
@@ -44,8 +40,7 @@ MAX_ALL_PATCHES_BYTES = 256 << 20
 """Of all patches of an index, unpacked: they are merged in memory."""
 
 
-@attrs.frozen
-class Patched:
+class Patched(NamedTuple):
     """
     What came out.
 
@@ -106,80 +101,6 @@ def read_patch(path: str) -> bytes:
     return b"".join(parts)
 
 
-def unpacked(path: str) -> Iterator[bytes]:
-    """
-    Yield the bytes of a file, unpacked if it is packed (gzip, xz, bzip2, zstandard), by the piece.
-
-    Raises:
-        PatchError: it is damaged, or cut off.
-    """
-    with open(path, "rb", buffering=0) as file:
-        head = file.read(6)
-        file.seek(0)
-        if head[:4] == b"\x28\xb5\x2f\xfd":
-            yield from _unpacked_zstandard(file, path)
-            return
-        unpacker = _unpacker(head)
-        if unpacker is None:
-            while data := file.read(CHUNK_BYTES):
-                yield data
-            return
-        try:
-            while data := file.read(64 << 10):
-                while True:
-                    part = unpacker.decompress(data, CHUNK_BYTES)
-                    if part:
-                        yield part
-                    if unpacker.eof or unpacker.needs_input:
-                        break
-                    data = b""
-                if unpacker.eof:
-                    return
-        except (OSError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
-            raise PatchError(f"{path} is damaged: {error}") from error
-        raise PatchError(f"{path} is cut off")
-
-
-def _unpacked_zstandard(file: Any, path: str) -> Iterator[bytes]:
-    import zstandard
-
-    # Its objects unpack all that they are given at once, however much that is; its reader does not.
-    unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
-    reader = unpacker.stream_reader(file, read_across_frames=True)
-    try:
-        while data := reader.read(CHUNK_BYTES):
-            yield data
-    except zstandard.ZstdError as error:
-        raise PatchError(f"{path} is damaged: {error}") from error
-
-
-class _Gzip:
-    """zlib's decompressor with the others' manners."""
-
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(31)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        part = self._zlib.decompress(self._zlib.unconsumed_tail + data, most)
-        self.needs_input = not self._zlib.unconsumed_tail
-        return part
-
-
-def _unpacker(head: bytes) -> Any:
-    if head[:2] == b"\x1f\x8b":
-        return _Gzip()
-    if head[:6] == b"\xfd7zXZ\0":
-        return lzma.LZMADecompressor(memlimit=MAX_XZ_MEMORY_BYTES)
-    if head[:3] == b"BZh":
-        return bz2.BZ2Decompressor()
-    return None
-
-
 def write_pieces(
     index: str, pieces: Sequence[Piece], fd: int, most_bytes: int | None = None
 ) -> Patched:
@@ -216,8 +137,9 @@ def write_pieces(
 class _Chunk:
     """A part of the index, and where its lines end."""
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, numpy: Any) -> None:
         self.view = memoryview(data)
+        self._numpy = numpy
         self.at = 0
         self._counts: list[int] | None = None
         self._block = 0
@@ -230,7 +152,7 @@ class _Chunk:
             rest, self.at = self.view[self.at :], len(self.view)
             return rest, 0
         if self._counts is None:
-            self._counts = _count_blocks(self.view)
+            self._counts = _count_blocks(self.view, self._numpy)
             self._left = sum(self._counts)
         start = self.at
         if lines > self._left:
@@ -244,7 +166,7 @@ class _Chunk:
             self._block += 1
         self._passed = wanted
         begin = self._block * BLOCK_BYTES
-        self.at = begin + _find_end(self.view[begin : begin + BLOCK_BYTES], wanted)
+        self.at = begin + _find_end(self.view[begin : begin + BLOCK_BYTES], wanted, self._numpy)
         return self.view[start : self.at], lines
 
 
@@ -253,7 +175,8 @@ class _Lines:
 
     def __init__(self, path: str) -> None:
         self._parts = unpacked(path)
-        self._chunk = _Chunk(b"")
+        self._numpy = _numpy() if os.path.getsize(path) >= WORTH_NUMPY_BYTES else None
+        self._chunk = _Chunk(b"", self._numpy)
         self._unended = False
 
     def advance(self, lines: int, writer: _Writer | None) -> int:
@@ -267,7 +190,7 @@ class _Lines:
                     missing = lines - (1 if self._unended else 0)
                     self._unended = False
                     return missing
-                chunk = self._chunk = _Chunk(data)
+                chunk = self._chunk = _Chunk(data, self._numpy)
             view, ends = chunk.take(lines)
             if len(view):
                 self._unended = view[-1] != 10
@@ -357,9 +280,8 @@ class _Writer:
                 view = view[os.write(self._fd, view) :]
 
 
-def _count_blocks(view: memoryview) -> list[int]:
+def _count_blocks(view: memoryview, numpy: Any) -> list[int]:
     starts = range(0, len(view), BLOCK_BYTES)
-    numpy = _numpy()
     if numpy is None:
         data = bytes(view)
         return [data.count(b"\n", start, start + BLOCK_BYTES) for start in starts]
@@ -367,9 +289,8 @@ def _count_blocks(view: memoryview) -> list[int]:
     return [int(numpy.count_nonzero(ends[start : start + BLOCK_BYTES])) for start in starts]
 
 
-def _find_end(block: memoryview, number: int) -> int:
+def _find_end(block: memoryview, number: int, numpy: Any) -> int:
     """Return where the so-manyeth line of a block ends, from 1."""
-    numpy = _numpy()
     if numpy is not None:
         return (
             int(numpy.flatnonzero(numpy.frombuffer(block, dtype=numpy.uint8) == 10)[number - 1]) + 1

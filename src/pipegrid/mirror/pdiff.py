@@ -22,10 +22,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from io import BytesIO
+from typing import NamedTuple
 
-import attrs
-
-from pipegrid.errors import PipegridError
+from pipegrid.mirror.unpacking import PatchError
 from pipegrid.mirror.wanted import shown
 
 MAX_LINE_NUMBER = 1 << 40
@@ -35,12 +34,7 @@ END = 1 << 62
 _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
 
 
-class PatchError(PipegridError):
-    """A patch is damaged, or not for this index; the text says which and where. The full index is needed."""
-
-
-@attrs.frozen
-class Edit:
+class Edit(NamedTuple):
     """
     One change: the lines from ``first`` up to and without ``last`` (from 0) become ``text``.
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, RpmVersion
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
@@ -28,8 +27,7 @@ _HASHES = {"sha": "sha1"}
 """Kinds of checksums whose names say less than they should."""
 
 
-@attrs.frozen
-class Metadata:
+class Metadata(NamedTuple):
     """
     A file that ``repomd.xml`` names.
 
@@ -43,8 +41,7 @@ class Metadata:
     opened: Wanted | None
 
 
-@attrs.frozen
-class Repomd:
+class Repomd(NamedTuple):
     """
     A ``repomd.xml``.
 
@@ -64,8 +61,7 @@ class Repomd:
         return next(each for each in self.files if each.kind == "primary")
 
 
-@attrs.frozen
-class Package:
+class Package(NamedTuple):
     """
     A package that ``primary`` names.
 

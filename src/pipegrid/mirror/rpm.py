@@ -13,14 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-
-import attrs
-from twisted.internet.defer import Deferred
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.indexes import obtain
-from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.patching import unpacked
-from pipegrid.mirror.pdiff import PatchError
+from pipegrid.mirror.manifest import keep_manifest, noting
+from pipegrid.mirror.present import checked
 from pipegrid.mirror.repomd import (
     MAX_REPOMD_BYTES,
     REPOMD,
@@ -34,7 +32,11 @@ from pipegrid.mirror.repomd import (
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
 from pipegrid.mirror.trust import Keys, check_signature
+from pipegrid.mirror.unpacking import PatchError, unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.early import AnyMirror
 
 MAX_SIGNATURE_BYTES = 1 << 20
 MAX_INDEX_BYTES = 4 << 30
@@ -48,7 +50,6 @@ MODULAR = ".module"
 """In the release of packages that belong to a module's stream: a newer one may be of another stream."""
 
 
-@attrs.define
 class RpmOutcome:
     """
     What has become of a run.
@@ -59,13 +60,13 @@ class RpmOutcome:
         index_bytes: fetched for indexes.
     """
 
-    report: Report
-    removed: list[str] = attrs.Factory(list)
-    index_bytes: int = 0
+    def __init__(self) -> None:
+        self.report = Report()
+        self.removed: list[str] = []
+        self.index_bytes = 0
 
 
-@attrs.frozen
-class _Found:
+class _Found(NamedTuple):
     """The repository as one mirror has it, and as it was here."""
 
     repomd: Repomd
@@ -81,13 +82,13 @@ class RpmRepository:
             ``MODULAR`` ones all.
     """
 
-    def __init__(self, mirror: Mirror, keys: Keys, newest_only: bool = False) -> None:
+    def __init__(self, mirror: AnyMirror, keys: Keys, newest_only: bool = False) -> None:
         self._mirror = mirror
         self._destination = mirror.destination
         self._keys = keys
         self._newest_only = newest_only
 
-    def sync(self, delete: bool = False, dry_run: bool = False) -> Deferred[RpmOutcome]:
+    async def sync(self, delete: bool = False, dry_run: bool = False) -> RpmOutcome:
         """
         Bring it up to date. To be called once.
 
@@ -95,30 +96,30 @@ class RpmRepository:
             delete: remove what is not named any more, if nothing failed.
             dry_run: fetch indexes only, publish nothing; as the mirror was told.
 
-        Raises (through the Deferred):
+        Raises:
             MirrorError: no mirror has a ``repomd.xml`` that can be believed, or an index could not be had.
             BadEntry: an index names what may not be.
         """
-        return Deferred.fromCoroutine(self._sync(delete, dry_run))
-
-    async def _sync(self, delete: bool, dry_run: bool) -> RpmOutcome:
         found = await self._find()
         indexes = [each.file for each in found.repomd.files]
-        outcome = RpmOutcome(Report())
+        outcome = RpmOutcome()
         fetched = await obtain(self._mirror, indexes)
         outcome.index_bytes = fetched.size_bytes
         for path, why in fetched.lacking.items():
             raise MirrorError(f"the index {path} could not be fetched ({why}); the old ones stay")
         primary = found.repomd.primary
-        report = outcome.report = await self._mirror.sync(self._contents(primary))
+        everything = [*indexes, *_own(found)]
+        contents = self._contents(primary)
+        if not dry_run:
+            contents = noting(self._destination, checked(contents), everything)
+        report = outcome.report = await self._mirror.sync(contents)
         if report.failed_files:
             return outcome
-        everything = [*indexes, *_own(found)]
         if not dry_run:
             await self._mirror.run(self._publish, indexes, found)
-            await self._mirror.complete(_each_once(self._contents(primary), everything))
+            await self._mirror.run(keep_manifest, self._destination)
         if delete:
-            kept = {each.path for each in _each_once(self._contents(primary), everything)}
+            kept = {each.path for each in chain(self._contents(primary), everything)}
             if found.before is not None:
                 kept.update(each.file.path for each in found.before.files)
             outcome.removed = await self._mirror.delete_others(kept, dry_run)
@@ -237,15 +238,6 @@ def _own(found: _Found) -> list[Wanted]:
         Wanted(path, len(data), "sha256", sha256(data).digest())
         for path, data in found.files.items()
     ]
-
-
-def _each_once(contents: Iterable[Wanted], further: Iterable[Wanted]) -> Iterator[Wanted]:
-    seen: set[str] = set()
-    for each in contents:
-        if each.path not in seen:
-            seen.add(each.path)
-            yield each
-    yield from further
 
 
 def _opened(path: str, metadata: Metadata) -> Iterator[bytes]:

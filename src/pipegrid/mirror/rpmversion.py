@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cmp_to_key
-
-import attrs
+from typing import NamedTuple
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
 
@@ -18,8 +17,7 @@ MAX_VERSION_CHARS = 256
 """Of each of the three parts; real ones have a tenth of that."""
 
 
-@attrs.frozen
-class RpmVersion:
+class RpmVersion(NamedTuple):
     """
     The version of a package.
 

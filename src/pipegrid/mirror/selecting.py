@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Literal
-
-import attrs
+from typing import Literal, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, packages, read_patch_index, sources
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.indexes import by_hash
-from pipegrid.mirror.patching import unpacked
-from pipegrid.mirror.pdiff import PatchError
 from pipegrid.mirror.suites import Suite
+from pipegrid.mirror.unpacking import PatchError, unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 
 MAX_INDEX_BYTES = 4 << 30
@@ -30,8 +27,7 @@ READ = (*HELD, ".zst", ".bz2", "")
 Kept = Literal["packed", "unpacked", "zstd"]
 
 
-@attrs.frozen
-class Selection:
+class Selection(NamedTuple):
     """
     What of an archive is wanted.
 
@@ -55,7 +51,6 @@ class Selection:
     indexes: Kept = "packed"
 
 
-@attrs.define(eq=False)
 class Index:
     """
     An index to be kept.
@@ -66,10 +61,17 @@ class Index:
         size: unpacked, in bytes; None: not known.
     """
 
-    suite: Suite
-    kind: Literal["packages", "sources", "patches", ""]
-    forms: list[Wanted]
-    size: int | None = None
+    def __init__(
+        self,
+        suite: Suite,
+        kind: Literal["packages", "sources", "patches", ""],
+        forms: list[Wanted],
+        size: int | None = None,
+    ) -> None:
+        self.suite = suite
+        self.kind = kind
+        self.forms = forms
+        self.size = size
 
     @property
     def path(self) -> str:

@@ -12,10 +12,9 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import ServerError
 from pipegrid.http11 import HostPool, Limits, RawRequest
-from pipegrid.mirror.address import Address, target_of
+from pipegrid.mirror.address import Address, small_request
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.reactor.together import together
-from pipegrid.version import __version__
 
 TIMEOUT_S = 20.0
 
@@ -43,15 +42,7 @@ class SmallFiles:
         Raises:
             MirrorError: it cannot be asked, answers something else, or the file is longer than that.
         """
-        head = (
-            b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n%s\r\n"
-            % (
-                target_of(self._address, path),
-                self._address.netloc,
-                __version__.encode("ascii"),
-                self._address.headers,
-            )
-        )
+        head = small_request(self._address, path)
         try:
             answer = await self._pool.request(RawRequest(head, max_body_bytes=most_bytes))
         except ServerError as error:

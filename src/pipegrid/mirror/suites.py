@@ -5,19 +5,19 @@ The suites of a Debian archive, by their release files: fetched from a mirror, b
 from __future__ import annotations
 
 from datetime import datetime, timezone
-
-import attrs
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
-from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.trust import Keys, check_signature, signed_content
 from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.early import AnyMirror
 
 MAX_SIGNATURE_BYTES = 1 << 20
 
 
-@attrs.frozen
-class Suite:
+class Suite(NamedTuple):
     """One suite as one mirror has it, and as it was here: release files by name, and what they say."""
 
     directory: str
@@ -71,7 +71,7 @@ class Suites:
         now: for the dates of release files.
     """
 
-    def __init__(self, mirror: Mirror, keys: Keys, now: datetime | None) -> None:
+    def __init__(self, mirror: AnyMirror, keys: Keys, now: datetime | None) -> None:
         self._mirror = mirror
         self._destination = mirror.destination
         self._keys = keys

@@ -11,11 +11,8 @@ from __future__ import annotations
 import binascii
 import os
 import re
-import subprocess
-import tempfile
 from collections.abc import Sequence
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.mirror.wanted import MirrorError
 
@@ -36,8 +33,7 @@ _WHOLE = re.compile(
 _ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
 
 
-@attrs.frozen
-class Keys:
+class Keys(NamedTuple):
     """
     Whose word is believed.
 
@@ -66,6 +62,8 @@ def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
         NotSigned: the signature is bad, of an unknown key, or there is none.
         MirrorError: gpgv or a keyring is missing.
     """
+    import tempfile
+
     if _MESSAGE in signed and _WHOLE.fullmatch(signed) is None:
         # It would be published as it is, to readers who may look at more than what was signed.
         raise NotSigned(f"{name} is not signed as a whole: there is something around it")
@@ -84,6 +82,8 @@ def check_signature(content: bytes, signature: bytes, keyrings: Sequence[str], n
     """
     Check a signature that is a file of its own; raises as ``signed_content`` does.
     """
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         paths = [_write(directory, "signature", signature), _write(directory, "content", content)]
         _gpgv(paths, keyrings, name)
@@ -97,6 +97,9 @@ def _write(directory: str, name: str, data: bytes) -> str:
 
 
 def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
+    import subprocess
+    import tempfile
+
     if not keyrings:
         raise MirrorError(f"{name} cannot be checked: give --keyring, or --allow-unsigned")
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:

@@ -12,15 +12,15 @@ page than they began in.
 from __future__ import annotations
 
 import errno
-import re
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipegrid.mirror.plan import Errand
+from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, USUAL_HEAD, Head, Odd, judge, parse_head
 from pipegrid.mirror.sprint.store import PAGE_BYTES, IncomingFile, Page, SprintStore
 
-MAX_HEAD_BYTES = 64 << 10
 SKIPPED_BYTES = 64 << 10
 """Of an answer that is not wanted are read, to save the connection."""
 
@@ -28,10 +28,6 @@ GATHERED_BYTES = 128 << 10
 """A file that is no longer is gathered, and stored at once; a longer one by the page, in a thread."""
 
 _BLOCKED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS, errno.EINTR})
-
-
-class Odd(Exception):
-    """The server does something that a sprint does not understand; the text is a clause."""
 
 
 class Lost(Exception):
@@ -64,78 +60,13 @@ class SprintRunner(Protocol):
         """Another mirror was quicker."""
 
 
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses that say "not now"; the others say "not this"."""
-
-
-def judge(status: int) -> tuple[bool, str]:
-    """Return whether a status other than 200 is one of the moment, and what it means, as a clause."""
-    if 300 <= status < 400:
-        return False, "it redirects elsewhere, where nobody said that it may be fetched from"
-    return status in TRANSIENT, f"it answers {status}"
-
-
-class Head:
-    """
-    What a sprint wants to know of an answer.
-
-    Attributes:
-        length: of the body, in bytes.
-        closes: it is the last on its connection.
-    """
-
-    __slots__ = ("closes", "length", "status")
-
-    def __init__(self, status: int, length: int, closes: bool) -> None:
-        self.status = status
-        self.length = length
-        self.closes = closes
-
-
-_USUAL_HEAD = re.compile(
-    rb"HTTP/1\.1 200 OK\r\nServer: [^\r\n:]*\r\nDate: [^\r\n]*\r\n(?:Content-Type: [^\r\n]*\r\n)?"
-    rb"Content-Length: ([0-9]{1,16})\r\nLast-Modified: [^\r\n]*\r\nConnection: keep-alive\r\n"
-    rb"ETag: [^\r\n]*\r\n(?:Accept-Ranges: bytes\r\n)?\r\n"
-)
-"""As nginx says it of nearly every file: one look instead of a dozen."""
-
-
-def parse_head(head: bytes) -> Head:
-    """
-    Take a head apart, that comes without the empty line at its end.
-
-    Raises:
-        Odd: it is none, or says what a sprint does not understand.
-    """
-    head = head.lower()
-    if not head.startswith(b"http/1.1 ") or not head[9:12].isdigit():
-        raise Odd("it does not speak HTTP/1.1")
-    status = int(head[9:12])
-    if status < 200 or status in (204, 304) or b"\r\ntransfer-encoding:" in head:
-        raise Odd("its answers have no length")
-    told, again = _field(head, b"\r\ncontent-length:")
-    if again or not told.isdigit() or len(told) > 16:
-        raise Odd("its answers have no length")
-    options, again = _field(head, b"\r\nconnection:")
-    return Head(status, int(told), again or b"close" in options)
-
-
-def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
-    """Return the first field of a name (with the end of the line before it); is there another?"""
-    start = head.find(name)
-    if start < 0:
-        return b"", False
-    end = head.find(b"\r\n", start + 2)
-    value = head[start + len(name) : end if end >= 0 else len(head)]
-    return value.strip(), end >= 0 and head.find(name, end) >= 0
-
-
 class Connection:
     """
     Args:
         mirror: its number in the plan.
         sock: not blocking; it may be connecting still.
-        tls: whether ``sock`` has to shake hands first.
+        secure: makes TLS of a socket that is connected; None: it is not wanted, or was done.
+        count: how many files were asked for on it, and given, before.
 
     Attributes:
         asked: what is to be answered, in this order.
@@ -145,15 +76,24 @@ class Connection:
         received_bytes: of files, in all.
     """
 
-    def __init__(self, runner: SprintRunner, mirror: int, sock: socket.socket, tls: bool) -> None:
+    def __init__(
+        self,
+        runner: SprintRunner,
+        mirror: int,
+        sock: socket.socket,
+        secure: Callable[[socket.socket], Any] | None = None,
+        count: int = 0,
+    ) -> None:
         self.mirror = mirror
         self.sock: Any = sock
         self.asked: deque[Errand] = deque()
-        self.owed_bytes = self.count = self.answered = self.received_bytes = 0
+        self.owed_bytes = self.received_bytes = 0
+        self.count = self.answered = count
         self.last_s = 0.0
         self.wants_to_write = True  # until it is known to be connected
         self._runner = runner
-        self._tls = tls
+        self._secure = secure
+        self._tls = secure is not None or hasattr(sock, "do_handshake")
         self._connected = False
         self._out = b""
         self._requests: list[bytes] = []
@@ -168,6 +108,13 @@ class Connection:
     def is_owed(self) -> bool:
         """Whether an answer is to come, or to be gone on with."""
         return self._errand is not None or bool(self.asked)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether somebody else may ask on it: nothing is owed, and no handshake was left half done."""
+        return not (self.is_owed or self._closes or self._head) and (
+            self._connected or not self._tls
+        )
 
     @property
     def unanswered(self) -> list[Errand]:
@@ -202,11 +149,17 @@ class Connection:
             self._look_blocked(error)
 
     def _connect(self) -> None:
-        if not self._tls:
+        if not self._tls or self._secure is not None:
             failed = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failed:
                 raise Lost(OSError(failed, "").strerror or str(OSError(failed)))
-        else:
+        if self._secure is not None:
+            try:
+                self.sock.getpeername()
+            except OSError as error:  # it is connecting, and nothing can be made of it yet
+                raise BlockingIOError(errno.EINPROGRESS, "") from error
+            self.sock, self._secure = self._secure(self.sock), None
+        if self._tls:
             self.sock.do_handshake()
         self._connected = True
 
@@ -282,7 +235,7 @@ class Connection:
             after = at + end + 4 - len(self._head)
             head = joined[:end] if end >= 0 else joined
         else:
-            usual = _USUAL_HEAD.match(page.view, at, size)
+            usual = USUAL_HEAD.match(page.view, at, size)
             if usual is not None and self.asked and not self._closes:
                 self._begin(Head(200, int(usual[1]), False))
                 return usual.end()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,9 +61,24 @@ def begin(place: Place) -> socket.socket:
     return sock
 
 
+def securing(address: Address) -> Callable[[socket.socket], Any]:
+    """Return what makes TLS of a socket that is connected, and has not shaken hands yet."""
+    import ssl  # which few need here
+
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+
+    def secure(sock: socket.socket) -> Any:
+        return context.wrap_socket(
+            sock, server_hostname=address.host, do_handshake_on_connect=False
+        )
+
+    return secure
+
+
 class BegunConnections:
     """
-    Connections to mirrors, begun already; to be closed.
+    Connections to mirrors, begun already, or left by who has no use for them any more; to be closed.
 
     Args:
         addresses: each asked directly, without a proxy.
@@ -71,21 +86,37 @@ class BegunConnections:
     """
 
     def __init__(self, addresses: Sequence[Address], each: int = 1) -> None:
-        self._sockets: dict[str, list[socket.socket]] = {}
+        self._begun: dict[str, list[tuple[socket.socket, int]]] = {}
         for address in addresses:
-            sockets = self._sockets[address.url] = []
+            begun = self._begun[address.url] = []
             with suppress(OSError):
                 place = place_of(address)
-                while len(sockets) < each:
-                    sockets.append(begin(place))
+                while len(begun) < each:
+                    begun.append((begin(place), 0))
 
-    def take(self, address: Address) -> socket.socket | None:
-        """Return one to a mirror, if there is one more."""
-        sockets = self._sockets.get(address.url)
-        return sockets.pop(0) if sockets else None
+    def take(self, address: Address) -> tuple[socket.socket, int] | None:
+        """Return one to a mirror, and how many files were asked for on it, if there is one more."""
+        begun = self._begun.get(address.url)
+        while begun:
+            sock, count = begun.pop(0)
+            if not _has_something(sock):
+                return sock, count
+            sock.close()
+        return None
+
+    def give(self, address: Address, sock: socket.socket, count: int) -> None:
+        """Leave one for others, on which so many files were asked for, and came."""
+        self._begun[address.url].append((sock, count))
 
     def close(self) -> None:
         """Let go of what nobody took."""
-        for sockets in self._sockets.values():
-            while sockets:
-                sockets.pop().close()
+        for begun in self._begun.values():
+            while begun:
+                begun.pop()[0].close()
+
+
+def _has_something(sock: socket.socket) -> bool:
+    """Whether a server said something unasked: nearly always that it has ended the connection."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from typing import Any
 
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint.connection import Connection, SprintRunner
-from pipegrid.mirror.sprint.dialling import BegunConnections, Place, begin, place_of
+from pipegrid.mirror.sprint.dialling import BegunConnections, Place, begin, place_of, securing
 from pipegrid.mirror.watch import GivingRate
 
 QUOTA = 1000
@@ -49,7 +51,7 @@ class Entrant:
         self.refused = 0
         self._ahead = ahead
         self._place: Place | None = None
-        self._tls: Any = None
+        self._secure: Callable[[socket.socket], Any] | None = None
 
     @property
     def owed_bytes(self) -> int:
@@ -79,26 +81,13 @@ class Entrant:
             OSError: that cannot be begun.
         """
         address = self.address
-        sock = None if self._ahead is None else self._ahead.take(address)
-        if sock is None:
+        begun = None if self._ahead is None else self._ahead.take(address)
+        if begun is None:
             if self._place is None:
                 self._place = place_of(address)
-            sock = begin(self._place)
-        tls = address.scheme == "https"
-        if tls:
-            try:
-                sock = self._tls_context().wrap_socket(
-                    sock, server_hostname=address.host, do_handshake_on_connect=False
-                )
-            except BaseException:
-                sock.close()
-                raise
-        return Connection(runner, self.number, sock, tls)
-
-    def _tls_context(self) -> Any:
-        if self._tls is None:
-            import ssl  # which few need here
-
-            self._tls = ssl.create_default_context()
-            self._tls.set_alpn_protocols(["http/1.1"])
-        return self._tls
+            begun = begin(self._place), 0
+        sock, count = begun
+        secure = None
+        if address.scheme == "https" and not hasattr(sock, "do_handshake"):
+            secure = self._secure = self._secure or securing(address)
+        return Connection(runner, self.number, sock, secure, count)

@@ -28,9 +28,10 @@ from pipegrid.mirror.address import Address, target_of
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sprint.connection import Connection, Lost, Odd
+from pipegrid.mirror.sprint.connection import Connection, Lost
 from pipegrid.mirror.sprint.dialling import BegunConnections
 from pipegrid.mirror.sprint.entrant import Entrant
+from pipegrid.mirror.sprint.heads import Odd
 from pipegrid.mirror.sprint.store import SprintStore
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.watch import MirrorStanding, has_stalled, theft
@@ -54,7 +55,7 @@ class Sprint:
         missing: returns which of some files are not there yet.
         stopped: whether all of it is to end.
         told: called a few times a second.
-        ahead: has begun to connect to some of them.
+        ahead: has begun to connect to some of them, and is given what is not needed any more.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Sprint:
         self._missing = missing
         self._stopped = stopped
         self._told = told
+        self._ahead = ahead
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
@@ -380,11 +382,14 @@ class Sprint:
             self._serve(connection, select.EPOLLOUT, now_s)
 
     def _close(self) -> None:
-        """End everything; what is under way waits again."""
+        """End everything; what is under way waits again, and idle connections are left to others."""
         now_s = time.monotonic()
         for entrant in self._entrants:
             self._note_busy(entrant, now_s, False)
             for connection in list(entrant.connections):
+                if self._ahead is not None and not entrant.is_out and connection.can_go_on:
+                    self._ahead.give(entrant.address, connection.sock, connection.count)
+                    continue
                 self._drop(connection, "the sprint is over", broken=False)
         self.store.close()
         self._poll.close()

@@ -1,0 +1,155 @@
+"""``mirror debian`` and ``mirror rpm``: without a reactor while all goes well, as ``mirrorlist``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.job import GridJob, ReactorJob, ShortcutJob
+from pipegrid.cli.mirroring import Display, Fetching, job_of
+from pipegrid.cli.mirrortell import store, tell
+from pipegrid.cli.outcome import Interrupted, printable
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.grid import Grid
+    from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.early import AnyMirror, EarlyMirror
+    from pipegrid.mirror.report import Report
+
+Update = Callable[["AnyMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
+"""Brings an archive up to date; returns what has become of it, and what there is to tell besides."""
+
+Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
+"""Stores what is there now, if that is wanted; returns what there is to tell of it."""
+
+DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+_LISTED = ("suites", "components", "architectures")
+
+
+def debian_job(
+    dest: str,
+    selected: dict[str, Any],
+    keyrings: tuple[str, ...],
+    allow_unsigned: bool,
+    fetching: Fetching,
+) -> ReactorJob | GridJob:
+    """Return what ``mirror debian`` does; ``selected`` is what ``Selection`` takes."""
+
+    async def update(mirror: AnyMirror, console: Console) -> tuple[Any, dict[str, Any]]:
+        from pipegrid.mirror.debian import DebianArchive
+        from pipegrid.mirror.selecting import Selection
+        from pipegrid.mirror.trust import Keys
+
+        rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
+        each_once = {name: tuple(dict.fromkeys(selected[name])) for name in _LISTED}
+        selection = Selection(**{**selected, **each_once})
+        archive = DebianArchive(mirror, selection, Keys(rings, allow_unsigned))
+        outcome = await archive.sync(fetching.delete, fetching.dry_run)
+        for path in outcome.lacking:
+            console.detail(f"no mirror has {printable(path)}")
+        return outcome, {"patched": outcome.patched, "lacking": outcome.lacking}
+
+    return ArchiveRun(dest, fetching, update).job()
+
+
+def rpm_job(
+    dest: str,
+    newest_only: bool,
+    keyrings: tuple[str, ...],
+    allow_unsigned: bool,
+    fetching: Fetching,
+) -> ReactorJob | GridJob:
+    """Return what ``mirror rpm`` does."""
+
+    async def update(mirror: AnyMirror, _: Console) -> tuple[Any, dict[str, Any]]:
+        from pipegrid.mirror.rpm import RpmRepository
+        from pipegrid.mirror.trust import Keys
+
+        repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
+        return await repository.sync(fetching.delete, fetching.dry_run), {}
+
+    return ArchiveRun(dest, fetching, update).job()
+
+
+class ArchiveRun:
+    """One run, begun without a reactor where that can be."""
+
+    def __init__(self, dest: str, fetching: Fetching, update: Update) -> None:
+        self._dest = dest
+        self._fetching = fetching
+        self._update = update
+        self._begun: tuple[Coroutine[Any, Any, int], EarlyMirror] | None = None
+
+    def job(self) -> ReactorJob | GridJob:
+        """Return what does it."""
+        if self._fetching.may_cut_short:
+            return ShortcutJob(self.early, self.run)
+        return job_of(self.run, self._fetching.to_grid)
+
+    def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
+        """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
+        from pipegrid.mirror.address import parse_url, through
+        from pipegrid.mirror.sprint.dialling import BegunConnections, can_sprint
+
+        fetching = self._fetching
+        addresses = [through(parse_url(url), os.environ) for url in fetching.urls]
+        if not can_sprint(addresses):
+            return None
+        with ExitStack() as stack:
+            ahead = stack.enter_context(closing(BegunConnections(addresses)))
+            # Now that the mirrors are on their way, there is time to import what will talk to them.
+            from pipegrid.mirror.destination import Destination
+            from pipegrid.mirror.early import EarlyMirror, begin_early
+            from pipegrid.mirror.present import Doubt
+
+            display = stack.enter_context(Display(console))
+            with ExitStack() as opened:
+                destination = Destination(self._dest)
+                opened.callback(destination.close)
+                mirror = EarlyMirror(
+                    addresses,
+                    destination,
+                    Doubt(fetching.paranoid, fetching.sample_share),
+                    fetching.durability,
+                    fetching.connections,
+                    ahead,
+                    stopped,
+                    display.show if console.shows_progress else None,
+                )
+                work = self._work(mirror, console)
+                try:
+                    done = begin_early(work)
+                except Exception:
+                    if stopped():
+                        raise Interrupted from None
+                    raise
+                if done is not None:
+                    return done[0]
+                self._begun = work, mirror
+                opened.pop_all()  # the destination stays open for ``run``
+        return None
+
+    async def _work(self, mirror: AnyMirror, console: Console, keep: Keep | None = None) -> int:
+        fetching = self._fetching
+        outcome, further = await self._update(mirror, console)
+        stored = {} if keep is None else await keep(outcome.report)
+        further = {"index_bytes": outcome.index_bytes, **further, **stored}
+        return tell(console, outcome.report, self._dest, outcome.removed, fetching.dry_run, further)
+
+    async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
+        """Do it, or what ``early`` left of it."""
+        from twisted.internet.defer import Deferred
+
+        begun = self._begun
+        dest: str | Destination = self._dest if begun is None else begun[1].destination
+        async with self._fetching.mirror(reactor, console, dest) as mirror:
+            if begun is None:
+                return await self._work(
+                    mirror, console, lambda report: store(mirror, grid, report, self._fetching)
+                )
+            begun[1].go_on(mirror)
+            return await Deferred.fromCoroutine(begun[0])

@@ -1,0 +1,136 @@
+"""
+Small files whose hash nobody knows beforehand, without a reactor: all asked for at once, on one connection.
+
+They are what everything begins with, so nothing else is done meanwhile. A mirror that does anything but give
+them, or say that it has none, is for ``mirror.small`` to ask again, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pipegrid.mirror.address import Address, small_request
+from pipegrid.mirror.sprint.dialling import BegunConnections, begin, place_of, securing
+from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, Odd, parse_head
+
+TIMEOUT_S = 10.0
+LOOK_S = 0.1
+"""How often it is looked, while waiting, whether all is to end."""
+
+READ_BYTES = 64 << 10
+MISSING_BYTES = 64 << 10
+"""Of what is said instead of a file that is not there."""
+
+
+def fetch_small(
+    address: Address,
+    asked: Sequence[tuple[str, int]],
+    ahead: BegunConnections,
+    stopped: Callable[[], bool],
+) -> dict[str, bytes]:
+    """
+    Return of some files, each with the most bytes that it may have, those that the mirror has.
+
+    Args:
+        ahead: has begun to connect, and is given the connection that was used.
+
+    Raises:
+        OSError, Odd: it does anything else, or takes long; or all is to end.
+    """
+    sock, count = ahead.take(address) or (begin(place_of(address)), 0)
+    asking = _Asking(sock, stopped)
+    try:
+        asking.connect(address)
+        asking.send(b"".join(small_request(address, path) for path, _ in asked))
+        found = asking.answers(asked)
+    except BaseException:
+        asking.sock.close()
+        raise
+    if asking.closes:
+        asking.sock.close()
+    else:
+        asking.sock.setblocking(False)
+        ahead.give(address, asking.sock, count + len(asked))
+    return found
+
+
+class _Asking:
+    """One connection, for as long as it is waited for."""
+
+    def __init__(self, sock: socket.socket, stopped: Callable[[], bool]) -> None:
+        self.sock: Any = sock
+        self.closes = False
+        self._stopped = stopped
+        self._until_s = time.monotonic() + TIMEOUT_S
+        self._data = bytearray()
+
+    def _check(self) -> None:
+        if self._stopped() or time.monotonic() > self._until_s:
+            raise Odd("it took too long")
+
+    def _wait(self, do: Callable[[], Any]) -> Any:
+        while True:
+            with suppress(TimeoutError):
+                return do()
+            self._check()
+
+    def connect(self, address: Address) -> None:
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        while not poll.poll(LOOK_S * 1000):
+            self._check()
+        failed = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        if address.scheme == "https" and not hasattr(self.sock, "do_handshake"):
+            self.sock = securing(address)(self.sock)
+        self.sock.settimeout(LOOK_S)
+        if address.scheme == "https":
+            self._wait(self.sock.do_handshake)
+
+    def send(self, data: bytes) -> None:
+        if self._wait(lambda: self.sock.send(data)) < len(data):
+            raise Odd("it does not take requests")
+
+    def answers(self, asked: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+        found = {}
+        for path, most_bytes in asked:
+            if self.closes:
+                raise Odd("it closes after an answer")
+            status, body = self._answer(most_bytes)
+            if status == 200:
+                found[path] = body
+        if self._data:
+            raise Odd("it answers what nobody asked")
+        return found
+
+    def _answer(self, most_bytes: int) -> tuple[int, bytes]:
+        data = self._data
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            if len(data) > MAX_HEAD_BYTES:
+                raise Odd("its heads are too long")
+            self._read()
+        head = parse_head(bytes(data[:end]))
+        if head.status not in (200, 404, 410):
+            raise Odd(f"it answers {head.status}")
+        if head.length > (most_bytes if head.status == 200 else MISSING_BYTES):
+            raise Odd("its answer is too long")
+        after = end + 4 + head.length
+        while len(data) < after:
+            self._read()
+        body = bytes(data[end + 4 : after])
+        del data[:after]
+        self.closes = head.closes
+        return head.status, body
+
+    def _read(self) -> None:
+        got = self._wait(lambda: self.sock.recv(READ_BYTES))
+        if not got:
+            raise Odd("it closed the connection")
+        self._data += got
