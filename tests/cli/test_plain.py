@@ -151,11 +151,9 @@ class PlainTests(SynchronousTestCase):
             ("http://here/", "http://there/"), False, False, False, 4, None, "batch", 0.0, False
         )
         self.assertEqual(self.plainly(*line), ("FILE", "DEST", 1, fetching, True, 0))
-        again = ("mirror", "rpm", "DEST", *URL, "--keyring", "a.gpg", "--newest-only")
+        rpm = ("mirror", "rpm", "DEST", *URL, "--keyring", "a.gpg", "--newest-only")
         fetching = fetching._replace(urls=("http://here/",))
-        self.assertEqual(
-            self.plainly(*again), ("DEST", True, ("a.gpg",), False, fetching, False, 0)
-        )
+        self.assertEqual(self.plainly(*rpm), ("DEST", True, ("a.gpg",), False, fetching, False, 0))
         again = ("--json", "mirror", "verify", self.dest, "--paranoid")
         self.assertEqual(self.plainly(*again), (self.dest, True, 0.0, True, 0))
 

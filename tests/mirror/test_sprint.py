@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,8 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint import sprint
-from pipegrid.mirror.sprint.dialling import BegunConnections, can_sprint
+from pipegrid.mirror.sprint.connection import Connection, Lost
+from pipegrid.mirror.sprint.dialling import BegunConnections, begin, can_sprint, place_of
 from pipegrid.mirror.sprint.entrant import Entrant
 from pipegrid.mirror.sprint.heads import Odd, parse_head
 from pipegrid.mirror.wanted import MirrorError
@@ -226,7 +228,9 @@ class SprintTests(SprintCase):
         """When the last byte has come, what came last is stored at once: nobody else will come."""
         self.patch(sprint, "WATCH_S", PATIENCE_S)
         began_s = time.monotonic()
-        for connections in (1, 3):
+        files = self.files
+        for connections, names in ((1, [*files]), (3, [*files]), (1, ["pool/2/file002.deb"])):
+            self.files = {name: files[name] for name in names}
             self.dest = Path(self.mktemp())
             _, done = self.sprint(self.server(), connections=connections)
             self.assertTrue(done)
@@ -249,6 +253,51 @@ class SprintTests(SprintCase):
         first[0].close()
         ahead.close()
         self.assertIsNone(ahead.take(address))
+
+    def test_left_to_others(self) -> None:
+        """What a sprint does not need any more the next one uses, unless it has ended meanwhile."""
+        server = self.server()
+        address = parse_url(server.url)
+        destination = Destination(str(self.dest))
+        self.addCleanup(destination.close)
+        with contextlib.closing(BegunConnections([address])) as ahead:
+            for path, data in list(self.files.items())[:3]:
+                work = Work(destination, [address], Doubt())
+                entry = (path, len(data), {"sha256": sha256(data).digest()})
+                self.assertTrue(work.sprint([entry], "batch", 1, ahead=ahead))
+            self.assertEqual((server.connections, len(server.asked)), (1, 3))
+            begun = ahead.take(address)
+            assert begun is not None
+            self.assertEqual(begun[1], 3)
+            ahead.give(address, *begun)
+            begun[0].shutdown(socket.SHUT_RDWR)
+            self.assertIsNone(ahead.take(address))
+
+    def test_tls_on_the_way(self) -> None:
+        """TLS begins when the connection is there, and not while it is being made."""
+        listening = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self.addCleanup(listening.close)
+        place: Any = (socket.AF_INET, listening.getsockname())
+        waiting = [begin(place) for _ in range(4)]  # more than may wait: the last is not answered
+        secured: list[int] = []
+
+        def secure(sock: socket.socket) -> Any:
+            secured.append(sock.fileno())
+            raise ConnectionError("reached")
+
+        runner: Any = None
+        connection = Connection(runner, 0, waiting.pop(), secure)
+        self.addCleanup(connection.close)
+        connection.write()
+        self.assertEqual((secured, connection.wants_to_write), ([], True))
+        ready = begin(place_of(parse_url(self.server().url)))
+        there = Connection(runner, 0, ready, secure)
+        self.addCleanup(there.close)
+        select.select([], [ready], [], PATIENCE_S)
+        self.assertRaises(Lost, there.write)
+        self.assertEqual(secured, [ready.fileno()])
+        for each in waiting:
+            each.close()
 
     def test_connections_that_end(self) -> None:
         """What was asked behind the last answer is asked again, and that is nobody's fault."""

@@ -17,6 +17,7 @@ target where there is one, and the ceiling; then a table on standard error.
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import platform
 import random
@@ -27,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pipegrid
 from misc.speedtest import processes
 from misc.speedtest.mirror.again import durability, incremental, memory, verify_again
 from misc.speedtest.mirror.bench import Bench
@@ -114,6 +116,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.rounds = 1 if options.tiny else options.rounds
     processes.end_on_sigterm()
+    if not options.tiny:  # as an installed package is; else each run would do so again
+        compileall.compile_dir(Path(pipegrid.__file__).parent, quiet=1)
     with (
         tempfile.TemporaryDirectory(dir=options.scratch, prefix="pipegrid-mirror-") as scratch,
         tempfile.TemporaryDirectory(dir=options.disk) as disk,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import NamedTuple
 
 from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, check_path, shown, wanted
@@ -21,6 +22,13 @@ MAX_RELEASE_BYTES = MAX_PARAGRAPH_BYTES
 
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _SIZE = re.compile(r"[0-9]{1,15}")
+
+_USUAL_DATE = re.compile(
+    r"[A-Z][a-z]{2}, ([0-9]{1,2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}:[0-9]{2}:[0-9]{2}) (?:UTC|GMT|\+0000)"
+)
+"""As archives write it, who need no more; others write dates as in mails."""
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 _HASH_FIELDS = {"SHA256": "sha256", "SHA512": "sha512", "MD5Sum": "md5", "SHA1": "sha1"}
 
@@ -55,24 +63,30 @@ def paragraphs(
 
 
 def _paragraph(data: bytes, fields: frozenset[str], name: str) -> dict[str, str]:
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        text = data.decode("latin-1")  # old maintainers' names; what is asked for is ASCII
     found: dict[str, str] = {}
-    field = ""
-    for line in text.split("\n"):
-        if line[:1] in (" ", "\t"):
-            if field:
-                found[field] += "\n" + line[1:]
+    data = b"\n" + data
+    for field, mark in _marks(fields):  # some of many lines
+        start = data.find(mark)
+        if start < 0:
             continue
-        key, colon, value = line.partition(":")
-        field = key if colon and key in fields else ""
-        if field:
-            if field in found:
-                raise BadEntry(f"a paragraph of {name} has two fields {field}")
-            found[field] = value.strip()
+        if data.find(mark, start + 1) >= 0:
+            raise BadEntry(f"a paragraph of {name} has two fields {field}")
+        end = data.find(b"\n", start + 1)
+        while end >= 0 and data[end + 1 : end + 2] in (b" ", b"\t"):
+            end = data.find(b"\n", end + 1)
+        value = data[start + len(mark) : end if end >= 0 else len(data)]
+        try:
+            first, *more = value.decode("utf-8").split("\n")
+        except UnicodeDecodeError:  # old maintainers' names; what is asked for is ASCII
+            first, *more = value.decode("latin-1").split("\n")
+        found[field] = "\n".join((first.strip(), *(line[1:] for line in more)))
     return found
+
+
+@lru_cache(maxsize=8)
+def _marks(fields: frozenset[str]) -> tuple[tuple[str, bytes], ...]:
+    """Return how lines with these fields begin, and the ends of the lines before them."""
+    return tuple((field, b"\n%s:" % field.encode("ascii")) for field in sorted(fields))
 
 
 class Release(NamedTuple):
@@ -156,10 +170,17 @@ def read_release(data: bytes, name: str) -> Release:
 def _date(text: str | None, name: str) -> datetime | None:
     if not text:
         return None
-    from email.utils import parsedate_to_datetime
-
+    usual = _USUAL_DATE.fullmatch(text)
     try:
-        date = parsedate_to_datetime(text)
+        if usual is not None and usual[2] in _MONTHS:
+            day, year = int(usual[1]), int(usual[3])
+            hour, minute, second = map(int, usual[4].split(":"))
+            month = _MONTHS.index(usual[2]) + 1
+            date = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
+        else:
+            from email.utils import parsedate_to_datetime
+
+            date = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):
         date = None
     if date is None:

@@ -24,8 +24,9 @@ from pipegrid.errors import UsageError
 from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import STAGED, Destination
-from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, obtain, update
+from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, update
 from pipegrid.mirror.manifest import keep_manifest, noting
+from pipegrid.mirror.obtain import obtain
 from pipegrid.mirror.present import checked
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.selecting import (

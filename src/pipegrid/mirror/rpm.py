@@ -16,8 +16,8 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipegrid.mirror.indexes import obtain
 from pipegrid.mirror.manifest import keep_manifest, noting
+from pipegrid.mirror.obtain import obtain
 from pipegrid.mirror.present import checked
 from pipegrid.mirror.repomd import (
     MAX_REPOMD_BYTES,

@@ -154,7 +154,6 @@ class Sprint:
 
     def _turn(self) -> None:
         """Wait until something happens, or look whether it has if there is more to do."""
-        busy = self.store.is_busy
         events = self._poll.poll(0 if not self._all_read else WATCH_S)
         now_s = time.monotonic()
         for number, event in events:
@@ -165,7 +164,7 @@ class Sprint:
             if connection is not None:
                 self._serve(connection, event, now_s)
         # When nothing more is to come, the last group has nothing to wait for.
-        self.store.work(busy and (not events or self._owed_nothing()))
+        self.store.work(not events or self._owed_nothing())
         later_s = time.monotonic()
         if later_s - now_s > WATCH_S:  # what we could not read was not the mirrors' silence
             for connection in self._connections.values():
