@@ -23,7 +23,7 @@ from typing import TextIO
 
 from misc.attack import ATTACKS, Attack
 from misc.attack.measure import Outcome, run
-from misc.speedtest.processes import end_on_sigterm
+from misc.ending import end_on_sigterm
 
 WHOLE_S = 600.0
 """All of ``make attack``."""

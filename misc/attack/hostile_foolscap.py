@@ -198,7 +198,7 @@ def main() -> int:
 
     running = Deferred.fromCoroutine(attack(options.only or []))
     running.addBoth(ended)
-    reactor.run()
+    reactor.run(installSignalHandlers=False)
     return 0 if outcome == [True] else 1
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from misc.speedtest.processes import end_on_sigterm
+from misc.ending import end_on_sigterm
 from misc.speedtest.server import Server
 from pipegrid.wire import nurl
 

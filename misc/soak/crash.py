@@ -47,10 +47,10 @@ from typing import Any, TextIO
 
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.task import deferLater, react
+from twisted.internet.task import deferLater
 
+from misc import ending
 from misc.speedtest.oneserver import one_server
-from misc.speedtest.processes import end_on_sigterm
 from pipegrid import Grid
 from pipegrid.core.caps import Cap
 from pipegrid.disk.commit import load_syncfs
@@ -395,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--verbose", action="store_true", help="a line for each round")
     options = parser.parse_args(arguments)
-    end_on_sigterm()
+    ending.end_on_sigterm()
     status = 2
     try:
         check_able()
@@ -411,8 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 except Unable as error:
                     print(error, file=sys.stderr)
 
-            with contextlib.suppress(SystemExit):
-                react(lambda reactor: Deferred.fromCoroutine(campaign(reactor)))
+            ending.run(campaign)
     except Unable as error:
         print(error, file=sys.stderr)
     sys.exit(status)

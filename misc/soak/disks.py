@@ -25,7 +25,8 @@ from typing import TextIO
 
 from misc.attack.measure import serve_command
 from misc.attack.target import Target, make_target
-from misc.speedtest.processes import end_on_sigterm, first_line, running
+from misc.ending import end_on_sigterm
+from misc.speedtest.processes import first_line, running
 from misc.speedtest.server import Connection
 
 SHARE_BYTES = 4 << 20

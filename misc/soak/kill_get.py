@@ -34,8 +34,8 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, ProxyFactory, ProxyServer
 
+from misc import ending
 from misc.command import command, environment
-from misc.soak.reacting import status_of
 from misc.soak.relayed import RelayedServers
 from pipegrid.core.params import Params
 from pipegrid.grid import Grid
@@ -373,7 +373,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     options = parser.parse_args(arguments)
     seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
     size = options.megabytes * 1_000_000
-    return status_of(lambda reactor: run(reactor, size, options.servers, seed, out))
+    return ending.run(lambda reactor: run(reactor, size, options.servers, seed, out))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
-from misc.soak.reacting import status_of
+from misc import ending
 from misc.speedtest.peers.nodes import free_port
 from pipegrid import Grid
 from pipegrid.core.params import Params
@@ -73,8 +73,8 @@ class Server:
         place = f"tcp:{self._port}:interface={LOOPBACK}"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pipegrid.cli", "-q", "-d", str(self.directory)),
-                *("serve", "--port", place),
+                *(sys.executable, "-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"),
+                *("-q", "-d", str(self.directory), "serve", "--port", place),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     async def all_of_it(reactor: Any) -> int:
         return int(await run(reactor, options.rounds, options.seed, out, options.verbose) > 0)
 
-    return status_of(all_of_it)
+    return ending.run(all_of_it)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from misc import ending
 from misc.soak.kill_put import Violation
-from misc.soak.reacting import status_of
 from misc.soak.tree_world import Ended, TreeWorld, described, make_tree
 from pipegrid.core.params import Params
 from pipegrid.disk.partfile import SUFFIX
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
     kinds = options.kind or KINDS
     numbers = (options.kills, options.files, seed)
-    return status_of(lambda reactor: run(reactor, kinds, *numbers, out, options.verbose))
+    return ending.run(lambda reactor: run(reactor, kinds, *numbers, out, options.verbose))
 
 
 if __name__ == "__main__":

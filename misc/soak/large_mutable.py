@@ -32,13 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.internet.task import react
 from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, ProxyFactory, ProxyServer
 
+from misc import ending
 from misc.soak.resume import KINDS, PIPEGRID, PipegridNode
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
-from misc.speedtest.processes import LOOPBACK, end_on_sigterm
+from misc.speedtest.processes import LOOPBACK
 from pipegrid import Grid
 from pipegrid.core.mutable.geometry import MDMF_SEGMENT_BYTES, SALT_BYTES
 from pipegrid.core.params import Params
@@ -230,7 +229,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", type=Path)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args(arguments)
-    end_on_sigterm()
     result: dict[str, Any] = {}
 
     async def run(reactor: Any) -> None:
@@ -238,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             result.update(await measure(reactor, Path(scratch), options))
         print(json.dumps(result), flush=True)
 
-    react(lambda reactor: Deferred.fromCoroutine(_checked(run(reactor), result)))
+    ending.run(lambda reactor: _checked(run(reactor), result))
 
 
 async def _checked(work: Any, result: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from tests.transport.memory import MemoryServer
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from misc.soak.reacting import status_of
+from misc import ending
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
             size = options.megabytes * 1_000_000
             return await run(reactor, Path(directory), options.files, size, out)
 
-    return status_of(play)
+    return ending.run(play)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from misc import ending
 from misc.speedtest.peers.nodes import (
     FOOLSCAP,
     HTTPS,
@@ -371,24 +372,10 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("-v", "--verbose", action="store_true", help="print each round")
     options = parser.parse_args(arguments)
     seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
-    from twisted.internet import reactor as installed_reactor
-
-    reactor: Any = installed_reactor
-    result: list[object] = []
-
-    def begin() -> None:
-        done = Deferred.fromCoroutine(
-            run(reactor, options.rounds, seed, options.protocol or PROTOCOLS, options.verbose, out)
-        )
-        done.addBoth(result.append).addBoth(lambda _: reactor.stop())
-
-    reactor.callWhenRunning(begin)
-    reactor.run()
-    [status] = result or [1]
-    if isinstance(status, Failure):
-        status.raiseException()
-    assert isinstance(status, int)
-    return status
+    protocols = options.protocol or PROTOCOLS
+    return ending.run(
+        lambda reactor: run(reactor, options.rounds, seed, protocols, options.verbose, out)
+    )
 
 
 if __name__ == "__main__":

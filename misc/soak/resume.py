@@ -38,6 +38,7 @@ from typing import Any, TextIO
 import attrs
 
 from misc.command import command, environment
+from misc.ending import end_on_sigterm
 from misc.soak.kill_put import Violation
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
 from misc.speedtest.processes import LOOPBACK
@@ -82,7 +83,11 @@ class PipegridNode(StorageNode):
         """Start it; nothing is waited for."""
         with open(self.directory.with_suffix(".log"), "ab") as log:
             self._process = subprocess.Popen(
-                command(self.directory, "serve", "--port", f"tcp:{self.port}:interface={LOOPBACK}"),
+                [
+                    *(sys.executable, "-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"),
+                    *("-d", str(self.directory), "serve"),
+                    *("--port", f"tcp:{self.port}:interface={LOOPBACK}"),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -420,6 +425,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     options = parser.parse_args(arguments)
     seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
     todo = [each for kind in options.kind or (PIPEGRID,) for each in rounds(kind)]
+    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="pipegrid-resume-") as scratch:
         return run(todo, options.servers, options.size, seed, Path(scratch), out)
 

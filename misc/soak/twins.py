@@ -32,11 +32,10 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, TextIO
 
-from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater, react
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from misc.soak.reacting import status_of
+from misc import ending
 from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.errors import PipegridError
@@ -207,7 +206,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     parser.add_argument("--worker", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker is not None:
-        react(lambda reactor: Deferred.fromCoroutine(work(reactor, options.worker)))
+        ending.run(lambda reactor: work(reactor, options.worker))
+        return 0
 
     async def all_kinds(reactor: Any) -> int:
         broken = 0
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
             broken += await run(reactor, *kind, out, options.verbose)
         return int(broken > 0)
 
-    return status_of(all_kinds)
+    return ending.run(all_kinds)
 
 
 if __name__ == "__main__":

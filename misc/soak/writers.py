@@ -39,7 +39,7 @@ from tests.interop.processes import Gateway, start_gateway
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.threads import deferToThread
 
-from misc.soak.reacting import status_of
+from misc import ending
 from misc.speedtest.peers.nodes import HTTPS, Address, servers_file
 from pipegrid import Grid
 from pipegrid.core.caps import LitCap
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
         broken = await run(reactor, options.rounds, options.seed, options.writers, gateways, out)
         return int(broken > 0)
 
-    return status_of(all_of_it)
+    return ending.run(all_of_it)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
-from twisted.internet.task import react
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, HTTPConnectionPool, readBody
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from misc import ending
 from pipegrid.http11 import Limits, PipelinedAgent, RawRequest
 
 BODY = bytes(range(200))
@@ -119,7 +119,7 @@ def serve(kind: str, rtt_ms: float) -> None:
     port = reactor.listenTCP(0, factory, interface="127.0.0.1")
     print(port.getHost().port, flush=True)
     reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
-    reactor.run()
+    reactor.run(installSignalHandlers=False)
 
 
 # The clients. Each returns a function that makes one request and checks its answer.
@@ -302,11 +302,12 @@ def main() -> None:
         profile = cProfile.Profile()
         profile.enable()
         try:
-            react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+            ending.run(run)
         finally:
             profile.disable()
             pstats.Stats(profile).sort_stats("tottime").print_stats(35)
-    react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    else:
+        ending.run(run)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from typing import TextIO
 import attrs
 
 from misc.command import command, environment
-from misc.speedtest.processes import Servers, end_on_sigterm, ping_s
+from misc.ending import end_on_sigterm
+from misc.speedtest.processes import Servers, ping_s
 
 ROUND_TRIPS = 3
 """TCP, TLS 1.3, and the request with its answer."""

@@ -39,11 +39,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.task import react
+from twisted.internet.defer import gatherResults
 
+from misc import ending
 from misc.speedtest.oneserver import one_server
-from misc.speedtest.processes import end_on_sigterm
 from pipegrid import Grid
 
 PRELOAD = "eatmydata"
@@ -280,7 +279,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    end_on_sigterm()
     policies: Sequence[Policy] = POLICIES
     if find_preload() is None:
         print(f"lib{PRELOAD} is not installed, so the floor is left out", file=sys.stderr)
@@ -315,7 +313,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.chart is not None:
             draw(matrix, options.chart)
 
-    react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    ending.run(run)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ from typing import Any, BinaryIO, cast
 
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.task import react
 
+from misc import ending
 from misc.speedtest import processes
 from misc.speedtest.processes import Servers
 from misc.speedtest.tlsrate import TlsStreams
@@ -280,7 +280,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="write profiles there")
     options = parser.parse_args(arguments)
-    processes.end_on_sigterm()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     small: Sequence[Scenario] = SMALL
     large: Sequence[Scenario] = LARGE
@@ -304,11 +303,12 @@ def main(arguments: list[str] | None = None) -> None:
         profile = cProfile.Profile()
         profile.enable()
         try:
-            react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+            ending.run(run)
         finally:
             profile.disable()
             profile.dump_stats(options.profile / "client")
-    react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    else:
+        ending.run(run)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.internet.task import react
 
-from misc.speedtest.processes import end_on_sigterm
+from misc import ending
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.speedtest import runner, scenarios
 from pipegrid.speedtest.lines import of_raw_tcp
@@ -219,14 +217,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-    end_on_sigterm()
 
     async def run(reactor: Any) -> None:
         calm_collector()  # as the command does
         if not await measure(reactor, options):
             raise SystemExit(1)
 
-    react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    ending.run(run)
 
 
 if __name__ == "__main__":

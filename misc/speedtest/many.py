@@ -31,9 +31,7 @@ _UNITS = {"files_per_s": "files/s", "client_ms": "ms client", "servers_ms": "ms 
 
 def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str, float]:
     """Measure the version that this process imports; to be called once in a process."""
-    from twisted.internet.defer import Deferred
-    from twisted.internet.task import react
-
+    from misc import ending
     from pipegrid import Grid
     from pipegrid.speedtest.processes import Servers
 
@@ -55,11 +53,7 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
                     raise SystemExit(f"a file was not stored: {outcome}")
             await grid.close()
 
-    try:
-        react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
-    except SystemExit as end:
-        if end.code:
-            raise
+    ending.run(run)
     return figures
 
 

@@ -40,7 +40,8 @@ def one_server(
         *("-q", "-d", str(directory / "node"), "serve", "--storage", str(storage)),
         *("--port", f"tcp:0:interface={processes.LOOPBACK}", "--durability", durability),
     ]
-    command = [*prefix, sys.executable, "-m", "pipegrid.cli", *arguments]
+    program = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
+    command = [*prefix, sys.executable, *program, *arguments]
     with processes.running(command) as process:
         address = processes.first_line(process)
         client = directory / "client"

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from misc.speedtest import processes
+from misc.ending import end_on_sigterm
 from misc.speedtest.processes import Servers
 from misc.speedtest.server import Server
 from pipegrid.core.hashes import Buffer
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=float, default=10.0, help="of each share")
     parser.add_argument("--scratch", type=Path, help="where the server's directory is made")
     options = parser.parse_args(arguments)
-    processes.end_on_sigterm()
+    end_on_sigterm()
     share_bytes = int(options.megabytes * 10**6)
     for body_bytes in (BODY_BYTES, share_bytes):
         result = measure(options.uploads, share_bytes, body_bytes, options.scratch)

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from misc.ending import end_on_sigterm
 from misc.speedtest import processes
 
 PIECE_BYTES = 64 * 1024
@@ -187,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.receive:
         receive(options.receive)
         return
-    processes.end_on_sigterm()
+    end_on_sigterm()
     total_bytes = options.megabytes * 10**6
     rates: dict[str, list[float]] = {"write": [], "read": []}
     with TlsStreams(options.streams) as streams:

@@ -49,6 +49,7 @@ class ProcessTestCase(SynchronousTestCase):
         process = subprocess.Popen(
             command,
             env=environment() | surroundings,
+            stdin=subprocess.PIPE,  # it ends when that does
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

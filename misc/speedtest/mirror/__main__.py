@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pipegrid
-from misc.speedtest import processes
+from misc.ending import end_on_sigterm
 from misc.speedtest.mirror.again import durability, incremental, memory, verify_again
 from misc.speedtest.mirror.bench import Bench
 from misc.speedtest.mirror.clone import clone
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
     options = parser.parse_args(arguments)
     options.rounds = 1 if options.tiny else options.rounds
-    processes.end_on_sigterm()
+    end_on_sigterm()
     if not options.tiny:  # as an installed package is; else each run would do so again
         compileall.compile_dir(Path(pipegrid.__file__).parent, quiet=1)
     with (

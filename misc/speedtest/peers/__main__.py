@@ -37,9 +37,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
-from twisted.internet.task import react
-
+from misc import ending
 from misc.speedtest import processes
 from misc.speedtest.peers.clients import Client, GatewayClient, PipegridClient, run_all
 from misc.speedtest.peers.contest import (
@@ -216,10 +214,9 @@ async def measure(
                 addresses = start_relay(stack, servers.addresses(), rtt_ms)
                 make_client(place / "client", addresses, options.protocol)
                 gateway = Gateway(place / "gateway", addresses, against, Params(), HAPPY)
-                tahoe = GatewayClient(
-                    stack.enter_context(gateway), reactor, max(each.count for each in chosen)
-                )
-                stack.callback(tahoe.close)
+                tahoe = GatewayClient(gateway, reactor, max(each.count for each in chosen))
+                stack.callback(tahoe.close)  # when nobody can be asked any more: it waits
+                stack.enter_context(gateway)
                 grid = await Grid.open(reactor, place / "client")
                 try:
                     for scenario in chosen:
@@ -278,7 +275,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.rtt = options.rtt or ([5.0] if options.tiny else list(RTTS_MS))
     options.rounds = 1 if options.tiny else options.rounds
-    processes.end_on_sigterm()
     profile = cProfile.Profile() if options.profile else None
 
     async def run(reactor: Any) -> None:
@@ -293,7 +289,7 @@ def main(arguments: list[str] | None = None) -> None:
         if profile is not None:
             profile.dump_stats(options.profile)
 
-    react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    ending.run(run)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class GatewayClient:
         self._threads.start()
 
     def close(self) -> None:
-        """Let go of the threads; nothing is under way."""
+        """End the threads; the gateway has ended, or nothing is under way, for it waits for them."""
         self._threads.stop()
 
     def warm(self) -> Deferred[Any]:

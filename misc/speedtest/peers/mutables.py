@@ -31,9 +31,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
-from twisted.internet.task import react
-
+from misc import ending
 from misc.speedtest import processes
 from misc.speedtest.peers.__main__ import (
     ATTEMPTS,
@@ -199,7 +197,6 @@ def main(arguments: list[str] | None = None) -> None:
     options.only = options.only or [""]
     options.rtt = options.rtt or ([5.0] if options.tiny else [RTT_MS])
     options.rounds = 1 if options.tiny else options.rounds
-    processes.end_on_sigterm()
     profile = cProfile.Profile() if options.profile else None
 
     async def run(reactor: Any) -> None:
@@ -213,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
         if profile is not None:
             profile.dump_stats(options.profile)
 
-    react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+    ending.run(run)
 
 
 if __name__ == "__main__":

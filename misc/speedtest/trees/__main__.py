@@ -32,7 +32,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from misc.speedtest import processes
+from misc.ending import end_on_sigterm
 from misc.speedtest.trees import contents, grids
 from misc.speedtest.trees.contest import (
     CHECK,
@@ -242,7 +242,7 @@ class Bench:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print."""
     options = _options(arguments)
-    processes.end_on_sigterm()
+    end_on_sigterm()
     rng = random.Random(options.seed)
     found: list[Measured] = []
     for kind in options.servers:

@@ -20,16 +20,13 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import attrs
@@ -153,7 +150,9 @@ class Servers:
         if self._profile is not None:
             python += ["-m", "cProfile", "-o", str(self._profile / directory.name)]
         arguments = ["--port", f"tcp:0:interface={LOOPBACK}", "--durability", self._durability]
-        return [*python, "-m", "pipegrid.cli", "-q", "-d", str(directory), "serve", *arguments]
+        # However this process ends, its servers do not stay.
+        program = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
+        return [*python, *program, "-q", "-d", str(directory), "serve", *arguments]
 
 
 def spread_out(directory: str) -> None:
@@ -249,43 +248,6 @@ def peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"process {pid} has no VmHWM; is it running?")
-
-
-def end_on_sigterm(within_s: int = 60) -> None:
-    """
-    Have SIGTERM unwind the stack, as Ctrl-C does, so that what was started is stopped.
-
-    A reactor may swallow that, wherever it happens to be, and wait for ever for what was lost with it. So
-    after ``within_s`` seconds the process ends anyhow; what it started ends with its standard input.
-
-    Python runs a signal's handler between two of its own instructions. A signal that comes in a long call of
-    the system, or just before one that then waits, is not handled for as long as that takes. So the time
-    is counted by a thread, which the system tells of the signal at once, and which interrupts what waits.
-    The main thread only.
-    """
-    handled = threading.Event()
-    main_thread = threading.get_ident()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        if handled.is_set():
-            return  # it was sent again only to wake us
-        handled.set()
-        signal.alarm(within_s)
-        raise SystemExit(143)
-
-    def watch() -> None:
-        while signal.SIGTERM not in os.read(told, 1):
-            pass
-        signal.alarm(within_s)
-        while not handled.wait(0.1):
-            signal.pthread_kill(main_thread, signal.SIGTERM)
-
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.signal(signal.SIGTERM, end)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def ping_s(port: int, count: int) -> list[float]:

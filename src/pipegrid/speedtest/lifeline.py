@@ -1,0 +1,39 @@
+"""
+Run a module as a process that does not outlive the one that started it, however that ended.
+
+    python -m pipegrid.speedtest.lifeline MODULE ARGUMENT...
+
+is ``python -m MODULE ARGUMENT...``, which is told to end (SIGTERM) when its standard input ends, and made to
+``STOP_S`` seconds later. So nobody may write to that, and whoever holds its other end must live.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+
+STOP_S = 15.0
+_PIECE_BYTES = 4096
+
+
+def main() -> None:
+    """Become the module."""
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, _PIECE_BYTES):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
