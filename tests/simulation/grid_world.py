@@ -7,7 +7,8 @@ its process as ``kill -9`` does: files are closed, so locks are free, and nothin
 restart makes a new server from the same directory. The CPU takes no time.
 
 TLS is left out unless asked for: it costs real time, and all that it adds in virtual time is one
-round trip for a new connection and a few bytes. Without it, a wrong swissnum stands for a wrong key.
+round trip for a new connection, which can be had without it, and a few bytes. Without it, a wrong swissnum
+stands for a wrong key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
+from twisted.internet.task import deferLater
+from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
@@ -352,6 +355,26 @@ class Client:
             self._world.run(self.grid.close())
 
 
+@implementer(IStreamClientEndpoint)
+class LateEndpoint:
+    """
+    Connects, and takes so much longer for it.
+
+    Args:
+        late_s: before it begins: nobody is to know of a connection that was not shaken hands on.
+    """
+
+    def __init__(self, endpoint: IStreamClientEndpoint, clock: Any, late_s: float) -> None:
+        self._endpoint = endpoint
+        self._clock = clock
+        self._late_s = late_s
+
+    def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
+        """Connect after a while."""
+        late: Deferred[Any] = deferLater(self._clock, self._late_s)
+        return late.addCallback(lambda _: self._endpoint.connect(factory))
+
+
 class GridWorld:
     """
     Servers ``s0``, ``s1``…, and clients.
@@ -359,6 +382,7 @@ class GridWorld:
     Args:
         servers: how many.
         latency_s: one way; half a round trip.
+        handshake_s: what a new connection takes besides: that of TLS, without its computations.
         bytes_per_s: of each direction of the line to each server; None for infinite.
         shared_bytes_per_s: of the one line that a client has to all servers, instead.
         root: where disks go; by default somewhere fast, and ``close`` removes it.
@@ -369,6 +393,7 @@ class GridWorld:
         servers: int = 10,
         *,
         latency_s: float = 0.05,
+        handshake_s: float = 0.0,
         bytes_per_s: int | None = None,
         shared_bytes_per_s: int | None = None,
         policy: Policy = "none",
@@ -381,6 +406,7 @@ class GridWorld:
         self.clock = HeapClock()
         self.network = SimulatedNetwork(self.clock, seed, latency_s, bytes_per_s, options)
         self._latency_s = latency_s
+        self._handshake_s = handshake_s
         self._shared_bytes_per_s = shared_bytes_per_s
         self._tls = tls
         self.servers = [
@@ -470,6 +496,8 @@ class GridWorld:
 
         def endpoint() -> IStreamClientEndpoint:
             plain = self.network.endpoint(client, name, PORT)
+            if self._handshake_s:
+                return LateEndpoint(plain, clock, self._handshake_s)
             return pin_endpoint(plain, pin, name) if self._tls else plain
 
         return GbsServer(identity, Nurl(pin, name, PORT, swissnum), endpoint, clock, gbs)

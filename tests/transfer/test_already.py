@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -79,6 +79,9 @@ class AnswerTests(SynchronousTestCase):
         self.assertFalse(already.covers(0, 1))
         self.assertEqual((already.upto, already.total_bytes), (0, 0))
 
+    @settings(
+        deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )  # the machine may be busy
     @given(
         st.lists(st.tuples(st.integers(-50, 1100), st.integers(-50, 1100)), max_size=20),
         st.integers(0, 999),

@@ -87,7 +87,7 @@ class CheckTests(SynchronousTestCase):
             self.assertEqual(sum(line.count("list_shares") for line in self.world.lines), 10)
 
     def test_an_unhealthy_file_on_a_large_grid(self) -> None:
-        """All are asked, in waves that double: 10, 170, 340, 480."""
+        """All are asked, in waves: 10, 170, 512, 308."""
         self.make(world=World(1000), shares=9)
         self.world.plant(self.file, {3: self.ring[999]})
         result = self.check()
@@ -101,6 +101,15 @@ class CheckTests(SynchronousTestCase):
         self.ring[5].silent = {"*"}
         self.assertTrue(self.check().healthy)
         self.assertLessEqual(self.took, 4 * RTT)
+        self.assertLessEqual(sum(line.count("list_shares") for line in self.world.lines), 180)
+
+    def test_one_is_silent(self) -> None:
+        """If all others had shares it has as long again, and a quarter of a second; then all are asked."""
+        self.make(world=World(1000))
+        self.ring[5].silent = {"*"}
+        self.world.plant(self.file, {5: self.ring[15]})
+        self.assertTrue(self.check().healthy)
+        self.assertEqual(self.took, RTT + 0.25 + RTT)
         self.assertLessEqual(sum(line.count("list_shares") for line in self.world.lines), 180)
 
     def test_verifying_a_healthy_file(self) -> None:

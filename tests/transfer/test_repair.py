@@ -154,8 +154,8 @@ class RepairTests(RepairTestCase):
         self.assert_identical()
 
     def test_round_trips(self) -> None:
-        """List, verify, find room, fetch, send, renew: one each; of small shares the third costs none."""
-        for size, trips in ((100_000, 6), (1000, 5)):
+        """List, verify, find room and renew, fetch, send: one each; of small shares the third costs none."""
+        for size, trips in ((100_000, 5), (1000, 4)):
             self.make(size, missing=(0,))
             self.repair()
             self.assertEqual(self.took, trips * RTT)

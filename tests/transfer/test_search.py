@@ -11,8 +11,8 @@ from pipegrid.transfer.get.waves import FIRST_QUESTIONS, MAX_QUESTIONS, Waves
 class WavesTests(SynchronousTestCase):
     """How many are asked at a time."""
 
-    def test_waves_double(self) -> None:
-        """As long as all answer; what is on its way is bounded."""
+    def test_waves_grow(self) -> None:
+        """By four, as long as all answer; what is on its way is bounded."""
         waves = Waves(list(range(5000)))
         sizes = []
         while not waves.exhausted:
@@ -23,23 +23,51 @@ class WavesTests(SynchronousTestCase):
             self.assertEqual(waves.next(), [])
             for server in wave:
                 waves.ended(server)
-        self.assertEqual(sizes[:8], [20, 40, 80, 160, 320, 512, 512, 512])
+        self.assertEqual(sizes[:6], [20, 80, 320, 512, 512, 512])
         self.assertEqual(sum(sizes), 5000)
 
     def test_a_silent_server_holds_up_nobody(self) -> None:
-        """Whoever answers lets two others be asked."""
+        """Whoever answers lets four others be asked."""
         waves = Waves(list(range(100)), few=4)
         self.assertEqual(waves.next(), [0, 1, 2, 3])
         for server in waves.next():
             waves.asked(server)
         waves.ended(1)
-        self.assertEqual(waves.next(), list(range(4, 22)))
+        self.assertEqual(waves.next(), list(range(4, 24)))
         for server in waves.next():
             waves.asked(server)
         waves.ended(1)
         self.assertEqual(waves.next(), [], "an answer counts once")
         waves.ended(2)
-        self.assertEqual(waves.next(), [22, 23])
+        self.assertEqual(waves.next(), [24, 25, 26, 27])
+
+    def test_who_has_what_was_expected(self) -> None:
+        """As long as all do who have answered nobody else is asked, unless somebody takes too long."""
+        for hurried in (False, True):
+            waves = Waves(list(range(100)), few=4)
+            self.assertFalse(waves.holding)
+            for server in waves.next():
+                waves.asked(server)
+            self.assertFalse(waves.holding, "nobody has answered, so nobody is slow")
+            for server in range(3):
+                waves.ended(server, in_vain=False)
+                self.assertTrue(waves.holding)
+                self.assertEqual(waves.next(), [])
+            if hurried:
+                waves.hurry()
+            else:
+                waves.ended(3)
+            self.assertFalse(waves.holding)
+            self.assertEqual(len(waves.next()), 28 if hurried else 32)
+
+    def test_when_all_had_what_was_expected(self) -> None:
+        """Whoever wants more nevertheless asks the others: what was there may be damaged."""
+        waves = Waves(list(range(100)), few=4)
+        for server in waves.next():
+            waves.asked(server)
+        for server in range(4):
+            waves.ended(server, in_vain=False)
+        self.assertEqual(waves.next(), list(range(4, 36)))
 
 
 class SearchTests(SynchronousTestCase):
@@ -50,6 +78,7 @@ class SearchTests(SynchronousTestCase):
         search = ShareSearch(list(range(1000)))
         asked: list[int] = []
         unanswered: list[int] = []
+        answers = 0
         while not search.exhausted:
             for server in search.ask_next():
                 search.asked(server)
@@ -57,9 +86,10 @@ class SearchTests(SynchronousTestCase):
                 unanswered.append(server)
             self.assertEqual(search.ask_next() if len(asked) < 1000 else [], [])
             self.assertTrue(search.waiting)
-            self.assertLessEqual(len(unanswered), FIRST_QUESTIONS + len(asked) // 2)
+            self.assertLessEqual(len(unanswered), FIRST_QUESTIONS + 3 * answers)
             self.assertLessEqual(len(unanswered), MAX_QUESTIONS)
             search.answered(unanswered.pop(0), [])
+            answers += 1
         self.assertEqual(asked, list(range(1000)))
         self.assertFalse(search.waiting)
 

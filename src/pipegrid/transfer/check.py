@@ -2,9 +2,10 @@
 Checking a file: who has which shares, and with ``verify``, whether every byte of them is right.
 
 As many servers are asked at once as the file has shares, and a healthy file is known as soon as all its
-shares are known on as many servers: nobody else is asked. Otherwise all are, in waves that double
-(``waves``). Verification streams a few shares at once through the verifier, never holding more than a few
-chunks of each; what it finds wrong makes it look for other copies.
+shares are known on as many servers: nobody else is asked, unless one has none of them, or takes longer than
+the others by far. Otherwise all are, in waves (``waves``). Verification streams a few shares at once
+through the verifier, never holding more than a few chunks of each; what it finds wrong makes it look for
+other copies.
 
 **The cap.** With the first questions two servers are asked for the UEB of the share that they should
 have. If it is not what the cap says, others tell whether a share is damaged or the cap is wrong
@@ -30,7 +31,7 @@ from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRef
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
-from pipegrid.transfer.get.waves import Waves
+from pipegrid.transfer.get.waves import MORE_QUESTIONS, Waves
 from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
@@ -47,10 +48,10 @@ _SAMPLES = 2
 
 _UEBS_AT_ONCE = 16
 
-_MORE_QUESTIONS = 160
+_PATIENCE_S = 0.25
 """
-If those who should have the shares do not have them all, everybody has to be asked before that may be
-said. So the second wave is not twice the first: each wave over new connections costs three round trips.
+If all but some who should have shares have answered, and had them, these get twice the time that the others
+took, and at least so much more.
 """
 
 _MAX_OFFSET = 1 << 60
@@ -79,6 +80,7 @@ class Check:
         verify: read every share and check every byte of it.
         progress: called with shares verified and shares found.
         silence_s: a server that gives no sign of life for so long counts as unreachable.
+        more: how many servers are asked at least when those who should have the shares do not.
 
     Attributes:
         found: what is known of the shares.
@@ -91,6 +93,7 @@ class Check:
         verify: bool,
         progress: Progress | None = None,
         silence_s: float = 60.0,
+        more: int = MORE_QUESTIONS,
     ) -> None:
         self._clock = means.clock
         self._workers = means.workers
@@ -101,7 +104,8 @@ class Check:
         self._verified = 0
         self._report = ProgressReport(progress, 0)
         self._ring = ring(self._cap.storage_index, means.peers)
-        self._waves: Waves[Peer] = Waves(self._ring, cap.total_shares, _MORE_QUESTIONS)
+        self._waves: Waves[Peer] = Waves(self._ring, cap.total_shares, more)
+        self._answered_s = 0.0
         # Of each, whether it is for a sample.
         self._requests: RequestsUnderWay[bool] = RequestsUnderWay(means.clock)
         self._fit = CapFit(self._cap)
@@ -142,27 +146,36 @@ class Check:
 
     async def _ask_until(self, is_enough: Callable[[], bool]) -> None:
         """Ask servers until that is enough, or all have answered."""
+        began_s = self._clock.seconds()
         while not (is_enough() or self._waves.exhausted):
+            left_s: float | None = None
+            if self._waves.holding:
+                took_s = self._answered_s - began_s
+                patience_s = took_s + max(took_s, _PATIENCE_S)
+                left_s = began_s + patience_s - self._clock.seconds()
+                if left_s <= 0:
+                    self._waves.hurry()
+                    left_s = None
             for peer in self._waves.next():
                 self._waves.asked(peer)
                 self._requests.start(self._ask(peer), False)
-            await self._requests.wait()
+            await self._requests.wait(left_s)
 
     async def _ask(self, peer: Peer) -> None:
         watch = Watch(self._clock, self._silence_s)
+        numbers: list[int] = []
         try:
-            numbers = await watch.answer(
-                peer.server.list_shares(self._cap.storage_index), peer.name
-            )
+            listed = await watch.answer(peer.server.list_shares(self._cap.storage_index), peer.name)
+            numbers = [number for number in listed if number < self._cap.total_shares]
         except ServerError as error:
             self._note_unreachable(peer, error)
             return
         finally:
-            self._waves.ended(peer)
+            self._waves.ended(peer, in_vain=not numbers)
+            self._answered_s = self._clock.seconds()
         self.found.answered.append(peer)
         for number in numbers:
-            if number < self._cap.total_shares:
-                self.found.holders.setdefault(number, []).append(peer)
+            self.found.holders.setdefault(number, []).append(peer)
 
     def _note_unreachable(self, peer: Peer, error: ServerError) -> None:
         self.found.unreachable.append(peer.name)

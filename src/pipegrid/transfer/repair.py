@@ -4,7 +4,7 @@ Repairing a file: what is missing or damaged is made again from what is left, an
 First every share is checked, byte for byte. Then servers are found for what is missing, before a byte
 of it is made: each is asked for room, and sent the header, whose answer says that the rest will be
 taken. Then the ciphertext comes from k good shares, segment by segment, is coded as it was at first, and
-goes to those servers. No key is needed. Good shares stay where they are; leases of all are renewed.
+goes to those servers. No key is needed. Good shares stay where they are; their leases are renewed meanwhile.
 
 A damaged copy stays as well, since shares cannot be changed; its server gets another share, if any.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core import ueb
@@ -30,6 +30,7 @@ from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.found import FoundShares
+from pipegrid.transfer.get.waves import MAX_QUESTIONS
 from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.put.allocations import Allocations, RoomAnswer
@@ -79,7 +80,10 @@ class Repair:
         self._started = clock.seconds()
         self._storage_index = self._cap.storage_index
         self._file_secrets = means.secrets.for_file(self._storage_index)
-        self._check = Check(means, cap, verify=True, silence_s=settings.silence_s)
+        # Who repairs expects that something is missing: that wave too many would be the longest wait of all.
+        self._check = Check(
+            means, cap, verify=True, silence_s=settings.silence_s, more=MAX_QUESTIONS
+        )
         self._recoding = Recoding(means, self._cap, settings)
         # As many servers of happiness as there are shares: as widely as servers allow.
         n = self._cap.total_shares
@@ -147,12 +151,17 @@ class Repair:
         self._wanted_bytes = len(self._plan.moves()) * share_bytes
         progress = self._progress if self._wanted_bytes else None
         self._report = ProgressReport(progress, self._wanted_bytes)
-        small = share_bytes <= SMALL_SHARE_BYTES
-        for _ in range(_ROUNDS):
-            if not await self._round(Reencoder(self._cap, found.packed_ueb), small):
-                break
-        self._report.finish()
-        await self._renew_leases()
+        renewing = Deferred.fromCoroutine(self._renew_leases())
+        try:
+            small = share_bytes <= SMALL_SHARE_BYTES
+            for _ in range(_ROUNDS):
+                if not await self._round(Reencoder(self._cap, found.packed_ueb), small):
+                    break
+            self._report.finish()
+            await renewing
+        finally:
+            renewing.addErrback(lambda reason: reason.trap(CancelledError))
+            renewing.cancel()
         for number, peers in self._plan.stored.items():
             known = found.holders.setdefault(number, [])
             known.extend(peer for peer in peers if peer not in known)
@@ -189,7 +198,7 @@ class Repair:
                     advice.addErrback(lambda reason: reason.trap(ServerError, CancelledError))
 
     async def _renew_leases(self) -> None:
-        """Renew the leases where no allocation has done so."""
+        """Renew the leases of the shares that were found; allocations do so for the others."""
         holders = {peer for peers in self._plan.stored.values() for peer in peers}
 
         async def renew(peer: Peer) -> None:

@@ -1,10 +1,11 @@
 """
 How many servers are asked at the same time, when it is not known which of them have the file.
 
-A few at first, since mostly they know; every answer, or failure, that did not end the search lets two
-others be asked. So waves double: a thousand servers take seven round trips, and whoever finds
-what is needed among the first has asked no others, nor connected to them. What is on its way is bounded,
-and a silent server holds up nobody.
+A few at first, since mostly they know; as long as nothing says that they do not, nobody else is asked. Then
+every answer, or failure, that did not end the search lets four others be asked. So waves grow by four: a
+thousand servers take five, of three round trips over new connections and of one over those that are up; and
+whoever finds what is needed among the first has asked no others, nor connected to them. What is on its way
+is bounded, and a silent server holds up nobody.
 
 Pure: told of questions and answers.
 """
@@ -20,6 +21,15 @@ T = TypeVar("T", bound=Hashable)
 FIRST_QUESTIONS = 20
 """How many servers are asked together when those who should have known did not."""
 
+ASKED_FOR_ONE = 4
+"""So many servers are asked for one that was asked in vain."""
+
+MORE_QUESTIONS = 140
+"""
+How many at least are asked where as many should have had shares as there are, and did not: then all have to
+be asked before it may be said that something is missing.
+"""
+
 MAX_QUESTIONS = 512
 """How many at a time at most: below the usual limit of 1024 open files, and a few KiB each."""
 
@@ -30,8 +40,8 @@ class Waves(Generic[T]):
 
     Args:
         ring: in the order in which they are to be asked; no server twice.
-        few: how many are asked before any has answered.
-        more: how many at least when some have.
+        few: how many are asked before one has answered in vain.
+        more: how many at least when one has.
     """
 
     def __init__(
@@ -42,6 +52,7 @@ class Waves(Generic[T]):
         self._few = few
         self._more = max(few, more)
         self._ended = 0
+        self._few_will_do = True
 
     def asked(self, server: T) -> None:
         """The server was asked; in its turn or before."""
@@ -51,11 +62,21 @@ class Waves(Generic[T]):
             self._unasked.remove(server)
         self._asked.add(server)
 
-    def ended(self, server: T) -> None:
-        """It has answered, or failed."""
+    def ended(self, server: T, in_vain: bool = True) -> None:
+        """It has answered, or failed; ``in_vain``: so that others have to be asked."""
         if server in self._asked:
             self._asked.remove(server)
             self._ended += 1
+            self._few_will_do = self._few_will_do and not in_vain
+
+    def hurry(self) -> None:
+        """Ask others although nobody has answered in vain: somebody takes too long."""
+        self._few_will_do = False
+
+    @property
+    def holding(self) -> bool:
+        """Whether some have answered, none of them in vain, and others are to be waited for."""
+        return self._few_will_do and bool(self._ended and self._asked)
 
     @property
     def waiting(self) -> bool:
@@ -69,8 +90,9 @@ class Waves(Generic[T]):
 
     def next(self) -> list[T]:
         """Return servers to ask now; the caller says ``asked`` for each."""
-        most = self._few
-        if self._ended:
-            most = min(self._more + self._ended, MAX_QUESTIONS)
-        room = most - len(self._asked)
+        if self._few_will_do and (self._asked or not self._ended):
+            room = self._few - self._ended - len(self._asked)
+        else:
+            most = self._more + (ASKED_FOR_ONE - 1) * self._ended
+            room = min(most, MAX_QUESTIONS) - len(self._asked)
         return [self._unasked[i] for i in range(min(max(0, room), len(self._unasked)))]

@@ -21,15 +21,13 @@ from pipegrid.core.fit import CapFit
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import ServerError
 from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
-from pipegrid.transfer.get.waves import Waves
+from pipegrid.transfer.get.waves import MORE_QUESTIONS, Waves
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.results import CheckResult, RenewResult
 from pipegrid.transport.surveys import Sample, Surveyed
 
 SAMPLES = 2
 """As in ``transfer.check``."""
-MORE_QUESTIONS = 160
-"""As there: once more servers have to be asked than should have shares, all have to be."""
 _MAX_OFFSET = 1 << 60
 
 
@@ -160,8 +158,9 @@ class Inquiry:
         for data in answer.samples:
             self._look_at(peer, ueb_in(data, self._place.length_bytes))
         if not self.sampling_copies:
-            self._waves.ended(peer)
-            self._note(peer, answer)
+            numbers = [number for number in answer.numbers if number < self.cap.total_shares]
+            self._waves.ended(peer, in_vain=not numbers)
+            self._note(peer, answer, numbers)
         elif not self._open:
             self.needs_a_closer_look = not self._fit.fits
 
@@ -181,12 +180,10 @@ class Inquiry:
             self._fit.told(peer, packed)
             self.packed_ueb = packed if self._fit.fits else b""
 
-    def _note(self, peer: Peer, answer: Surveyed) -> None:
-        found, total = self.found, self.cap.total_shares
-        found.answered.append(peer)
-        numbers = [number for number in answer.numbers if number < total]
+    def _note(self, peer: Peer, answer: Surveyed, numbers: list[int]) -> None:
+        self.found.answered.append(peer)
         for number in numbers:
-            found.holders.setdefault(number, []).append(peer)
+            self.found.holders.setdefault(number, []).append(peer)
         if not numbers:
             return
         if answer.leased:
