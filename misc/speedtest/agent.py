@@ -26,6 +26,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as installed_reactor
@@ -38,7 +39,6 @@ from twisted.web.client import Agent, HTTPConnectionPool, readBody
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from misc import ending
 from pipegrid.http11 import Limits, PipelinedAgent, RawRequest
 
 BODY = bytes(range(200))
@@ -273,6 +273,9 @@ async def measure(kind: str, rtt_ms: float, seconds: float, repeat: int) -> None
 
 def main() -> None:
     """Parse, then measure or serve."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
+    from misc import ending
+
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--rtt-ms", type=float, nargs="+", default=[0, 20])
     parser.add_argument("--servers", nargs="+", default=["canned", "site"])

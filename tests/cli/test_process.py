@@ -56,6 +56,31 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual((status, prose), (0, b""))
         self.assertEqual(data, self.file.read_bytes())
 
+    def test_a_signal_while_the_reactor_sleeps(self) -> None:
+        """It ends the command also if another thread is told of it, as if it came just before that."""
+        script = (
+            "import signal, sys, threading, time\n"
+            "from twisted.internet.defer import Deferred\n"
+            "from pipegrid.cli import process\n"
+            "from pipegrid.cli.console import Console\n"
+            "from pipegrid.cli.job import Invocation\n"
+            "def signalled():\n"
+            "    time.sleep(0.3)\n"
+            "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+            "def start(reactor):\n"
+            "    threading.Thread(target=signalled).start()\n"
+            "    return Deferred().addErrback(lambda _: 1)\n"
+            "console = Console(None, sys.stdout.buffer, sys.stderr)\n"
+            "sys.exit(process._run_reactor(start, Invocation(console)))\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            timeout=20,
+        )
+        self.assertEqual((ended.returncode, ended.stderr), (130, b""))
+
     def test_a_reader_that_leaves_ends_it_quietly(self) -> None:
         """``get`` and ``--help`` into ``head -c1``: no words, and a status that is not 0."""
         cap = self.run_command("put", "file")[1].decode().strip()

@@ -289,8 +289,8 @@ class KneeTests(SynchronousTestCase):
         window = AutoWindow(transport_rtt_s=lambda: 0.0005)
         window.acknowledged(0.1, window.sent(0.0, 1000))
         self.assertEqual(window.message_bytes, MIB)
-        window.acknowledged(0.2, window.sent(0.1, 70_000))
-        self.assertAlmostEqual(window.message_bytes, 350_000, delta=1)
+        window.acknowledged(0.6, window.sent(0.1, 70_000))
+        self.assertAlmostEqual(window.message_bytes, 140_000, delta=1)
 
     def test_a_bunch_of_acknowledgements_is_not_a_fast_link(self) -> None:
         """A message sent amid a bunch of late answers does not count the others as its own time's."""

@@ -13,6 +13,7 @@ from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
+from pipegrid.flow.window import FixedWindow
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import batch
 from pipegrid.transfer.put.sharestate import State
@@ -112,7 +113,9 @@ class FullWindowTests(LaneTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        peer = Peer(self.server, Pipeline(MESSAGE))
+        window = FixedWindow(MESSAGE)
+        window.gathers = True
+        peer = Peer(self.server, Pipeline(window))
         self.patch(batch, "BATCH_BYTES", MESSAGE // 2)
         self.way = ShareWay(
             peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, Clock()
@@ -144,6 +147,24 @@ class FullWindowTests(LaneTestCase):
         self.server.answers[0].callback(WriteResult(False, ((20 * BLOCK, SHARE_BYTES),)))
         self.assertEqual(len(self.server.writes), 2)
         self.assertFalse(self.way.blocked)
+
+    def test_a_fixed_window(self) -> None:
+        """Whoever asks for so much in flight gets no more in memory."""
+        way = ShareWay(
+            Peer(self.server, Pipeline(MESSAGE)),
+            0,
+            SI,
+            SECRETS,
+            SHARE_BYTES,
+            0,
+            self.changed,
+            self.changed,
+            Clock(),
+        )
+        self.send(way, 0, 9)
+        self.assertFalse(way.blocked)
+        self.send(way, 9, 10)
+        self.assertTrue(way.blocked)
 
     def test_closed(self) -> None:
         """It holds up nobody any more."""

@@ -160,7 +160,7 @@ class LossTests(LostWritesTestCase):
         with open(path, "wb") as file:
             file.write(self.data)
         started = self.world.grid.put(path)
-        self.until(0.3)
+        self.until(0.5)
         with open(path, "r+b") as file:
             file.write(b"other")
         self.ring[2].lose()

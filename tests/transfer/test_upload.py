@@ -514,7 +514,7 @@ class PatienceTests(UploadTestCase):
         self.small_batches()
         rate = float(1 << 16)
         world = World(bytes_per_s=rate, window_bytes=1 << 16)
-        self.make(8_000_000, world)
+        self.make(1_500_000, world)
         self.ring[3].bytes_per_s = rate / 1.5
         self.put()
         share_s = len(self.file.shares[0]) / rate

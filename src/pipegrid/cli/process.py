@@ -122,6 +122,8 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     with tls_put_off():
         from twisted.internet import reactor as global_reactor
 
+        from pipegrid.reactor.signals import wake_for_signals
+
     reactor: Any = global_reactor
     make_monotonic(reactor)
     _log_to(invocation.console)
@@ -130,6 +132,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     # Twisted's own handlers would stop the reactor, and leave no time to clean up.
     for number in (signal.SIGINT, signal.SIGTERM):
         _handle(number, outcome.interrupted)
+    wake_for_signals(reactor)
     reactor.run(installSignalHandlers=False)
     return outcome.status
 

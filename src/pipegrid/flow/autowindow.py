@@ -42,7 +42,7 @@ LONG_PATH_MESSAGE_BYTES = 1 << 20
 SHORT_PATH_S = 0.010
 """Below this a round trip takes less than what a large message costs the processors at both ends."""
 
-MESSAGE_S = 0.5
+MESSAGE_S = 1.0
 """
 A message is at most what the link takes in so long, once that is known. Behind a near relay (a tunnel: 0.5
 ms, 40 kB/s) messages as large as the window, and a window for these, made each other grow, until one took two
@@ -92,6 +92,8 @@ class AutoWindow:
         state: ``startup`` (doubling), ``steady``, or ``probe`` (draining the queue for the
             length of a round trip, to see the path's own delay again).
     """
+
+    gathers = True
 
     def __init__(
         self,

@@ -137,6 +137,11 @@ class Pipeline:
         return min(liked, left_for_message(held_limit, self._bytes_held))
 
     @property
+    def gathers(self) -> bool:
+        """Whether a sender should have the next message ready while there is no room for it."""
+        return self._window.gathers
+
+    @property
     def calls_in_flight(self) -> int:
         """How many calls have been started and have not ended."""
         return len(self._calls)

@@ -51,7 +51,12 @@ class Window(Protocol):
 
     A sender may send while less than ``limit_bytes`` are in flight, so that up to one message more
     than that is in flight at any time.
+
+    Attributes:
+        gathers: whether a sender should have the next message ready while there is no room for it.
     """
+
+    gathers: bool
 
     @property
     def limit_bytes(self) -> int:
@@ -72,7 +77,9 @@ class Window(Protocol):
 
 
 class FixedWindow:
-    """A limit that stays as it was given: 1 byte means one message at a time."""
+    """A limit that stays as it was given: 1 byte means one message at a time, and none is got ready."""
+
+    gathers = False
 
     def __init__(self, limit_bytes: int) -> None:
         """

@@ -121,13 +121,14 @@ class ShareWay:
 
     @property
     def blocked(self) -> bool:
-        """Whether it takes no more: the server's window is full, and the next message waits for room."""
-        return self.state is State.OPEN and self._ready
+        """Whether it takes no more: the window is full, and so is the message behind it, if there is one."""
+        full = self._ready or not self.peer.pipeline.gathers
+        return self._room is not None and full and self.state is State.OPEN
 
     @property
     def has_room(self) -> bool:
         """Whether it is open, and would take more now."""
-        return self.state is State.OPEN and not self._ready
+        return self.state is State.OPEN and not self.blocked
 
     @property
     def waiting(self) -> bool:
@@ -182,9 +183,7 @@ class ShareWay:
     def release(self) -> None:
         """Send what was held back: all of the share is sent with it."""
         self.flush()
-        if self.state is State.OPEN:
-            self._batch = self._last
-        self._last = None
+        self._batch, self._last = self._last if self.state is State.OPEN else None, None
         self.finish()
 
     def adopt(self, write: Deferred[WriteResult], sent_s: float) -> None:
