@@ -135,16 +135,16 @@ def debian_command(
         raise usage_error("give a suite, such as --suite sid")
     _check_keys(keyrings, allow_unsigned)
 
-    selected = {
+    options = {
         "suites": suites,
         "components": components,
         "architectures": architectures,
-        "with_sources": source,
-        "with_patches": diffs,
+        "source": source,
+        "diffs": diffs,
         "also": also,
         "indexes": indexes,
     }
-    return debian_job(dest, selected, keyrings, allow_unsigned, fetching)
+    return debian_job(dest, options, keyrings, allow_unsigned, fetching)
 
 
 @command.command(name="rpm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +27,20 @@ Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
+SELECTING = ("suites", "components", "architectures", "source", "diffs", "also", "indexes")
+"""The options of ``mirror debian`` that say what of the archive is wanted."""
+
 _LISTED = ("suites", "components", "architectures")
 
 
 def debian_job(
     dest: str,
-    selected: dict[str, Any],
+    options: Mapping[str, Any],
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     fetching: Fetching,
 ) -> ReactorJob | GridJob:
-    """Return what ``mirror debian`` does; ``selected`` is what ``Selection`` takes."""
+    """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
 
     async def update(mirror: AnyMirror, console: Console) -> tuple[Any, dict[str, Any]]:
         from pipegrid.mirror.debian import DebianArchive
@@ -45,8 +48,13 @@ def debian_job(
         from pipegrid.mirror.trust import Keys
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
-        each_once = {name: tuple(dict.fromkeys(selected[name])) for name in _LISTED}
-        selection = Selection(**{**selected, **each_once})
+        selection = Selection(
+            **{name: tuple(dict.fromkeys(options[name])) for name in _LISTED},
+            with_sources=options["source"],
+            with_patches=options["diffs"],
+            also=options["also"],
+            indexes=options["indexes"],
+        )
         archive = DebianArchive(mirror, selection, Keys(rings, allow_unsigned))
         outcome = await archive.sync(fetching.delete, fetching.dry_run)
         for path in outcome.lacking:
@@ -92,12 +100,11 @@ class ArchiveRun:
 
     def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
-        from pipegrid.mirror.address import parse_url, through
-        from pipegrid.mirror.sprint.dialling import BegunConnections, can_sprint
+        from pipegrid.mirror.sprint.dialling import BegunConnections
 
         fetching = self._fetching
-        addresses = [through(parse_url(url), os.environ) for url in fetching.urls]
-        if not can_sprint(addresses):
+        addresses = fetching.direct_addresses()
+        if addresses is None:
             return None
         with ExitStack() as stack:
             ahead = stack.enter_context(closing(BegunConnections(addresses)))

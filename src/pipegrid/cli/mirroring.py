@@ -12,6 +12,7 @@ from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
 
 if TYPE_CHECKING:
     from pipegrid.disk.commit import Policy
+    from pipegrid.mirror.address import Address
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.mirror import Mirror
     from pipegrid.mirror.report import Report
@@ -76,6 +77,14 @@ class Fetching(NamedTuple):
     def may_cut_short(self) -> bool:
         """Whether a run needs a reactor only for mirrors that do not what they should."""
         return not (self.dry_run or self.to_grid) and self.limit_bytes_per_s is None
+
+    def direct_addresses(self) -> list[Address] | None:
+        """Return those of the mirrors, if one can begin to ask them without a reactor."""
+        from pipegrid.mirror.address import parse_url, through
+        from pipegrid.mirror.sprint.dialling import can_sprint
+
+        addresses = [through(parse_url(url), os.environ) for url in self.urls]
+        return addresses if can_sprint(addresses) else None
 
     @asynccontextmanager
     async def mirror(

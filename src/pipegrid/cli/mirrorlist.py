@@ -45,12 +45,9 @@ class ListRun:
 
     def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
-        from pipegrid.mirror.address import parse_url, through
-        from pipegrid.mirror.sprint.dialling import can_sprint
-
         fetching = self._fetching
-        addresses = [through(parse_url(url), os.environ) for url in fetching.urls]
-        if not can_sprint(addresses):
+        addresses = fetching.direct_addresses()
+        if addresses is None:
             return None
         with ExitStack() as stack:
             source = stack.enter_context(self._open())

@@ -185,18 +185,10 @@ def _fetching_job(command: str, values: Values, words: list[str]) -> Job:
         from pipegrid.cli.mirrorlist import list_job
 
         return list_job(words[0], words[1], values["jobs"], fetching)
-    from pipegrid.cli.mirrorarchive import debian_job, rpm_job
+    from pipegrid.cli.mirrorarchive import SELECTING, debian_job, rpm_job
 
     trust = values["keyrings"], values["allow_unsigned"]
     if command == "rpm":
         return rpm_job(words[0], values["newest_only"], *trust, fetching)
-    selected = {
-        "suites": values["suites"],
-        "components": values["components"],
-        "architectures": values["architectures"],
-        "with_sources": values["source"],
-        "with_patches": values["diffs"],
-        "also": values["also"],
-        "indexes": values["indexes"],
-    }
-    return debian_job(words[0], selected, *trust, fetching)
+    selecting = {name: values[name] for name in SELECTING}
+    return debian_job(words[0], selecting, *trust, fetching)

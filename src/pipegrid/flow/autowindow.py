@@ -137,9 +137,7 @@ class AutoWindow:
         self._round = 0
         self._round_ends_at_bytes = 0
         self._rates = RecentMaximum(RATE_ROUNDS)
-        self._rate_counts = (
-            False  # some message was so large that the rate says something of the link
-        )
+        self._rate_counts = False  # a message was so large that the rate tells of the link
         self._sizes = RecentMaximum(RATE_ROUNDS)
 
         self._plateau_rate = 0.0
