@@ -1,13 +1,13 @@
 """
 One pass over an index, from its pieces to the new one: read, count lines, hash, write.
 
-The reader counts line ends a megabyte at a time, in blocks, so that a piece's beginning is found among a
-few kilobytes; a thread beside it hashes and writes. Nothing is held but ``QUEUED`` megabytes and a
-little, whatever the size of the index.
+The reader counts line ends a page at a time, in blocks, so that a piece's beginning is found among a few
+kilobytes; a thread beside it hashes and writes. ``PAGES`` megabytes go round between the two, whatever
+the size of the index: memory that is touched for the first time would cost as much as reading and
+writing do.
 
-**Speed.** Counting is what costs: ``bytes.count`` looks for one line end after the other (0.6 s for 430
-MB), numpy compares 32 bytes at once (0.06 s), but takes as long to load as a small index to be counted.
-Without numpy it is slower, and right.
+**Speed.** Counting: ``bytearray.count`` takes 0.2 s for 430 MB in lines of 70 bytes, numpy half of that, and
+a tenth of a second to be loaded, so that small indexes go without; but it lets the other thread work.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from threading import BoundedSemaphore, Thread
 from typing import Any, NamedTuple
 
 from pipegrid.mirror.pdiff import END, Piece, merge, parse
-from pipegrid.mirror.unpacking import CHUNK_BYTES, PatchError, unpacked
+from pipegrid.mirror.unpacking import CHUNK_BYTES, PatchError, Unpacking, unpacked
 from pipegrid.mirror.wanted import shown
 
 BLOCK_BYTES = 16 << 10
-QUEUED = 4
+PAGES = 6
+"""Of ``CHUNK_BYTES`` each."""
+
 WORTH_NUMPY_BYTES = 64 << 20
 """Of an index, packed or not."""
 
@@ -111,8 +113,8 @@ def write_pieces(
         PatchError: the index has fewer lines than the pieces speak of, is damaged, or becomes too large.
         OSError: it cannot be read, or the result not written.
     """
-    source = _Lines(index)
     writer = _Writer(fd, most_bytes, index)
+    source = _Lines(index, writer)
     try:
         line = 0
         for piece in pieces:
@@ -120,7 +122,7 @@ def write_pieces(
                 writer.write(b"".join(piece))
                 continue
             first, last = piece
-            for end, kept in ((first, None), (last, writer)):
+            for end, kept in ((first, False), (last, True)):
                 missing = source.advance(end - line, kept)
                 if missing and end != END:
                     raise PatchError(
@@ -134,13 +136,15 @@ def write_pieces(
         source.close()
 
 
-class _Chunk:
+class _Page:
     """A part of the index, and where its lines end."""
 
-    def __init__(self, data: Any, numpy: Any) -> None:
-        self.view = memoryview(data)
-        self._numpy = numpy
+    def __init__(self, data: bytearray, size_bytes: int, ends: _Ends) -> None:
+        self.data = data
+        self.size_bytes = size_bytes
         self.at = 0
+        self._ends = ends
+        self._view = memoryview(data)
         self._counts: list[int] | None = None
         self._block = 0
         self._passed = 0  # line ends of the block that are behind us
@@ -148,64 +152,116 @@ class _Chunk:
 
     def take(self, lines: int) -> tuple[memoryview, int]:
         """Return the bytes of the next so many lines, or all that are left; and how many ends they have."""
-        if lines >= END >> 1:  # all of it, so nobody counts
-            rest, self.at = self.view[self.at :], len(self.view)
-            return rest, 0
-        if self._counts is None:
-            self._counts = _count_blocks(self.view, self._numpy)
-            self._left = sum(self._counts)
         start = self.at
+        if lines >= END >> 1:  # all of it, so nobody counts
+            self.at = self.size_bytes
+            return self._view[start : self.at], 0
+        if self._counts is None:
+            self._counts = self._ends.count(self.data, self.size_bytes)
+            self._left = sum(self._counts)
         if lines > self._left:
-            self.at = len(self.view)
+            self.at = self.size_bytes
             ends, self._left = self._left, 0
-            return self.view[start:], ends
+            return self._view[start : self.at], ends
         self._left -= lines
         wanted = lines + self._passed
         while wanted > self._counts[self._block]:
             wanted -= self._counts[self._block]
             self._block += 1
         self._passed = wanted
-        begin = self._block * BLOCK_BYTES
-        self.at = begin + _find_end(self.view[begin : begin + BLOCK_BYTES], wanted, self._numpy)
-        return self.view[start : self.at], lines
+        self.at = self._ends.behind(self.data, self._block * BLOCK_BYTES, wanted)
+        return self._view[start : self.at], lines
+
+
+class _Ends:
+    """Where the lines of the page end that was counted last."""
+
+    def count(self, data: bytearray, size_bytes: int) -> list[int]:
+        """How many lines end in each block."""
+        return [
+            data.count(b"\n", start, min(start + BLOCK_BYTES, size_bytes))
+            for start in range(0, size_bytes, BLOCK_BYTES)
+        ]
+
+    def behind(self, data: bytearray, start: int, number: int) -> int:
+        """Return what follows the so-manyeth end of the block that starts there."""
+        at = start
+        for _ in range(number):
+            at = data.index(b"\n", at) + 1
+        return at
+
+
+class _NumpyEnds(_Ends):
+    """The same, quicker, and without keeping the other thread waiting."""
+
+    def __init__(self, numpy: Any) -> None:
+        self._numpy = numpy
+        self._is_end = numpy.empty(CHUNK_BYTES, dtype=bool)
+
+    def count(self, data: bytearray, size_bytes: int) -> list[int]:
+        numpy, is_end = self._numpy, self._is_end
+        numpy.equal(numpy.frombuffer(data, numpy.uint8), 10, out=is_end)
+        is_end[size_bytes:] = False  # what the page had before
+        return [
+            int(numpy.count_nonzero(is_end[start : start + BLOCK_BYTES]))
+            for start in range(0, size_bytes, BLOCK_BYTES)
+        ]
+
+    def behind(self, data: bytearray, start: int, number: int) -> int:
+        block = self._is_end[start : start + BLOCK_BYTES]
+        return start + int(self._numpy.flatnonzero(block)[number - 1]) + 1
 
 
 class _Lines:
-    """The lines of an index, passed over once."""
+    """The lines of an index, passed over once; what is kept of them goes to a writer."""
 
-    def __init__(self, path: str) -> None:
-        self._parts = unpacked(path)
-        self._numpy = _numpy() if os.path.getsize(path) >= WORTH_NUMPY_BYTES else None
-        self._chunk = _Chunk(b"", self._numpy)
+    def __init__(self, path: str, writer: _Writer) -> None:
+        self._writer = writer
+        self._source = Unpacking(path)
+        numpy = _numpy() if os.path.getsize(path) >= WORTH_NUMPY_BYTES else None
+        self._ends = _Ends() if numpy is None else _NumpyEnds(numpy)
+        self._page = _Page(bytearray(), 0, self._ends)
         self._unended = False
 
-    def advance(self, lines: int, writer: _Writer | None) -> int:
-        """Go on by so many lines, and write them, or not; returns how many are missing at the end."""
+    def advance(self, lines: int, kept: bool) -> int:
+        """Go on by so many lines, and keep them, or not; returns how many are missing at the end."""
         while lines > 0:
-            chunk = self._chunk
-            if chunk.at == len(chunk.view):
-                data = next(self._parts, None)
-                if data is None:
+            page = self._page
+            if page.at == page.size_bytes:
+                if not self._turn():
                     # A last line without an end is a line.
                     missing = lines - (1 if self._unended else 0)
                     self._unended = False
                     return missing
-                chunk = self._chunk = _Chunk(data, self._numpy)
-            view, ends = chunk.take(lines)
-            if len(view):
+                page = self._page
+            view, ends = page.take(lines)
+            if view:
                 self._unended = view[-1] != 10
-                if writer is not None:
-                    writer.write(view)
+                if kept:
+                    self._writer.write(view)
             lines -= ends
         return 0
 
+    def _turn(self) -> bool:
+        """Give the page to the writer, to be used again, and read another; returns whether there was more."""
+        data = self._writer.other_page(self._page.data)
+        self._page = _Page(data, self._source.read_into(data), self._ends)
+        return self._page.size_bytes > 0
+
     def close(self) -> None:
         """Let go of the file."""
-        self._parts.close()  # type: ignore[attr-defined]
+        self._source.close()
+
+
+class _Work(NamedTuple):
+    """What the writer's thread is given: what to write, and the page that nobody needs then."""
+
+    pieces: list[bytes | memoryview]
+    page: bytearray | None
 
 
 class _Writer:
-    """Hashes and writes in a thread, in order; ``QUEUED`` chunks are on the way at most."""
+    """Hashes and writes in a thread, in order; what is read goes through ``PAGES`` pages."""
 
     def __init__(self, fd: int, most_bytes: int | None, index: str) -> None:
         self._fd = fd
@@ -213,24 +269,34 @@ class _Writer:
         self._index = index
         self._hash = sha256()
         self._size = 0
-        self._queue: SimpleQueue[list[Any] | None] = SimpleQueue()
-        self._room = BoundedSemaphore(QUEUED)
-        self._gathered: list[Any] = []
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._room = BoundedSemaphore(PAGES)  # texts of patches come without pages
+        self._free: SimpleQueue[bytearray] = SimpleQueue()
+        self._pages = 0
+        self._gathered: list[bytes | memoryview] = []
         self._gathered_bytes = 0
         self._error: BaseException | None = None
         self._thread: Thread | None = Thread(target=self._work, name="pipegrid-patch")
         self._thread.start()
 
-    def write(self, data: Any) -> None:
-        """Write some more; it must not change any more."""
+    def write(self, data: bytes | memoryview) -> None:
+        """Write some more; it must not change until its page comes back."""
         self._gathered.append(data)
         self._gathered_bytes += len(data)
         if self._gathered_bytes >= CHUNK_BYTES or len(self._gathered) >= MOST_PIECES:
-            self._hand_over()
+            self._hand_over(None)
+
+    def other_page(self, used: bytearray) -> bytearray:
+        """Take back a page of which all was written that is to be, and return one to read into."""
+        self._hand_over(used if used else None)
+        if self._pages < PAGES:
+            self._pages += 1
+            return bytearray(CHUNK_BYTES)
+        return self._free.get()
 
     def finish(self) -> Patched:
         """Wait until all is written."""
-        self._hand_over()
+        self._hand_over(None)
         self.stop()
         if self._error is not None:
             raise self._error
@@ -243,28 +309,30 @@ class _Writer:
             self._queue.put(None)
             thread.join()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, page: bytearray | None) -> None:
         if self._error is not None:
             raise self._error
-        if self._gathered:
-            self._size += self._gathered_bytes
-            if self._most_bytes is not None and self._size > self._most_bytes:
-                raise PatchError(
-                    f"what becomes of {shown(self._index)} has more than {self._most_bytes} bytes"
-                )
+        self._size += self._gathered_bytes
+        if self._most_bytes is not None and self._size > self._most_bytes:
+            raise PatchError(
+                f"what becomes of {shown(self._index)} has more than {self._most_bytes} bytes"
+            )
+        if self._gathered or page is not None:
             self._room.acquire()
-            self._queue.put(self._gathered)
+            self._queue.put(_Work(self._gathered, page))
             self._gathered, self._gathered_bytes = [], 0
 
     def _work(self) -> None:
         """In the thread."""
-        while (pieces := self._queue.get()) is not None:
-            if self._error is None:
-                self._hash_and_write(pieces)
-            del pieces
+        while (work := self._queue.get()) is not None:
+            if self._error is None and work.pieces:
+                self._hash_and_write(work.pieces)
+            work.pieces.clear()
             self._room.release()
+            if work.page is not None:
+                self._free.put(work.page)
 
-    def _hash_and_write(self, pieces: list[Any]) -> None:
+    def _hash_and_write(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:
             for piece in pieces:
                 self._hash.update(piece)
@@ -272,7 +340,7 @@ class _Writer:
         except BaseException as error:  # for whoever waits in ``finish``
             self._error = error
 
-    def _write_all(self, pieces: list[Any]) -> None:
+    def _write_all(self, pieces: Sequence[bytes | memoryview]) -> None:
         written = os.writev(self._fd, pieces)
         if written < sum(map(len, pieces)):
             view = memoryview(b"".join(pieces))[written:]
@@ -280,32 +348,17 @@ class _Writer:
                 view = view[os.write(self._fd, view) :]
 
 
-def _count_blocks(view: memoryview, numpy: Any) -> list[int]:
-    starts = range(0, len(view), BLOCK_BYTES)
-    if numpy is None:
-        data = bytes(view)
-        return [data.count(b"\n", start, start + BLOCK_BYTES) for start in starts]
-    ends = numpy.frombuffer(view, dtype=numpy.uint8) == 10
-    return [int(numpy.count_nonzero(ends[start : start + BLOCK_BYTES])) for start in starts]
-
-
-def _find_end(block: memoryview, number: int, numpy: Any) -> int:
-    """Return where the so-manyeth line of a block ends, from 1."""
-    if numpy is not None:
-        return (
-            int(numpy.flatnonzero(numpy.frombuffer(block, dtype=numpy.uint8) == 10)[number - 1]) + 1
-        )
-    data = bytes(block)
-    at = 0
-    for _ in range(number):
-        at = data.index(b"\n", at) + 1
-    return at
-
-
 @lru_cache(maxsize=1)
 def _numpy() -> Any:
+    # Its linear algebra would start a thread for each processor, which takes as long again as all the rest.
+    variable = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(variable)
+    os.environ.setdefault(variable, "1")
     try:
         import numpy
     except ImportError:
         return None
+    finally:
+        if before is None:
+            del os.environ[variable]
     return numpy

@@ -6,6 +6,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Iterator
+from io import FileIO
 from typing import Any
 
 from pipegrid.errors import PipegridError
@@ -13,6 +14,7 @@ from pipegrid.errors import PipegridError
 CHUNK_BYTES = 1 << 20
 MAX_XZ_MEMORY_BYTES = 128 << 20
 MAX_ZSTD_WINDOW_BYTES = 128 << 20
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 class PatchError(PipegridError):
@@ -27,33 +29,74 @@ def unpacked(path: str) -> Iterator[bytes]:
         PatchError: it is damaged, or cut off.
     """
     with open(path, "rb", buffering=0) as file:
-        head = file.read(6)
-        file.seek(0)
-        if head[:4] == b"\x28\xb5\x2f\xfd":
-            yield from _unpacked_zstandard(file, path)
-            return
-        unpacker = _unpacker(head)
-        if unpacker is None:
-            while data := file.read(CHUNK_BYTES):
-                yield data
-            return
-        try:
-            while data := file.read(64 << 10):
-                while True:
-                    part = unpacker.decompress(data, CHUNK_BYTES)
-                    if part:
-                        yield part
-                    if unpacker.eof or unpacker.needs_input:
-                        break
-                    data = b""
-                if unpacker.eof:
-                    return
-        except (OSError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
-            raise PatchError(f"{path} is damaged: {error}") from error
-        raise PatchError(f"{path} is cut off")
+        yield from _unpacked(file, path)
 
 
-def _unpacked_zstandard(file: Any, path: str) -> Iterator[bytes]:
+class Unpacking:
+    """
+    The same, read into memory of the caller's.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = FileIO(path, "rb")
+        head = _head(self._file)
+        packed = _unpacker(head) is not None or head[:4] == _ZSTANDARD
+        self._parts = _unpacked(self._file, path) if packed else None
+
+    def read_into(self, page: bytearray) -> int:
+        """
+        Fill a page of ``CHUNK_BYTES``, or some of it; returns how many bytes, 0 at the end.
+
+        Raises:
+            PatchError: the file is damaged, or cut off.
+        """
+        if self._parts is None:
+            return self._file.readinto(page)
+        part = next(self._parts, b"")
+        page[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _head(file: FileIO) -> bytes:
+    head = file.read(6) or b""
+    file.seek(0)
+    return head
+
+
+def _unpacked(file: FileIO, path: str) -> Iterator[bytes]:
+    head = _head(file)
+    if head[:4] == _ZSTANDARD:
+        yield from _unpacked_zstandard(file, path)
+        return
+    unpacker = _unpacker(head)
+    if unpacker is None:
+        while data := file.read(CHUNK_BYTES):
+            yield data
+        return
+    try:
+        while data := file.read(64 << 10):
+            while True:
+                part = unpacker.decompress(data, CHUNK_BYTES)
+                if part:
+                    yield part
+                if unpacker.eof or unpacker.needs_input:
+                    break
+                data = b""
+            if unpacker.eof:
+                return
+    except (OSError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
+        raise PatchError(f"{path} is damaged: {error}") from error
+    raise PatchError(f"{path} is cut off")
+
+
+def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
     import zstandard
 
     # Its objects unpack all that they are given at once, however much that is; its reader does not.
