@@ -77,6 +77,11 @@ class BaseSearch:
         self.told = Told()
         self.dirty = always or bool(self.own)
 
+    @property
+    def begun(self) -> set[Version]:
+        """Versions that this client has begun, for this change and before: whoever meets them is alone."""
+        return {*self.own, *self._known.begun}
+
     def perhaps_stored(self, version: Version, content: bytes) -> None:
         """A version was written, and may be what is found next."""
         self.dirty = True
@@ -95,7 +100,7 @@ class BaseSearch:
             return None
         if known.content is None and not self._replaces:
             return None
-        if known.version.sequence_number < known.sequence_number:
+        if known.version.sequence_number < known.sequence_number or known.is_doubtful:
             return None
         head = known.version.signed_prefix[:HEAD_BYTES]
         by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
@@ -189,7 +194,7 @@ class BaseSearch:
         highest = choice.highest_sequence_number
         shares = self.told.fill_in(found)
         if shares.keys() - found.copies.keys():
-            highest = max([highest, *(v.sequence_number for v in self.own)])
+            highest = max([highest, *(v.sequence_number for v in self.begun)])
         return Base(version, content, shares, highest, is_own=own)
 
     def _is_too_few(self, found: ShareMap, version: Version) -> bool:

@@ -28,11 +28,13 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.mutable.keys import SigningKey
-from pipegrid.core.mutable.versions import Version, parse_version
+from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER, Version, parse_version
 from pipegrid.disk.replacing import replace_file
 
 MAX_FILES = 10_000
 MAX_IN_MEMORY = 1000
+MAX_BEGUN = 8
+"""Versions of one file that were begun, and not heard to be stored: so many are told from others'."""
 MAX_CONTENT_BYTES = 1 << 20
 """Of one file whose content is kept in memory, so that a change of it need not read it again."""
 MAX_CONTENTS_BYTES = 32 << 20
@@ -53,6 +55,9 @@ class Known:
         encrypted_key: the private key as shares hold it, b"" if it was not seen.
         signing_key: the same, opened; in this process only.
         content: of ``version``; in this process only.
+        begun: versions that were begun and not heard to be stored, since the write failed or was given up:
+            who meets one of them has not met anybody else; in this process only.
+        begun_number: the highest sequence number of any that was begun, also by a process that was killed.
         contended_s: when other writers were last met, by the clock of the process; None: never.
     """
 
@@ -63,6 +68,8 @@ class Known:
     encrypted_key: bytes = attrs.field(default=b"", repr=False)
     signing_key: SigningKey | None = attrs.field(default=None, repr=False)
     content: bytes | None = attrs.field(default=None, repr=False)
+    begun: tuple[Version, ...] = attrs.field(default=(), repr=False)
+    begun_number: int = 0
     contended_s: float | None = None
 
     @property
@@ -75,6 +82,26 @@ class Known:
         self.sequence_number, self.root_hash = max(
             self.newest, (version.sequence_number, version.root_hash)
         )
+
+    def begin(self, version: Version) -> None:
+        """A version is going to be written."""
+        self.begun = (*self.begun, version)[-MAX_BEGUN:]
+        self.begun_number = max(self.begun_number, version.sequence_number)
+
+    def stored(self, version: Version) -> None:
+        """A version was written by all the rules, above whatever was seen of those begun before."""
+        self.saw(version)
+        self.begun = tuple(
+            each
+            for each in self.begun
+            if each.sequence_number >= version.sequence_number and each != version
+        )
+        self.begun_number = 0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether something was begun that may be in the place of ``version``."""
+        return self.version is not None and self.begun_number > self.version.sequence_number
 
     def forget_version(self) -> None:
         """What is there is known no more, only where to look for it, and the newest that was seen."""
@@ -165,6 +192,7 @@ def pack(known: Known) -> bytes:
         "version": "" if known.version is None else known.version.signed_prefix.hex(),
         "copies": {server: list(numbers) for server, numbers in known.copies.items()},
         "encrypted-key": b64encode(known.encrypted_key).decode("ascii"),
+        "begun": known.begun_number,
     }
     return json.dumps(document).encode("ascii")
 
@@ -179,9 +207,11 @@ def unpack(data: bytes) -> Known:
     document = json.loads(data)
     if not isinstance(document, Mapping) or document.get("format") != _FORMAT:
         raise ValueError("not what is remembered of a mutable file")
-    number, copies = document.get("sequence-number"), document.get("copies")
-    if type(number) is not int or not 0 <= number < 1 << 64 or not isinstance(copies, dict):
-        raise ValueError("no sequence number, or no servers")
+    number = _sequence_number(document.get("sequence-number"))
+    begun = _sequence_number(document.get("begun", 0))
+    copies = document.get("copies")
+    if not isinstance(copies, dict):
+        raise ValueError("no servers")
     prefix = _bytes_from_hex(document, "version")
     version = parse_version(prefix) if prefix else None
     root_hash = _bytes_from_hex(document, "root-hash")
@@ -196,7 +226,13 @@ def unpack(data: bytes) -> Known:
         key = b64decode(str(document.get("encrypted-key", "")), validate=True)
     except binascii.Error:
         key = b""
-    return Known(number, root_hash, version, held, key)
+    return Known(number, root_hash, version, held, key, begun_number=begun)
+
+
+def _sequence_number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_SEQUENCE_NUMBER:
+        raise ValueError("no sequence number")
+    return value
 
 
 def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:

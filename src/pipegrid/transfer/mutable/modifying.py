@@ -161,15 +161,14 @@ class Modification:
             outcome, encoded = await self._publish(base, content)
             if outcome.is_clean:
                 return self._done(encoded, content, outcome, base)
-            self._search.told.written(outcome, encoded.version, base.version, self._search.own)
+            self._search.told.written(outcome, encoded.version, base.version, self._search.begun)
             if outcome.placed or outcome.failed:  # who did not answer may have taken it
                 self._remember_try(base, encoded.version, content)
-            if not outcome.placed and base.is_warm:
+            if base.is_warm and not _was_there(base, outcome):
                 # What was remembered is old: the answers tell what is there, and nobody says it was touched.
                 self._known.forget_version()
-                base = await self._search.of_answers(outcome) or await self._search.look(
-                    everyone=False
-                )
+                found = None if outcome.placed else await self._search.of_answers(outcome)
+                base = found or await self._search.look(everyone=False)
                 continue
             self._known.forget_version()
             self._known.contended_s = self._slot.clock.seconds()
@@ -250,6 +249,8 @@ class Modification:
         )
         self.attempts += 1
         self._search.book.trust(encoded.version)
+        self._known.begin(encoded.version)
+        self._files.save(self._slot.storage_index, self._known)
         publication = Publication(
             self._slot, encoded, places, base.heads, read_bytes=REFUSAL_BYTES if base.is_warm else 0
         )
@@ -295,13 +296,24 @@ class Modification:
         """
         Raise UncoordinatedWriteError if this replaces the content, and another one has won.
         """
-        if not self._replaces or self._always or base.version in self._search.own:
+        if not self._replaces or self._always:
+            return
+        if base.version in self._search.begun:
             return
         if base.version.sequence_number >= tried.sequence_number:
             raise UncoordinatedWriteError(
-                "somebody else wrote this mutable file at the same time, and version "
+                "somebody else wrote this mutable file meanwhile, and version "
                 f"{base.version.name} is there now; what you wanted to write is not: read what is "
                 "there, and write again if you still want to",
                 base.version.sequence_number,
                 tried.sequence_number,
             )
+
+
+def _was_there(base: Base, outcome: Outcome) -> bool:
+    """Return whether a server had what was expected; that it takes what another one did not says nothing."""
+    return any(
+        number in base.heads.get(peer, {})
+        for number, peers in outcome.placed.items()
+        for peer in peers
+    )

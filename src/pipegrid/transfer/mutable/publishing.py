@@ -104,15 +104,16 @@ class Publication:
         Args:
             leader: is written first; if it refuses, nobody else is.
         """
+        # What fails moves at once, also while its new server's own wait: not to be sent with them again.
+        first = {peer: dict(shares) for peer, shares in self._places.items()}
         try:
-            if leader is not None and leader in self._places:
-                self._start(leader, self._places[leader])
+            if leader is not None and leader in first:
+                self._start(leader, first.pop(leader))
                 await self._wait()
                 if not self.outcome.is_clean:
                     return self.outcome
-            for peer, shares in list(self._places.items()):
-                if peer is not leader:
-                    self._start(peer, shares)
+            for peer, shares in first.items():
+                self._start(peer, shares)
             await self._wait()
             return self.outcome
         finally:
@@ -205,7 +206,9 @@ class Publication:
         return ShareChange((test,), tuple(writes), self._encoded.share_bytes)
 
     def _move(self, shares: Mapping[int, bytes | None]) -> None:
-        """Give the shares of a server that failed to others."""
+        """Give the shares of a server that failed to others, unless all has to be tried again anyway."""
+        if not self.outcome.is_clean:
+            return
         for number in shares:
             if number in self.outcome.placed:
                 continue

@@ -42,6 +42,7 @@ def remember_base(files: KnownFiles, slot: Slot, base: Base) -> None:
     if slot.wrong_enabler:  # their shares cannot be written: others have to be found each time
         return
     known.saw(base.version)
+    known.begun_number = 0
     known.version = base.version
     known.content = base.content
     known.copies = {
@@ -68,7 +69,7 @@ def remember(
     if not is_happy(slot, version, outcome):
         known.forget_version()
         return
-    known.saw(version)
+    known.stored(version)
     copies: dict[str, list[int]] = {}
     for number, peers in outcome.placed.items():
         for peer in peers:

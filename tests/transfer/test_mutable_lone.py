@@ -1,0 +1,226 @@
+"""A writer that is alone meets what it wrote before, and is not told of anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.mutable.geometry import Format
+from pipegrid.errors import ServerUnreachable, UncoordinatedWriteError, UnhappyError
+from pipegrid.transfer.mutable.files import MutableFiles
+from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
+from tests.transfer.mutable_world import MutableWorld
+from tests.transfer.world import RTT, Line
+from tests.transport.memory import MemoryServer
+
+
+class Moody(Line):
+    """
+    A line on which only some calls get through.
+
+    Attributes:
+        looks, writes: whether such calls do; a look gets no answer, and a write fails.
+    """
+
+    looks = writes = True
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Let it through, or not."""
+        if not changes and not self.looks:
+            return Deferred()
+        if changes and not self.writes:
+            return deferLater(self.clock, RTT, self.die)
+        return super().read_test_write(storage_index, secrets, changes, reads)
+
+    def die(self) -> SlotResult:
+        """What becomes of a write that does not get through."""
+        raise ServerUnreachable(f"{self.identity.nickname} was killed")
+
+
+class LoneWriterTests(SynchronousTestCase):
+    """Nobody else writes at the time."""
+
+    def setUp(self) -> None:
+        self.world = MutableWorld()
+
+    def far(self, numbers: Sequence[int]) -> list[Line]:
+        """Return lines of which some are four times as long as others."""
+        world = self.world
+        return [
+            world.line_of(n, 4 * RTT) if n in numbers else line
+            for n, line in enumerate(world.lines)
+        ]
+
+    def give_up(self, files: MutableFiles, cap: MutableCap, change: Any) -> None:
+        """Begin a change, and give it up when some servers have it, and others have not."""
+        world = self.world
+        newest = max(world.versions(cap))
+        ended = change if isinstance(change, Deferred) else Deferred.fromCoroutine(change)
+        outcome = world.begin(ended)
+        world.run_until(lambda: max(world.versions(cap)) > newest)
+        self.assertIn(newest, world.versions(cap))
+        self.assertFalse(outcome)
+        files.close()
+        ended.cancel()
+        self.assertIsInstance(outcome[0].value, CancelledError)
+
+    def test_servers_die_while_what_was_remembered_is_old(self) -> None:
+        """
+        Their shares go to others, which take them: what was remembered is as old as all that had it say.
+        """
+        for format in (Format.SDMF, Format.MDMF):
+            for killed in (1, 3):
+                world = self.world = MutableWorld()
+                mine = world.client()
+                cap = world.run(mine.create(b"first", format)).cap
+                world.run(world.client().overwrite(cap, b"a repair's"))
+                for line in world.lines[:killed]:
+                    line.down = True
+                for line in world.lines[killed:]:
+                    line.late["read_test_write"] = 2 * RTT
+                world.run(mine.overwrite(cap, b"second"))
+                for line in world.lines:
+                    line.down = False
+                    line.late.clear()
+                self.assertEqual(world.read(cap), b"second")
+                world.run(world.client().repair(cap))
+                self.assertEqual(list(world.versions(cap).values()), [set(range(10))])
+
+    def test_a_write_that_was_given_up(self) -> None:
+        """The next one finds what there is of it, and needs no more than if it knew nothing."""
+        for format in (Format.SDMF, Format.MDMF):
+            world = self.world = MutableWorld()
+            mine = world.client(lines=self.far(range(6, 10)))
+            cap = world.run(mine.create(b"first", format)).cap
+            self.give_up(mine, cap, mine.overwrite(cap, b"given up"))
+            result = world.run(mine.overwrite(cap, b"second"))
+            self.assertEqual(result.attempts, 1)
+            self.assertEqual(world.read(cap), b"second")
+            self.assertEqual(list(world.versions(cap).values()), [set(range(10))])
+
+    def test_a_range_and_an_edit_that_were_given_up(self) -> None:
+        """They too may be there in part when the next content comes."""
+        world = self.world
+        mine = world.client(lines=self.far(range(6, 10)))
+        cap = world.run(mine.create(b"first", Format.MDMF)).cap
+        self.give_up(mine, cap, mine.update(cap, 0, b"given up"))
+        self.assertEqual(world.run(mine.overwrite(cap, b"second")).attempts, 1)
+        self.give_up(mine, cap, mine.modify(cap, lambda old: old + b" given up"))
+        self.assertEqual(world.run(mine.overwrite(cap, b"third")).attempts, 1)
+        self.assertEqual(world.read(cap), b"third")
+
+    def test_a_command_that_was_killed(self) -> None:
+        """The next command of the same client knows from a file that there may be something."""
+        world = self.world
+        directory = Path(self.mktemp())
+        lines = self.far(range(6, 10))
+        mine = world.client(KnownFiles(directory), lines)
+        cap = world.run(mine.create(b"first", Format.SDMF)).cap
+        self.give_up(mine, cap, mine.overwrite(cap, b"killed"))
+        result = world.run(world.client(KnownFiles(directory), lines).overwrite(cap, b"second"))
+        self.assertEqual(result.attempts, 1)
+        self.assertEqual(world.read(cap), b"second")
+
+    def test_what_was_begun_is_met_and_not_seen_before(self) -> None:
+        """
+        Servers take a write, die, and return between a look and the write that follows it.
+        """
+        world = self.world
+        lines, mine, cap = self.moody()
+        for line in lines[4:]:
+            line.writes = False
+        self.assertRaises(UnhappyError, world.run, mine.overwrite(cap, b"begun"))
+        for line in lines[:3]:
+            line.looks = False
+        del lines[3].storage.slots[cap.storage_index]
+        lines[3].writes = False
+        for line in lines[4:6]:
+            line.writes = True
+        outcome = world.begin(mine.overwrite(cap, b"second"))
+        world.run_until(lambda: self.number(lines[4], cap) == 2)
+        world.clock.advance(RTT)
+        for line in lines:
+            line.looks = line.writes = True
+        world.run_until(lambda: bool(outcome))
+        self.assertFalse(hasattr(outcome[0], "value"), outcome)
+        self.assertEqual(outcome[0].attempts, 2)
+        self.assertEqual(world.read(cap), b"second")
+
+    def number(self, line: Line, cap: MutableCap) -> int:
+        """Return the highest sequence number that a server has."""
+        shares = line.storage.slots.get(cap.storage_index, {}).values()
+        return max((int.from_bytes(share[1:9], "big") for share in shares), default=0)
+
+    def moody(self) -> tuple[list[Moody], MutableFiles, MutableCap]:
+        """Return lines, a client behind them, and its file."""
+        world = self.world
+        lines = [Moody(world.clock, n, RTT, None) for n in range(10)]
+        for line, other in zip(lines, world.lines, strict=True):
+            line.memory = MemoryServer(other.identity, other.storage)
+            line.storage = other.storage
+        mine = world.client(lines=list(lines))
+        return lines, mine, world.run(mine.create(b"first", Format.SDMF)).cap
+
+    def test_what_was_begun_is_never_shown(self) -> None:
+        """Servers that have it refuse what does not expect it, and never answer when they are asked."""
+        world = self.world
+        lines, mine, cap = self.moody()
+        index = cap.storage_index
+        old = [dict(line.storage.slots[index]) for line in lines]
+        self.assertTrue(world.run(mine.overwrite(cap, b"begun")).written)
+        known = mine.known.of(index)
+        assert known.version is not None
+        known.begin(known.version)  # as if the answers had been lost
+        known.forget_version()
+        known.sequence_number = 1
+        for line, shares in list(zip(lines, old, strict=True))[3:]:
+            line.storage.slots[index] = shares
+        for line in lines[:3]:
+            line.looks = False
+        began_s = world.clock.seconds()
+        result = world.run(mine.overwrite(cap, b"second"))
+        self.assertLessEqual(result.attempts, 2)
+        self.assertLess(world.clock.seconds() - began_s, 10)
+        self.assertEqual(world.read(cap), b"second")
+
+    def test_the_first_to_be_written_dies(self) -> None:
+        """Its share goes to another server once, not again with that one's own, which would be refused."""
+        world = self.world
+        mine = world.client()
+        cap = world.run(mine.create(b"first", Format.SDMF)).cap
+        mine.known.of(cap.storage_index).contended_s = world.clock.seconds()
+        leader: Any = mine.slot(cap).peers[0].server
+        leader.down = True
+        result = world.run(mine.overwrite(cap, b"second"))
+        self.assertEqual(result.attempts, 1)
+        self.assertEqual(sorted(result.placed), list(range(10)))
+        leader.down = False
+        self.assertEqual(world.read(cap), b"second")
+
+    def test_others_are_noticed_still(self) -> None:
+        """Who gave up a write is told of what somebody else has written over servers that it expected."""
+        world = self.world
+        mine = world.client()
+        cap = world.run(mine.create(b"first", Format.SDMF)).cap
+        old = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+        world.run(world.client().overwrite(cap, b"somebody else's"))
+        for line, shares in zip(world.lines[:2], old[:2], strict=True):
+            line.storage.slots[cap.storage_index] = shares
+        failing = world.begin(mine.overwrite(cap, b"mine"))
+        world.run_until(lambda: bool(failing))
+        self.assertIsInstance(failing[0].value, UncoordinatedWriteError)
+        self.assertIn("somebody else wrote this mutable file meanwhile", str(failing[0].value))
+        self.assertEqual(world.read(cap), b"somebody else's")
