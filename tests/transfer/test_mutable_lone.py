@@ -190,10 +190,8 @@ class LoneWriterTests(SynchronousTestCase):
             line.storage.slots[index] = shares
         for line in lines[:3]:
             line.looks = False
-        began_s = world.clock.seconds()
         result = world.run(mine.overwrite(cap, b"second"))
         self.assertLessEqual(result.attempts, 2)
-        self.assertLess(world.clock.seconds() - began_s, 10)
         self.assertEqual(world.read(cap), b"second")
 
     def test_the_first_to_be_written_dies(self) -> None:

@@ -18,6 +18,7 @@ from pipegrid.core.mutable.share import Part
 from pipegrid.core.mutable.versions import Choice, Version
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError, UsageError
 from pipegrid.reactor.together import together
+from pipegrid.transfer.mutable.contrary import Contrary
 from pipegrid.transfer.mutable.happiness import check_quorum, quorum
 from pipegrid.transfer.mutable.known import Known
 from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap, is_settled
@@ -47,6 +48,7 @@ class BaseSearch:
         own: versions that were tried, and their content, if it is known here.
         last: what the last try was made from.
         told: what servers were left with by earlier tries.
+        contrary: servers that refuse whatever is tried.
         dirty: what is there has to be written anew, even if the edit changes nothing.
     """
 
@@ -75,6 +77,7 @@ class BaseSearch:
         self.own: dict[Version, bytes | None] = dict.fromkeys(tried)
         self.last: Base | None = None
         self.told = Told()
+        self.contrary = Contrary()
         self.dirty = always or bool(self.own)
 
     @property
@@ -156,6 +159,7 @@ class BaseSearch:
 
     async def _base_of(self, found: ShareMap) -> Base | None:
         """Return what to build on, or None if it has to be looked again."""
+        self.contrary.heard(found, self.begun)
         choice = found.choice()
         unfinished = [v for v in choice.newer_unrecoverable if v not in self.own]
         if choice.best is None:

@@ -24,7 +24,6 @@ from pipegrid.errors import (
     CapError,
     CorruptionError,
     NotEnoughSharesError,
-    UncoordinatedWriteError,
     UsageError,
 )
 from pipegrid.reactor.workers import CpuWorkers
@@ -142,11 +141,8 @@ class MutableFiles:
             6 * len(content), encode, content, geometry, FIRST_SEQUENCE_NUMBER, key, salts
         )
         places = place(n, {}, slot.peers, set())
-        outcome = await Publication(slot, encoded, places, {}).run()
-        if not outcome.is_clean:  # a storage index nobody else can have
-            raise UncoordinatedWriteError(
-                "servers have shares of a mutable file that was only just made; try again", None, 1
-            )
+        # A storage index that nobody else can have.
+        outcome = await Publication(slot, encoded, places, {}, is_new=True).run()
         check_happy(slot, encoded.version, outcome)
         self.known.of(cap.storage_index).signing_key = key
         remember(self.known, slot, encoded, content, outcome, {})

@@ -161,6 +161,7 @@ class Modification:
             outcome, encoded = await self._publish(base, content)
             if outcome.is_clean:
                 return self._done(encoded, content, outcome, base)
+            self._search.contrary.refused(outcome)
             self._search.told.written(outcome, encoded.version, base.version, self._search.begun)
             if outcome.placed or outcome.failed:  # who did not answer may have taken it
                 self._remember_try(base, encoded.version, content)
@@ -244,9 +245,9 @@ class Modification:
         encoded = await self._slot.workers.run_if_large(
             6 * len(content), encode, content, geometry, number, key, salts
         )
-        places: Places = place(
-            geometry.total_shares, base.heads, self._slot.peers, set(self._slot.wrong_enabler)
-        )
+        left_out = self._search.contrary.left_out
+        unusable = {*self._slot.wrong_enabler, *left_out}
+        places: Places = place(geometry.total_shares, base.heads, self._slot.peers, unusable)
         self.attempts += 1
         self._search.book.trust(encoded.version)
         self._known.begin(encoded.version)
@@ -254,6 +255,7 @@ class Modification:
         publication = Publication(
             self._slot, encoded, places, base.heads, read_bytes=REFUSAL_BYTES if base.is_warm else 0
         )
+        publication.outcome.failed.update(left_out)
         return await publication.run(self._leader(places)), encoded
 
     def _leader(self, places: Places) -> Peer | None:

@@ -76,6 +76,7 @@ class Publication:
         heads: how each share that is known begins, also those that are not written.
         may_move: whether a share whose server fails may go elsewhere: whole shares may.
         read_bytes: of each share, to be seen in the answers.
+        is_new: whether nobody else can have shares of the file: a server that says so has failed.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Publication:
         heads: Mapping[Peer, Mapping[int, bytes]],
         may_move: bool = True,
         read_bytes: int = HEAD_BYTES,
+        is_new: bool = False,
     ) -> None:
         self.outcome = Outcome()
         self._slot = slot
@@ -94,6 +96,7 @@ class Publication:
         self._places = {peer: dict(shares) for peer, shares in places.items()}
         self._heads = heads
         self._may_move = may_move
+        self._is_new = is_new
         self._read_bytes = max(HEAD_BYTES, read_bytes)
         self._requests: RequestsUnderWay[Peer] = RequestsUnderWay(slot.clock)
 
@@ -173,24 +176,38 @@ class Publication:
         try:
             result = await self._slot.change(peer, changes, self._read_bytes)
         except ServerError as error:
-            self.outcome.failed[peer] = error
-            if self._may_move:
-                self._move(shares)
+            self._failed(peer, shares, error)
             return
         seen = {number: pieces[0] for number, pieces in result.data.items()}
         self.outcome.seen.setdefault(peer, seen)
         ours = all(seen.get(number, b"")[:HEAD_BYTES] == self._head for number in shares)
-        if not result.success and not ours:
+        refused = not result.success and not ours
+        if self._is_new and (refused or self._is_surprised(peer, shares, seen)):
+            claims = f"{peer.name} claims to have shares of a mutable file that was only just made"
+            self._failed(peer, shares, ServerError(claims, peer.name))
+            return
+        if refused:
             self.outcome.refused.append(peer)
             return
         for number in shares:
             self.outcome.placed.setdefault(number, []).append(peer)
+        if self._is_surprised(peer, shares, seen):
+            self.outcome.surprises.append(peer)
+
+    def _failed(self, peer: Peer, shares: Mapping[int, bytes | None], error: ServerError) -> None:
+        self.outcome.failed[peer] = error
+        if self._may_move:
+            self._move(shares)
+
+    def _is_surprised(
+        self, peer: Peer, shares: Mapping[int, bytes | None], seen: Mapping[int, bytes]
+    ) -> bool:
+        """Return whether a server has shares beside, that were not known."""
         expected = {n: head[:HEAD_BYTES] for n, head in self._heads.get(peer, {}).items()}
-        for number, data in seen.items():
-            head = data[:HEAD_BYTES]
-            if number not in shares and head not in (expected.get(number), self._head):
-                self.outcome.surprises.append(peer)
-                return
+        return any(
+            number not in shares and data[:HEAD_BYTES] not in (expected.get(number), self._head)
+            for number, data in seen.items()
+        )
 
     def _change(self, number: int, head: bytes | None) -> ShareChange:
         test = (0, 1, b"") if head is None else (0, max(HEAD_BYTES, len(head)), head)
