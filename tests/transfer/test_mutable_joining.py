@@ -25,6 +25,34 @@ class _Unhappy:
         raise UnhappyError("too few servers", 1, 2)
 
 
+class _Again:
+    """Stands in for a change that is applied twice: what was written first may be stored."""
+
+    attempts = 0
+
+    def __init__(self, edit: Any, second: bytes) -> None:
+        self._edit = edit
+        self._second = second
+
+    async def run(self) -> Any:
+        """Apply it to what is there, and to what others have made of that."""
+        self._edit(b"a ")
+        self.attempts = 1
+        return self._edit(self._second)
+
+
+def rename(old: bytes) -> bytes:
+    """Give one another name, if it does not have that already."""
+    if b"a " not in old and b"x " not in old:
+        raise NoSuchChild("it is not there", "a")
+    return old.replace(b"a ", b"x ")
+
+
+def take_out(old: bytes) -> bytes:
+    """Take one out if it is there."""
+    return old.replace(b"x ", b"")
+
+
 def add(old: bytes) -> bytes:
     """Put a name there that is not yet."""
     if b"name" in old:
@@ -50,6 +78,24 @@ class JoinedFailureTests(SynchronousTestCase):
         self.failureResultOf(waiting[0], NoSuchChild)
         for each in waiting[1:]:
             self.failureResultOf(each, UnhappyError)
+
+    def again(self, edits: list[Any], second: bytes) -> list[Any]:
+        """Return what becomes of edits that are applied again."""
+        clock = Clock()
+        made: Any = lambda cap, edit, **_: _Again(edit, second)  # noqa: E731
+        joined: Any = JoinedWrites(clock, made)
+        waiting = [joined.join(_Cap(), edit, None, None) for edit in edits]
+        clock.advance(0)
+        outcomes: list[Any] = []
+        for each in waiting:
+            each.addErrback(lambda failure: failure.type).addCallback(outcomes.append)
+        return outcomes
+
+    def test_passed_on(self) -> None:
+        """What one behind it has taken out is not missed; what is gone for another reason is."""
+        self.assertEqual(self.again([rename, take_out], b"other "), [b"other ", b"other "])
+        self.assertEqual(self.again([rename, add], b"other "), [NoSuchChild, b"other name"])
+        self.assertEqual(self.again([rename], b"other "), [NoSuchChild])
 
 
 class _Cap:

@@ -215,6 +215,16 @@ class StoredUnknownTests(SynchronousTestCase):
         edits = [Rename("a", "x"), Unlink("x")]
         self.assertEqual(self.attempt([edits], [Link("new", D)]), {"b": B, "new": D})
 
+    def test_renamed_twice_by_changes_that_were_joined(self) -> None:
+        """They were stored as one, and so the one behind has passed on what the first has made."""
+        for replace in (False, True):
+            edits: list[Edit] = [Rename("a", "x", replace), Rename("x", "y", replace)]
+            found = self.attempt([[edit] for edit in edits], [Link("new", D)])
+            self.assertEqual(found, {"b": B, "new": D, "y": A})
+            edits = [Rename("a", "x", replace), Unlink("x")]
+            found = self.attempt([[edit] for edit in edits], [Link("new", D)])
+            self.assertEqual(found, {"b": B, "new": D})
+
     def test_linked_twice(self) -> None:
         """What a change has linked itself is not in its way."""
         edits: list[Edit] = [Link("x", C, replace=False), Link("x", D)]

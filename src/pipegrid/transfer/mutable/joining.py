@@ -4,13 +4,16 @@ The writes of one process to one mutable file: one after the other, and edits th
 **Joined changes.** Edits of one file that are asked for while it is being written wait, and are then applied
 one behind the other and written at once: a thousand links into a directory are a few versions. An edit that
 raises fails for its caller alone; for good, once the others have been written without it. If these cannot be
-stored after all, and it had found what they had made, it was not stored for the same reason as they.
+stored after all, and it had found what they had made, it was not stored for the same reason as they. One that
+was applied before, in a version that may be stored, has not failed where it fails also with all of that
+version: another edit of these has passed on what it had made.
 
 **Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -22,7 +25,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.modifying import Edit, Modification, Redo
+from pipegrid.transfer.mutable.modifying import REMEMBERED_TRIES, Edit, Modification, Redo
 from pipegrid.transfer.mutable.written import WriteResult
 
 MAX_JOINED = 100_000
@@ -54,6 +57,38 @@ class _Line:
     waiting: list[tuple[Edit, Redo | None, Deferred[WriteResult]]] = attrs.field(factory=list)
     merge: Merge | None = None
     runs: bool = False
+
+
+class _Tries:
+    """Which of the joined edits took effect in tries, and the content that these came to."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, set[int], bytes] | None = None
+        self._written: deque[tuple[set[int], bytes]] = deque(maxlen=REMEMBERED_TRIES)
+
+    def begin(self, attempts: int) -> None:
+        """Edits are applied anew; so often was it written up to now."""
+        if self._last is not None and attempts > self._last[0]:
+            self._written.append(self._last[1:])
+        self._last = None
+
+    def end(self, attempts: int, made: set[int], content: bytes) -> None:
+        """These took effect in it."""
+        self._last = attempts, made, content
+
+    def is_passed_on(self, index: int, edit: Edit) -> bool:
+        """Return whether an edit that fails may be in what was written, and others behind it, too."""
+        return any(
+            index in made and _fails(edit, content) for made, content in reversed(self._written)
+        )
+
+
+def _fails(edit: Edit, content: bytes) -> bool:
+    try:
+        edit(content)
+    except Exception:
+        return True
+    return False
 
 
 class JoinedWrites:
@@ -116,6 +151,7 @@ class JoinedWrites:
         failures: dict[int, Failure] = {}
         final: dict[int, Failure] = {}
         resting: set[int] = set()  # those failed with what others of these had made
+        tries = _Tries()
 
         def edit_all(old: bytes) -> bytes:
             if change.attempts:
@@ -124,16 +160,23 @@ class JoinedWrites:
             failures.clear()
             failures.update(final)
             resting.intersection_update(final)
-            first = old
+            tries.begin(change.attempts)
+            first, made = old, set[int]()
             for index, (edit, _, waiting) in enumerate(joined):
                 if waiting.called or index in final:  # nobody waits for it any more
                     continue
                 try:
                     old = edit(old)
                 except Exception:
-                    failures[index] = Failure()
+                    failure = Failure()
+                    if tries.is_passed_on(index, edit):
+                        continue
+                    failures[index] = failure
                     if old != first:
                         resting.add(index)
+                else:
+                    made.add(index)
+            tries.end(change.attempts, made, old)
             return old
 
         redos = {redo for _, redo, _ in joined}
