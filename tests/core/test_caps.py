@@ -179,6 +179,8 @@ class CapsTests(SynchronousTestCase):
             (f"URI:CHK:{KEY}", "this file cap has 1 field instead of 5"),
             (f"URI:CHK-Verifier:{KEY}:{HASH}", "this verifier cap has 2 fields instead of 5"),
             (f"URI:SSK:{KEY}", "this SSK cap has 1 field instead of 2"),
+            (f"URI:DIR2:{KEY}", "this directory cap has 1 field instead of 2"),
+            (f"URI:DIR2-CHK:{KEY}", "this directory cap has 1 field instead of 5"),
         ):
             error = self.assertRaises(CapError, parse_cap, text)
             self.assertEqual(str(error), f"{has}; copy it whole")

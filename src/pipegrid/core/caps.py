@@ -240,12 +240,16 @@ def _keeps_promise(cap: Cap, prefix: str) -> bool:
     return isinstance(file, MutableCap) and prefix == "ro." and file.access != "write"
 
 
-def _parse_chk(fields: str) -> ChkCap:
-    return ChkCap(*_parse_chk_fields(fields, "file"))
+# Each parser is told what to call the cap in a sentence about it.
+_FileParser = Callable[[str, str], FileCap]
 
 
-def _parse_chk_verifier(fields: str) -> ChkVerifierCap:
-    return ChkVerifierCap(*_parse_chk_fields(fields, "verifier"))
+def _parse_chk(fields: str, what: str) -> ChkCap:
+    return ChkCap(*_parse_chk_fields(fields, what))
+
+
+def _parse_chk_verifier(fields: str, what: str) -> ChkVerifierCap:
+    return ChkVerifierCap(*_parse_chk_fields(fields, what))
 
 
 def _parse_chk_fields(fields: str, what: str) -> tuple[bytes, bytes, int, int, int]:
@@ -262,28 +266,32 @@ def _parse_chk_fields(fields: str, what: str) -> tuple[bytes, bytes, int, int, i
     return secret, ueb_hash, k, n, size
 
 
-def _parse_lit(fields: str) -> LitCap:
+def _parse_lit(fields: str, what: str) -> LitCap:
     # Longer literals than we write are legal to read.
     try:
         return LitCap(base32.decode(fields))
     except ValueError as error:
-        raise _damaged("literal", error) from None
+        raise _damaged(what, error) from None
 
 
-def _mutable_parser(kind: str, access: str) -> Callable[[str], MutableCap]:
-    def parse(fields: str) -> MutableCap:
+def _mutable_parser(kind: str, access: str) -> _FileParser:
+    def parse(fields: str, what: str) -> MutableCap:
         parts = fields.split(":")
         if len(parts) < 2 or (kind == "SSK" and len(parts) != 2):
-            raise _wrong_fields(kind, len(parts), 2)
+            raise _wrong_fields(what, len(parts), 2)
         # MDMF caps may carry old hints after the fingerprint; they mean nothing now.
-        secret = _parse_bytes(parts[0], hashes.KEY_BYTES, kind)
-        return MutableCap(kind, access, secret, _parse_bytes(parts[1], hashes.HASH_BYTES, kind))
+        secret = _parse_bytes(parts[0], hashes.KEY_BYTES, what)
+        return MutableCap(kind, access, secret, _parse_bytes(parts[1], hashes.HASH_BYTES, what))
 
     return parse
 
 
-def _directory_parser(parse_file: Callable[[str], FileCap]) -> Callable[[str], DirectoryCap]:
-    return lambda fields: DirectoryCap(parse_file(fields))
+def _file_parser(parse: _FileParser, what: str) -> Callable[[str], FileCap]:
+    return lambda fields: parse(fields, what)
+
+
+def _directory_parser(parse: _FileParser) -> Callable[[str], DirectoryCap]:
+    return lambda fields: DirectoryCap(parse(fields, "directory"))
 
 
 def _wrong_fields(what: str, count: int, wanted: int) -> CapError:
@@ -316,17 +324,17 @@ _PARSERS: dict[str, Callable[[str], Cap]] = {}
 
 
 def _register() -> None:
-    files: dict[str, Callable[[str], FileCap]] = {
-        "CHK": _parse_chk,
-        "CHK-Verifier": _parse_chk_verifier,
-        "LIT": _parse_lit,
+    files: dict[str, tuple[_FileParser, str]] = {
+        "CHK": (_parse_chk, "file"),
+        "CHK-Verifier": (_parse_chk_verifier, "verifier"),
+        "LIT": (_parse_lit, "literal"),
     }
     for kind in ("SSK", "MDMF"):
-        files[kind] = _mutable_parser(kind, "write")
-        files[f"{kind}-RO"] = _mutable_parser(kind, "read")
-        files[f"{kind}-Verifier"] = _mutable_parser(kind, "verify")
-    for kind, parse in files.items():
-        _PARSERS[kind] = parse
+        files[kind] = _mutable_parser(kind, "write"), kind
+        files[f"{kind}-RO"] = _mutable_parser(kind, "read"), kind
+        files[f"{kind}-Verifier"] = _mutable_parser(kind, "verify"), kind
+    for kind, (parse, what) in files.items():
+        _PARSERS[kind] = _file_parser(parse, what)
         directory = kind.replace("SSK", "DIR2") if "SSK" in kind else f"DIR2-{kind}"
         _PARSERS[directory] = _directory_parser(parse)
 
