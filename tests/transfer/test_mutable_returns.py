@@ -121,6 +121,19 @@ class SilentLookTests(SynchronousTestCase):
             self.assertEqual(world.read(cap), b"zero one")
             self.assertEqual(world.versions(cap), {3: set(range(10))})
 
+    def test_what_it_has_was_newer_once(self) -> None:
+        """Others have it too, and the change is made from it since: it is expected then."""
+        world = MutableWorld()
+        cap = world.create(b"zero")
+        changing = world.begin(self.files(world).modify(cap, lambda old: old + b" one"))
+        world.clock.advance(0)
+        world.clock.advance(1.0)  # it waits for an answer, and has all others
+        world.run(world.client().modify(cap, lambda old: old + b" other"))
+        world.run_until(lambda: bool(changing))
+        self.assertFalse(hasattr(changing[0], "value"), changing)
+        self.assertLessEqual(changing[0].attempts, 3)
+        self.assertEqual(world.read(cap), b"zero other one")
+
     def test_an_overwrite_and_a_repair(self) -> None:
         """They too."""
         world = MutableWorld()

@@ -7,7 +7,8 @@ that is alone would try until its patience ends. What it showed when it refused 
 
 Only what was older than the version that the refused write was made from is expected so, or part of it or of
 a version of one's own. Anything else may be what somebody was told to be stored: it has to be seen in a look,
-which decides what to build on. In any case the server tests what is expected of it.
+on whatever server, which decides what to build on; what was built on then is harmless. In any case the server
+tests what is expected of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Told:
     def __init__(self) -> None:
         self._left: dict[Peer, dict[int, bytes]] = {}
         self._doubtful: set[Peer] = set()
+        self._harmless: set[bytes] = set()
 
     def written(
         self, outcome: Outcome, tried: Version, base: Version, own: Iterable[Version]
@@ -38,14 +40,17 @@ class Told:
             base: what it was made from.
             own: what was tried before.
         """
-        harmless = {each.signed_prefix[:HEAD_BYTES] for each in (base, tried, *own)}
+        harmless = self._harmless
+        harmless.update(each.signed_prefix[:HEAD_BYTES] for each in (base, tried, *own))
         for peer, seen in outcome.seen.items():
             left = {number: data[:HEAD_BYTES] for number, data in seen.items()}
             for number, peers in outcome.placed.items():
                 if peer in peers:
                     left[number] = tried.signed_prefix[:HEAD_BYTES]
             self._left[peer] = left
-            if not all(head in harmless or _is_older(head, base) for head in left.values()):
+            if all(head in harmless for head in left.values()):
+                self._doubtful.discard(peer)
+            elif not all(head in harmless or _is_older(head, base) for head in left.values()):
                 self._doubtful.add(peer)
 
     def fill_in(self, found: ShareMap) -> dict[Peer, dict[int, bytes]]:
