@@ -125,6 +125,13 @@ class RetentionTests(SynchronousTestCase):
         runs = self.runs("11-01_01", "11-02_01") + self.runs("10-01_01", name="etc")
         self.assertEqual(self.kept(runs, last=0), ["11-02_01", "10-01_01"])
 
+    def test_what_claims_to_be_later(self) -> None:
+        """Stays, and counts for no rule: the newest of what is not later stay beside it."""
+        runs = self.runs("11-01_01", "11-02_01", "11-03_01", "12-01_01", "12-02_01")
+        for rules in ({"last": 2}, {"daily": 2}):
+            stay = [run.time[5:13] for run in kept(runs, Retention(**rules), runs[2].time)]
+            self.assertEqual(stay, ["11-02_01", "11-03_01", "12-01_01", "12-02_01"])
+
 
 class CatalogueTests(SynchronousTestCase):
     """Which run is meant."""
@@ -509,6 +516,25 @@ class BackupTests(SynchronousTestCase):
             results.append(self.run_backup(retention=Retention(last=2)))
         self.assertEqual(len(self.names_in(results[-1].catalogue)), 2)
         self.assertEqual([run.time for run in results[-1].forgotten], [results[1].run.time])
+
+    def test_a_clock_that_was_set_back(self) -> None:
+        """What is stored then is listed, though other runs claim to be newer, and that is said."""
+        self.write("a")
+        self.days = 400
+        for _ in range(3):
+            self.days += 1
+            self.run_backup(retention=Retention(last=2))
+        self.assertEqual(self.said, [])
+        self.days = 1
+        times = []
+        for _ in range(3):
+            self.days += 1
+            result = self.run_backup(retention=Retention(last=2))
+            times.append(result.run.time)
+            listed = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
+            self.assertEqual([run.time for run in listed][:-2], times[-2:])
+            self.assertEqual(len(listed), len(times[-2:]) + 2)
+            self.assertIn("some clock is or was wrong", self.said.pop())
 
     def test_a_damaged_database(self) -> None:
         """Is set aside; everything is read again, and the tree has the same cap."""

@@ -27,7 +27,7 @@ class CatalogueChange:
     What a run does to the catalogue, whatever is in it.
 
     Attributes:
-        added: runs that are to be listed.
+        added: runs that are to be listed; the last one is that of now, which always is.
         retention: which runs of all are kept.
     """
 
@@ -38,7 +38,7 @@ class CatalogueChange:
         """Return the runs that are listed then, oldest first, and those that are forgotten."""
         every = {entry_name(run): run for run in (*listed, *self.added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
-        stay = kept(runs, self.retention)
+        stay = kept(runs, self.retention, self.added[-1].time if self.added else None)
         staying = set(map(entry_name, stay))
         return stay, [run for run in runs if entry_name(run) not in staying]
 

@@ -31,14 +31,22 @@ class Retention:
         return self.last is None and self.daily is None and self.weekly is None
 
 
-def kept(runs: Sequence[BackupRun], rules: Retention) -> list[BackupRun]:
-    """Return the runs that some rule keeps, in the order given; the newest of each backup always stays."""
+def kept(runs: Sequence[BackupRun], rules: Retention, now: str | None = None) -> list[BackupRun]:
+    """
+    Return the runs that some rule keeps, in the order given; the newest of each backup always stays.
+
+    Args:
+        now: the time (UTC) of the run that is listed just now. What claims to be later, because a clock was
+            wrong once, stays and counts for no rule: it would have what is really new forgotten.
+    """
     if rules.keeps_all:
         return list(runs)
-    keep: set[BackupRun] = set()
+    keep = {run for run in runs if now is not None and run.time > now}
     for name in {run.name for run in runs}:
         newest_first = sorted(
-            (run for run in runs if run.name == name), key=lambda run: run.time, reverse=True
+            (run for run in runs if run.name == name and run not in keep),
+            key=lambda run: run.time,
+            reverse=True,
         )
         keep.update(newest_first[: max(1, rules.last or 0)])
         keep.update(_first_of_each(newest_first, rules.daily or 0, lambda at: at.date()))

@@ -173,12 +173,23 @@ class Backups:
                 counts.bytes,
                 counts.left_out,
             )
+            self._tell_of_later(run, noted.runs)
             forgotten, problems = await self._list(noted, archives, run, options.retention)
         finally:
             self.place.unlock()
         elapsed_s = self._grid.clock.seconds() - began_s
         assert noted.cap is not None
         return BackupResult(run, noted.cap.readonly(), counts, forgotten, elapsed_s, problems)
+
+    def _tell_of_later(self, run: BackupRun, listed: Iterable[BackupRun]) -> None:
+        """Say so if what is listed claims to be newer than what was stored just now."""
+        later = max((each.time for each in listed if each.name == run.name), default="")
+        if later > run.time:
+            self._say(
+                f"a run of {run.name!r} that is listed claims to be of {later}, later than this one, of "
+                f"{run.time}: some clock is or was wrong; 'restore' takes that one for the newest unless --at "
+                "says when"
+            )
 
     async def _prepare(self, noted: Noted, options: BackupOptions) -> tuple[Noted, Archives | None]:
         """Return a catalogue that can be changed, and what is under the alias, if there is to be one."""
