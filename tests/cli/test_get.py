@@ -32,6 +32,14 @@ class GetTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(run.finished), 0)
         self.assertEqual(run.raw.getvalue(), DATA)
 
+    def test_dash_is_standard_output(self) -> None:
+        """As everywhere; no file of that name appears."""
+        for arguments in ((CAP, "-o", "-"), (CAP, "-f", "-o", "-")):
+            run = Run("get", *arguments)
+            self.assertEqual(self.successResultOf(run.finished), 0)
+            self.assertEqual(run.raw.getvalue(), DATA)
+        self.assertFalse(os.path.exists("-"))
+
     def test_output_appears_when_whole(self) -> None:
         """While the download runs, there is no file of that name; afterwards nothing else."""
         grid = FakeGrid(hold=True)

@@ -104,6 +104,35 @@ class ProcessTests(SynchronousTestCase):
             self.assertEqual(prose.count(b"\n"), 1, prose)
             self.assertIn(b"interrupted", prose)
 
+    def test_a_signal_while_a_pipe_is_silent(self) -> None:
+        """A named pipe that nobody has opened, or writes to, holds up neither ``put`` nor its end."""
+        self.run_command("init")
+        pipe = self.home / "pipe"
+        os.mkfifo(pipe)
+        for arguments in (
+            ("put", "pipe"),
+            ("put", "--mutable", "pipe"),
+            ("get", "--cap-file", "-"),
+        ):
+            process = self.start(*arguments, stdin=subprocess.PIPE)
+            time.sleep(1.5)  # nothing shows that it waits
+            process.send_signal(signal.SIGTERM)
+            process.wait(TIMEOUT_S)
+            _, prose = process.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(process.returncode, 130, prose)
+            self.assertIn(b"interrupted", prose)
+
+    def test_named_pipes(self) -> None:
+        """Are read to the end of those who write to them."""
+        self.run_command("init")
+        pipe = self.home / "pipe"
+        os.mkfifo(pipe)
+        process = self.start("put", "pipe")
+        with open(pipe, "wb") as end:
+            end.write(b"hello")
+        stdout, prose = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual((stdout, process.returncode), (b"URI:LIT:nbswy3dp\n", 0), prose)
+
     def wait_until_reading(self, process: subprocess.Popen[bytes]) -> None:
         """Return when the process has taken a byte from its standard input."""
         assert process.stdin is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -140,11 +139,26 @@ class SourceTests(SynchronousTestCase):
             with self.assertRaises(SourceError) as caught:
                 open_source(wrong)  # type: ignore[arg-type]
             self.assertIn("binary mode", str(caught.exception))
-        full = mock.Mock(side_effect=OSError(28, "No space left on device"))
-        self.patch(shutil, "copyfileobj", full)
+        full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115  (closed by the source)
+        self.patch(tempfile, "TemporaryFile", lambda **_: full)
         with self.assertRaises(SourceError) as caught:
             open_source(io.BytesIO(DATA))
         self.assertIn("TMPDIR", str(caught.exception))
+
+    def test_what_cannot_be_read(self) -> None:
+        """It is no fault of the temporary space."""
+        broken = mock.Mock(spec=io.BytesIO)
+        broken.read.side_effect = OSError(5, "Input/output error")
+        with self.assertRaises(SourceError) as caught:
+            open_source(broken, "the tape")
+        self.assertEqual(str(caught.exception), "cannot read the tape: Input/output error")
+
+    def test_a_file_that_says_it_is_empty(self) -> None:
+        """What the kernel makes up has content and no size, as on some mounts: it is read."""
+        content = Path("/proc/version").read_bytes()
+        self.assert_reads(open_source("/proc/version"), content)
+        with open("/proc/version", "rb") as file:
+            self.assert_reads(open_source(file), content)
 
     def test_short_reads(self) -> None:
         """The system may give less than asked: the rest is read as well."""

@@ -14,7 +14,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
-from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -90,12 +90,16 @@ def parse(arguments: Sequence[str], console: Console) -> tuple[Invocation, Job]:
 
     Raises:
         click.UsageError: they make no sense.
+        Interrupted: a signal came while they were looked at.
         SystemExit: they asked for a shell completion script, which was printed.
     """
     invocation = Invocation(console)
-    outcome: Any = pipegrid.main(
-        args=list(arguments), prog_name="pipegrid", standalone_mode=False, obj=invocation
-    )
+    try:
+        outcome: Any = pipegrid.main(
+            args=list(arguments), prog_name="pipegrid", standalone_mode=False, obj=invocation
+        )
+    except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
+        raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version
         status = outcome
         return invocation, OfflineJob(lambda _console: status)

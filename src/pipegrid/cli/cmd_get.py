@@ -41,7 +41,7 @@ FILES_AT_ONCE = 4
     type=click.Path(),
     metavar="FILE|DIR",
     help="Write to FILE, which appears when all of it is verified; or into the directory DIR, which is "
-    "made where several files go.  [default: standard output]",
+    "made where several files go.  [default: standard output, also '-']",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace files that exist.")
 @click.option(
@@ -90,6 +90,8 @@ def command(
         from pipegrid.cli.treeget import tree_job
 
         return tree_job(caps, output, byte_range, force, paranoid)
+    if output == "-":  # as 'decode' has it; a file of this name is './-'
+        output, force = None, False
     files, places = _asked_for(invocation.console, caps, output, force, byte_range)
 
     async def work(grid: Grid, console: Console) -> int:

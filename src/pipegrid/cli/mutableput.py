@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
+from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible, waiting
 from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, SourceError, UsageError
@@ -135,12 +135,13 @@ async def _store(grid: Grid, source: Any, format: str | None, options: dict[str,
 
 @contextmanager
 def _source(console: Console, file: str) -> Iterator[Any]:
+    source: Any
     if file != "-":
-        yield file
-        return
-    stdin = NoInput() if console.stdin is None else interruptible(console.stdin)
+        source = waiting(file) or file
+    else:
+        source = NoInput() if console.stdin is None else interruptible(console.stdin)
     try:
-        yield stdin
+        yield source
     finally:
-        if isinstance(stdin, InterruptibleInput):
-            stdin.give_up()
+        if isinstance(source, InterruptibleInput):
+            source.give_up()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ShortcutJob, failure
 from pipegrid.cli.later import tls_put_off
-from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.cli.plain import plain_job
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
@@ -41,6 +41,8 @@ def run_process(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of --help left
         _forget_stdout()
         return ExitStatus.FAILED
+    except KeyboardInterrupt:  # while caps were read from a pipe or a terminal
+        return console.complain(Interrupted())
     except Exception as error:
         return failure(error, console)
     if isinstance(job, OfflineJob):

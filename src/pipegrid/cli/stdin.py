@@ -1,8 +1,9 @@
 """
-Standard input that a thread can wait for without being stuck.
+Standard input, and other pipes, that a thread can wait for without being stuck.
 
 A pipe may stay silent for ever, and a thread that reads it cannot be cancelled. So this one waits
-for either the pipe or a word from the reactor's thread.
+for either the pipe or a word from the reactor's thread. A named pipe that nobody writes to could not even be
+opened by a thread that waits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import os
 import select
 import stat
+from contextlib import suppress
 from typing import BinaryIO
 
 from pipegrid.errors import SourceError
@@ -24,9 +26,9 @@ class InterruptibleInput:
         name: what errors call it.
     """
 
-    name = "standard input"
-
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, name: str = "standard input") -> None:
+        self.name = name
+        self._file = file
         self._fd = file.fileno()
         self._given_up, self._give_up = os.pipe()
 
@@ -40,10 +42,12 @@ class InterruptibleInput:
         poll = select.poll()
         for fd in (self._fd, self._given_up):
             poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll()}
-        if self._given_up in ready:
-            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
-        return os.read(self._fd, length if length > 0 else 1 << 16)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._given_up in ready:
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+            with suppress(BlockingIOError):  # another reader was quicker
+                return os.read(self._fd, length if length > 0 else 1 << 16)
 
     def give_up(self) -> None:
         """Make a ``read`` that waits, or is yet to come, fail. From any thread; once."""
@@ -70,3 +74,15 @@ def interruptible(file: BinaryIO) -> BinaryIO | InterruptibleInput:
     except (OSError, ValueError):  # not a file at all
         return file
     return file if regular else InterruptibleInput(file)
+
+
+def waiting(path: str) -> InterruptibleInput | None:
+    """Open a named pipe or a device, which may never end; None: it is another thing, or cannot be opened."""
+    try:
+        mode = os.stat(path).st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError):  # who opens it next says so
+        return None
+    return InterruptibleInput(os.fdopen(fd, "rb", buffering=0), path)

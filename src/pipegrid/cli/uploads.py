@@ -7,7 +7,7 @@ Which go at the same time is ``Grid.put_many``'s decision.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from twisted.python.failure import Failure
 
@@ -15,7 +15,7 @@ from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.progress import Progress
-from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible
+from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible, waiting
 from pipegrid.errors import SinkError
 from pipegrid.transfer.put.source import size_of
 
@@ -48,7 +48,7 @@ class Uploads:
         self._options = options
         self._with_names = with_names
         self._outcomes: dict[int, PutResult | Failure] = {}
-        self._stdin: BinaryIO | InterruptibleInput | NoInput | None = None
+        self._waiting: list[InterruptibleInput] = []
         self._printed = 0
         self._statuses: set[ExitStatus] = set()
 
@@ -59,8 +59,8 @@ class Uploads:
         Returns:
             0; or the status of the failures if they share one; or 1.
         """
-        sources: list[Any] = [path if path != "-" else self._open_stdin() for path in self._files]
         try:
+            sources: list[Any] = [self._opened(path) for path in self._files]
             with Progress(self._console, "put") as progress:
                 bars = BarsOfFiles(progress, sources)
                 await self._grid.put_many(
@@ -74,18 +74,25 @@ class Uploads:
                 "nobody reads standard output any more; run the command again for the caps"
             ) from None
         finally:
-            if isinstance(self._stdin, InterruptibleInput):
-                self._stdin.give_up()
+            for each in self._waiting:
+                each.give_up()
         return one_status(self._statuses)
 
     def _ended(self, number: int, outcome: PutResult | Failure) -> None:
         self._outcomes[number] = outcome
         self._print_in_order()
 
-    def _open_stdin(self) -> BinaryIO | InterruptibleInput | NoInput:
+    def _opened(self, path: str) -> Any:
+        """Return what a thread may read: a path, if it will not wait there for ever."""
         stdin = self._console.stdin
-        self._stdin = NoInput() if stdin is None else interruptible(stdin)
-        return self._stdin
+        source: Any
+        if path != "-":
+            source = waiting(path) or path
+        else:
+            source = NoInput() if stdin is None else interruptible(stdin)
+        if isinstance(source, InterruptibleInput):
+            self._waiting.append(source)
+        return source
 
     def _print_in_order(self) -> None:
         while self._printed in self._outcomes:

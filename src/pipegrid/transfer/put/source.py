@@ -186,19 +186,37 @@ def _is_plain(file: BinaryIO) -> bool:
         return False
     if file.writable():
         file.flush()  # what its buffer holds would be missed
-    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    fd = file.fileno()
+    found = os.fstat(fd)
+    return stat.S_ISREG(found.st_mode) and (found.st_size > 0 or _is_empty(fd))
+
+
+def _is_empty(fd: int) -> bool:
+    """Return whether a file of no size holds nothing; in ``/proc``, and on some mounts, it does."""
+    try:
+        return not os.pread(fd, 1, 0) or os.fstat(fd).st_size > 0
+    except OSError:
+        return False  # reading it all tells why
 
 
 def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
-    import shutil
-
     try:
-        shutil.copyfileobj(file, spool, 1 << 20)
+        while data := _next(file, name):
+            spool.write(data)
         spool.flush()
     except (TypeError, ValueError) as error:
         raise SourceError(
             f"cannot read {name}: {error}; give a path, bytes or a file opened in binary mode"
         ) from error
+
+
+def _next(file: BinaryIO, name: str) -> bytes:
+    try:
+        return file.read(1 << 20)
+    except io.UnsupportedOperation:
+        raise  # it was opened for writing
+    except OSError as error:
+        raise SourceError(f"cannot read {name}: {error.strerror or error}") from error
 
 
 def _from_file(file: BinaryIO, name: str, owned: bool) -> FileSource:

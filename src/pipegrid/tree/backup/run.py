@@ -187,8 +187,8 @@ class Backups:
         if later > run.time:
             self._say(
                 f"a run of {run.name!r} that is listed claims to be of {later}, later than this one, of "
-                f"{run.time}: some clock is or was wrong; 'restore' takes that one for the newest unless --at "
-                "says when"
+                f"{run.time}: some clock is or was wrong; 'restore' takes that one for the newest unless "
+                "--at says when"
             )
 
     async def _prepare(self, noted: Noted, options: BackupOptions) -> tuple[Noted, Archives | None]:
