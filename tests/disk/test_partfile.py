@@ -213,6 +213,17 @@ class PartFileTests(SynchronousTestCase):
                 self.assertLessEqual(len(os.fsencode(os.path.basename(file.part))), longest)
             self.assertEqual(Path(path).read_bytes(), b"x")
 
+    def test_names_that_can_never_be(self) -> None:
+        """Are refused before anything is fetched, though a part of a shorter name could be made."""
+        self.path = self.directory / ("x" * 300)
+        self.refused("File name too long")
+        self.path = self.directory / "loop"
+        self.path.symlink_to("loop")
+        self.refused("exists already")
+        self.open(replace=True).publish()
+        self.assertEqual(self.names(), ["loop"])
+        self.assertFalse(self.path.is_symlink())
+
     def test_a_file_system_without_locks(self) -> None:
         """Each writer has a name of its own then, and leaves nothing."""
 

@@ -105,7 +105,12 @@ class PartFile:
         self._has_whole_pieces = False
         try:
             mode: int | None = os.stat(self._target, follow_symlinks=follow).st_mode
-        except OSError:
+        except OSError as error:
+            # A part could be made beside what can never have this name: all would be fetched for nothing.
+            if error.errno == errno.ENAMETOOLONG:
+                raise self._error(error) from error
+            if error.errno == errno.ELOOP and not replace:
+                raise self._exists() from error
             mode = None
         if mode is not None and not (follow or stat.S_ISDIR(mode)):
             mode = stat.S_IFREG
