@@ -103,6 +103,8 @@ class ExitStatusTests(SynchronousTestCase):
         self.assertIn("symbolic link", Run("--trace", link, "status").stderr)
         with open(path, "rb") as file:
             self.assertEqual(json.load(file), [])
+        run = Run("--trace", "/dev/full", "status", grid=FakeGrid())
+        self.assertIn("cannot write the trace to /dev/full: No space left", run.stderr)
         run = Run("--trace", os.path.join(path, "no"), "status")
         self.assertEqual(self.successResultOf(run.finished), 1)
         self.assertIn("cannot write the trace", run.stderr)

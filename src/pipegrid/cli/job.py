@@ -227,4 +227,9 @@ def tracing(path: str | None, reactor: Any) -> Iterator[Tracer | None]:
         try:
             yield tracer
         finally:
-            tracer.close()
+            try:
+                tracer.close()
+            except OSError as error:
+                with suppress(OSError):  # what it could not write it would try again
+                    file.close()
+                raise SinkError(f"cannot write the trace to {path}: {error.strerror}") from error
