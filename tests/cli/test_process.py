@@ -105,7 +105,7 @@ class ProcessTests(SynchronousTestCase):
             self.assertIn(b"interrupted", prose)
 
     def test_a_signal_while_a_pipe_is_silent(self) -> None:
-        """A named pipe that nobody has opened, or writes to, holds up neither ``put`` nor its end."""
+        """Neither a named pipe nor a list of caps that never comes holds up the end."""
         self.run_command("init")
         pipe = self.home / "pipe"
         os.mkfifo(pipe)
@@ -115,7 +115,10 @@ class ProcessTests(SynchronousTestCase):
             ("get", "--cap-file", "-"),
         ):
             process = self.start(*arguments, stdin=subprocess.PIPE)
-            time.sleep(1.5)  # nothing shows that it waits
+            if "pipe" in arguments:
+                self.addCleanup(os.close, self.wait_until_opened(pipe))
+            else:
+                self.wait_until_reading(process)
             process.send_signal(signal.SIGTERM)
             process.wait(TIMEOUT_S)
             _, prose = process.communicate(timeout=TIMEOUT_S)
@@ -132,6 +135,16 @@ class ProcessTests(SynchronousTestCase):
             end.write(b"hello")
         stdout, prose = process.communicate(timeout=TIMEOUT_S)
         self.assertEqual((stdout, process.returncode), (b"URI:LIT:nbswy3dp\n", 0), prose)
+
+    def wait_until_opened(self, pipe: Path) -> int:
+        """Return the end of a named pipe to write to, when somebody has opened the other."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # noqa: PERF203  (nobody has)
+                self.assertLess(time.monotonic(), deadline, "nobody opens it")
+                time.sleep(0.01)
 
     def wait_until_reading(self, process: subprocess.Popen[bytes]) -> None:
         """Return when the process has taken a byte from its standard input."""
