@@ -21,7 +21,7 @@ from pipegrid.mirror.address import parse_url
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sprint import sprint
+from pipegrid.mirror.sprint import sprint, store
 from pipegrid.mirror.sprint.connection import Connection, Lost
 from pipegrid.mirror.sprint.dialling import BegunConnections, begin, can_sprint, place_of
 from pipegrid.mirror.sprint.entrant import Entrant
@@ -235,6 +235,35 @@ class SprintTests(SprintCase):
             _, done = self.sprint(self.server(), connections=connections)
             self.assertTrue(done)
         self.assertLess(time.monotonic() - began_s, PATIENCE_S / 2)
+
+    def test_the_end_comes_at_once(self) -> None:
+        """So it is if all has come before it is known that nothing more is wanted."""
+        self.patch(sprint, "WATCH_S", PATIENCE_S)
+        fill = sprint.Sprint._fill
+
+        def fill_and_wait(running: sprint.Sprint) -> None:
+            fill(running)
+            owed = [each.sock for each in running._connections.values() if each.is_owed]
+            if owed:
+                select.select(owed, [], [], PATIENCE_S)
+
+        self.patch(sprint.Sprint, "_fill", fill_and_wait)
+        began_s = time.monotonic()
+        self.files = {"index": b"x" * 100}
+        server = self.server()
+        server.piece = random.Random()
+        self.patch(server.piece, "choice", max)
+        _, done = self.sprint(server, connections=1)
+        self.assertTrue(done)
+        self.assertLess(time.monotonic() - began_s, PATIENCE_S / 2)
+
+    def test_few_pages(self) -> None:
+        """Long files that come side by side, each holding pages, do not wait for one another."""
+        self.patch(store, "MAX_PAGES", 3)
+        rng = random.Random(3)
+        self.files = {f"long{number}": rng.randbytes(900_000) for number in range(6)}
+        _, done = self.sprint(self.server(), self.server())
+        self.assertEqual((done, self.found()), (True, self.files))
 
     def test_begun_ahead(self) -> None:
         """Connections that were begun before are used first; what nobody takes is closed."""

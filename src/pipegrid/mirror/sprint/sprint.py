@@ -149,6 +149,7 @@ class Sprint:
         chunk = list(islice(entries, AT_ONCE))
         if not chunk:
             self._all_read = True
+            self.store.work(self._owed_nothing())  # perhaps all has come: then nothing wakes us
         for each in self._missing(chunk):
             self._plan.add(each)
 
