@@ -84,7 +84,10 @@ class Directories:
             self._note_absent(path)
             return None
         try:
-            fd = make_directory(parent, name) if make else os.open(name, _DIRECTORY, dir_fd=parent)
+            if make:
+                fd = make_directory(parent, name, path in self._absent)
+            else:
+                fd = os.open(name, _DIRECTORY, dir_fd=parent)
         except FileNotFoundError:
             self._note_absent(path)
             return None
@@ -159,14 +162,14 @@ class Directories:
         return MirrorError(f"{self.path} cannot {what}: {reason}")
 
 
-def make_directory(parent: int, name: str) -> int:
-    """Open a directory in another one, by its descriptor, made if it is not there."""
-    try:
-        return os.open(name, _DIRECTORY, dir_fd=parent)
-    except FileNotFoundError:
-        with suppress(FileExistsError):
-            os.mkdir(name, 0o755, dir_fd=parent)
-        return os.open(name, _DIRECTORY, dir_fd=parent)
+def make_directory(parent: int, name: str, absent: bool = False) -> int:
+    """Open a directory in another one, by its descriptor, made if it is not there, as when ``absent``."""
+    if not absent:
+        with suppress(FileNotFoundError):
+            return os.open(name, _DIRECTORY, dir_fd=parent)
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=parent)
+    return os.open(name, _DIRECTORY, dir_fd=parent)
 
 
 def exists(name: str, directory: int) -> bool:

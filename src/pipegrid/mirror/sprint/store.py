@@ -2,9 +2,9 @@
 From pages of received bytes to verified files under their names, without a reactor.
 
 Small files are hashed and written where they are received: handing them to a thread takes longer than that.
-Of large ones each page goes to a thread, which hashes and writes it while the next is received. Where
-durability is asked for, another thread waits for the disk, for a whole group at a time, while the next group
-gathers. Names are given, and the destination is used, by the caller's thread alone.
+Of large ones a few pages at a time go to a thread, which hashes and writes them while the next are received.
+Where durability is asked for, another thread waits for the disk, for a whole group at a time, while the next
+group gathers. Names are given, and the destination is used, by the caller's thread alone.
 
 **Order.** As in ``sink``: the hash is right, then the bytes are as durable as the policy demands, then the
 file gets its name, then it counts.
@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from pipegrid.disk.commit import Commit, Disk, Policy
-from pipegrid.disk.files import write_all
+from pipegrid.disk.files import write_all, write_all_pieces
 from pipegrid.errors import NoSpace, PipegridError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.helper import Helper
@@ -35,7 +35,10 @@ from pipegrid.mirror.wanted import MirrorError
 PAGE_BYTES = 256 << 10
 """Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
 
-MAX_PAGES = 16
+MAX_PAGES = 32
+HANDED_BYTES = 4 * PAGE_BYTES
+"""Of a long file, handed to the thread at once; less where pages run out."""
+
 MAX_GROUP_FILES = 256
 """Files of one group are open until it is durable."""
 
@@ -60,7 +63,12 @@ class Page:
 
 
 class IncomingFile:
-    """A long file that is being received, by the page."""
+    """
+    A long file that is being received, by the page.
+
+    Attributes:
+        held: parts of pages that the thread was not given yet.
+    """
 
     def __init__(self, store: SprintStore, errand: Errand, mirror: int) -> None:
         self._store = store
@@ -70,30 +78,61 @@ class IncomingFile:
         self._hasher = sha256() if wanted.algorithm == "sha256" else new_hash(wanted.algorithm)
         self.fd, self.name = store.open(errand)
         self.size = 0
+        self.held: list[tuple[Page, int, int]] = []
+        self._held_bytes = 0
 
     def add(self, page: Page, start: int, end: int) -> None:
         """Some more of it; the page is given back by itself."""
         page.users += 1
+        held = self.held
+        if not held:
+            self._store.holding[self] = None
+        held.append((page, start, end))
+        self._held_bytes += end - start
+        if self._held_bytes >= HANDED_BYTES:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give the thread what is held: waking it costs as much as hashing a small file."""
+        if self.held:
+            pieces, ended = self._take_held()
+            self._store.hasher.run(lambda: self._write(pieces), ended, wakes=False)
+
+    def _take_held(self) -> tuple[list[memoryview], Callable[[object], None]]:
+        store, held = self._store, self.held
+        self.held, self._held_bytes = [], 0
+        store.holding.pop(self, None)
 
         def ended(result: object) -> None:
-            self._store.give_page(page)
-            self._store.check(result)
+            for page, _, _ in held:
+                store.give_page(page)
+            store.check(result)
 
-        self._store.hasher.run(lambda: self._write(page.view[start:end]), ended, wakes=False)
+        return [page.view[start:end] for page, start, end in held], ended
 
-    def _write(self, data: memoryview) -> None:
+    def _write(self, pieces: list[memoryview]) -> None:
         """In the thread."""
-        self._hasher.update(data)
-        written = os.write(self.fd, data)
-        if written < len(data):
-            write_all(self.fd, data[written:], self.size + written)
-            os.lseek(self.fd, 0, os.SEEK_END)
-        self.size += len(data)
+        for piece in pieces:
+            self._hasher.update(piece)
+        if pieces:
+            write_all_pieces(self.fd, pieces, self.size)
+            self.size += sum(map(len, pieces))
 
     def end(self) -> None:
         """All of it was received."""
-        self._store.parts.add(self)
-        self._store.hasher.run(self._hasher.digest, self._digested)
+        store = self._store
+        store.parts.add(self)
+        pieces, given = self._take_held()
+
+        def last() -> bytes:
+            self._write(pieces)
+            return self._hasher.digest()
+
+        def ended(result: Any) -> None:
+            given(None)
+            self._digested(result)
+
+        store.hasher.run(last, ended)
 
     def _digested(self, digest: Any) -> None:
         store, errand = self._store, self.errand
@@ -109,8 +148,10 @@ class IncomingFile:
     def drop(self) -> None:
         """It will not be complete."""
         self._store.parts.add(self)
+        _, given = self._take_held()
 
         def ended(_: object) -> None:
+            given(None)
             self._store.parts.discard(self)
             self._discard()
 
@@ -132,6 +173,7 @@ class SprintStore:
 
     Attributes:
         parts: long files that the thread is not done with.
+        holding: those of which it was not given all that has come.
     """
 
     def __init__(
@@ -146,6 +188,7 @@ class SprintStore:
         self.destination = destination
         self.wrong = wrong
         self.parts: set[IncomingFile] = set()
+        self.holding: dict[IncomingFile, None] = {}
         self._policy = policy
         self._staged = staged
         self._stored = stored
@@ -166,6 +209,8 @@ class SprintStore:
     def take_page(self) -> Page:
         """Return memory to read into; waits for the threads if they have all of it."""
         while not self._free and self._pages >= MAX_PAGES:
+            for part in list(self.holding):
+                part.hand_over()
             self._done.get()()
         if self._free:
             page = self._free.pop()
