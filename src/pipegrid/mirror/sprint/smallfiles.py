@@ -2,7 +2,9 @@
 Small files whose hash nobody knows beforehand, without a reactor: all asked for at once, on one connection.
 
 They are what everything begins with, so nothing else is done meanwhile. A mirror that does anything but give
-them, or say that it has none, is for ``mirror.small`` to ask again, which says what is wrong with it.
+them, or say that it has none, is for ``mirror.small`` to ask again, which says what is wrong with it; and so
+is one from which next to nothing comes. One that is merely slow is waited for: asked again, it would begin
+anew.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from pipegrid.mirror.address import Address, small_request
 from pipegrid.mirror.sprint.dialling import BegunConnections, begin, place_of, securing
 from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, Odd, parse_head
 
-TIMEOUT_S = 10.0
+STALL_S = 5.0
+PACE_BYTES = 4 << 10
+"""At least so many are to come in any ``STALL_S``; who gives less gives next to nothing."""
+
+MOST_S = 120.0
+"""For all of it, however it comes."""
+
 LOOK_S = 0.1
 """How often it is looked, while waiting, whether all is to end."""
 
@@ -67,11 +75,17 @@ class _Asking:
         self.sock: Any = sock
         self.closes = False
         self._stopped = stopped
-        self._until_s = time.monotonic() + TIMEOUT_S
         self._data = bytearray()
+        self._since_s = time.monotonic()
+        self._until_s = self._since_s + MOST_S
+        self._came_bytes = 0  # since then
 
-    def _check(self) -> None:
-        if self._stopped() or time.monotonic() > self._until_s:
+    def _check(self, came_bytes: int = 0) -> None:
+        now_s = time.monotonic()
+        self._came_bytes += came_bytes
+        if self._came_bytes >= PACE_BYTES:
+            self._since_s, self._came_bytes = now_s, 0
+        if self._stopped() or now_s > min(self._until_s, self._since_s + STALL_S):
             raise Odd("it took too long")
 
     def _wait(self, do: Callable[[], Any]) -> Any:
@@ -116,6 +130,8 @@ class _Asking:
             if len(data) > MAX_HEAD_BYTES:
                 raise Odd("its heads are too long")
             self._read()
+        if end > MAX_HEAD_BYTES:
+            raise Odd("its heads are too long")
         head = parse_head(bytes(data[:end]))
         if head.status not in (200, 404, 410):
             raise Odd(f"it answers {head.status}")
@@ -134,3 +150,4 @@ class _Asking:
         if not got:
             raise Odd("it closed the connection")
         self._data += got
+        self._check(len(got))
