@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -15,6 +16,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.later import LATER
 from pipegrid.cli.mirrorarchive import rpm_job
 from pipegrid.cli.mirroring import Fetching
+from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.sprint import smallfiles
 from tests.cli.test_imports import _COMMAND, modules
 from tests.cli.test_mirror_shortcut import REACTOR
@@ -137,6 +139,35 @@ class EarlyTests(SynchronousTestCase):
             archive.files.pop(REPOMD + ".asc", None)
             console = Console(None, None, StringIO())
             self.assertIsNone(job.cut_short(console, lambda: False))
+
+    def test_destinations(self) -> None:
+        """One that another process has, and one whose directories lead elsewhere: a sentence each."""
+        archive = RpmArchive()
+        self.serve(archive.files)
+        fetching = Fetching((self.server.url,), False, False, False, 1, None, "none", 0.0, False)
+        elsewhere = Path(self.mktemp())
+        elsewhere.mkdir()
+
+        def early() -> tuple[int, str]:
+            err = StringIO()
+            job: Any = rpm_job(str(self.dest), False, (), True, fetching)
+            return job.cut_short(Console(None, BytesIO(), err), lambda: False), err.getvalue()
+
+        with contextlib.closing(Destination(str(self.dest))):
+            status, said = early()
+        self.assertEqual(status, 1)
+        self.assertIn("another process is mirroring", said)
+        for path in ("repodata", ".pipegrid-mirror/staged", ".pipegrid-mirror/incoming"):
+            link = self.dest / path
+            if link.is_dir():
+                link.rmdir()
+            link.symlink_to(elsewhere.absolute())
+            status, said = early()
+            self.assertEqual((path, status), (path, 1))
+            self.assertEqual(said.count("\n"), 1, said)
+            link.unlink()
+        self.assertEqual(list(elsewhere.iterdir()), [])
+        self.assertEqual(early()[0], 0)
 
     def test_stopped(self) -> None:
         """Wherever it is told to stop, it does, and says so; the next run brings it to its end."""

@@ -421,6 +421,13 @@ class SprintTests(SprintCase):
             lambda path, _: b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n",
             lambda path, _: b"\x16\x03\x01 this is no HTTP\r\n\r\n",
             lambda path, _: b"x" * 100_000,
+            lambda path, _: b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000 + ok(self.files[path]),
+            lambda path, _: b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20_000,
+            lambda path, _: b"HTTP/1.1 200 OK\r\nX: " + b"y" * 90_000 + b"\r\n\r\n",
+            lambda path, _: ok(
+                b"Content-Length: 3\r\n" + self.files[path], b"Content-Length: 9\r\n"
+            ),
+            lambda path, _: ok(self.files[path] or b"x", b"Connection: close\r\n")[:-1],
             broken,
         )
         for number, answer in enumerate(answers):
@@ -496,6 +503,48 @@ class SprintTests(SprintCase):
         error = self.assertRaises(MirrorError, self.sprint, self.server())
         self.assertIn("the disk is full; make room", str(error))
         self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
+
+    def test_a_disk_that_fills(self) -> None:
+        """The same in the thread, in the middle of long files: their pages and descriptors are given back."""
+        write, count = store.write_all_pieces, 0
+
+        def full(*arguments: Any) -> None:
+            nonlocal count
+            count += 1
+            if count > 2:
+                raise OSError(28, "No space left on device")
+            write(*arguments)
+
+        self.patch(store, "write_all_pieces", full)
+        self.files = {f"long{number}": bytes([number]) * 3_000_000 for number in range(6)}
+        server = self.server()
+        error = self.assertRaises(MirrorError, self.sprint, server)
+        self.assertIn("the disk is full; make room", str(error))
+        self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
+        opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+        self.assertEqual([path for path in opened if str(self.dest.absolute()) in path], [])
+        self.patch(store, "write_all_pieces", write)
+        _, done = self.sprint(server)
+        self.assertEqual((done, self.found()), (True, self.files))
+
+    def test_answers_that_nobody_asked_for(self) -> None:
+        """They are taken for others' at most, which the hash does not let pass."""
+        server = self.server()
+        server.answer = lambda path, _: ok(self.files[path]) + ok(b"what nobody asked for") * 3
+        self.sprint(server)
+        for path, data in self.found().items():
+            self.assertEqual(data, self.files[path])
+
+    def test_redirects(self) -> None:
+        """Nobody follows one: the files are not to be had, and the other place is not asked."""
+        server, other = self.server(), self.server()
+        head = b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n"
+        server.answer = lambda *_: head % other.url.encode()
+        self.files = dict(list(self.files.items())[:9])
+        work, done = self.sprint(server)
+        self.assertTrue(done)
+        self.assertEqual((other.connections, len(work.report.failed)), (0, 9))
+        self.assertIn("redirects elsewhere", work.report.failed[0][1])
 
     def test_stopped(self) -> None:
         """Nothing begun is left; the next run goes on."""

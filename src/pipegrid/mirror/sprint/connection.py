@@ -208,7 +208,8 @@ class Connection:
                 if not got:
                     if size:
                         break  # it will say so again
-                    raise Lost("the server closed it", self._closes)
+                    cut = self._errand is not None and self._errand is not _NOBODY
+                    raise Lost("the server closed it", self._closes and not cut)
                 size += got
                 if not self._tls:  # a record at a time
                     break
