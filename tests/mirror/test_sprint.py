@@ -142,7 +142,10 @@ class HeadTests(SynchronousTestCase):
 class SprintCase(SynchronousTestCase):
     """What whole ones need."""
 
+    spare_processors = 1
+
     def setUp(self) -> None:
+        self.patch(store, "SPARE_PROCESSORS", self.spare_processors)
         rng = random.Random(1)
         sizes = [0, 1, 5000, 128 << 10, (128 << 10) + 1, 256 << 10, 3_000_000]
         sizes += [rng.randrange(30_000) for _ in range(60)]
@@ -561,3 +564,9 @@ class SprintTests(SprintCase):
         self.assertTrue(can_sprint([plain]))
         proxied = plain._replace(proxy=object())  # type: ignore[arg-type]
         self.assertFalse(can_sprint([plain, proxied]))
+
+
+class BusyTests(SprintTests):
+    """The same without a thread for long files, as where there are few processors."""
+
+    spare_processors = 1 << 30

@@ -2,7 +2,8 @@
 From pages of received bytes to verified files under their names, without a reactor.
 
 Small files are hashed and written where they are received: handing them to a thread takes longer than that.
-Of large ones a few pages at a time go to a thread, which hashes and writes them while the next are received.
+Of large ones a few pages at a time go to a thread, which hashes and writes them while the next are received;
+but not where the processors are busy anyhow: then that only costs.
 Where durability is asked for, another thread waits for the disk, for a whole group at a time, while the next
 group gathers. Names are given, and the destination is used, by the caller's thread alone.
 
@@ -36,6 +37,9 @@ PAGE_BYTES = 256 << 10
 """Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
 
 MAX_PAGES = 32
+SPARE_PROCESSORS = 3
+"""With so many, one is left for the thread beside ours and the network's."""
+
 HANDED_BYTES = 4 * PAGE_BYTES
 """Of a long file, handed to the thread at once; less where pages run out."""
 
@@ -83,6 +87,9 @@ class IncomingFile:
 
     def add(self, page: Page, start: int, end: int) -> None:
         """Some more of it; the page is given back by itself."""
+        if not self._store.hands_over:
+            self._at_once(page.view[start:end])
+            return
         page.users += 1
         held = self.held
         if not held:
@@ -97,6 +104,13 @@ class IncomingFile:
         if self.held:
             pieces, ended = self._take_held()
             self._store.hasher.run(lambda: self._write(pieces), ended, wakes=False)
+
+    def _at_once(self, piece: memoryview) -> None:
+        """In the caller's thread."""
+        try:
+            self._write([piece])
+        except OSError as error:
+            self._store.check(error)
 
     def _take_held(self) -> tuple[list[memoryview], Callable[[object], None]]:
         store, held = self._store, self.held
@@ -121,6 +135,9 @@ class IncomingFile:
     def end(self) -> None:
         """All of it was received."""
         store = self._store
+        if not store.hands_over:
+            self._digested(self._hasher.digest())
+            return
         store.parts.add(self)
         pieces, given = self._take_held()
 
@@ -147,6 +164,9 @@ class IncomingFile:
 
     def drop(self) -> None:
         """It will not be complete."""
+        if not self._store.hands_over:
+            self._discard()
+            return
         self._store.parts.add(self)
         _, given = self._take_held()
 
@@ -174,6 +194,7 @@ class SprintStore:
     Attributes:
         parts: long files that the thread is not done with.
         holding: those of which it was not given all that has come.
+        hands_over: whether there is a thread for long files.
     """
 
     def __init__(
@@ -189,6 +210,7 @@ class SprintStore:
         self.wrong = wrong
         self.parts: set[IncomingFile] = set()
         self.holding: dict[IncomingFile, None] = {}
+        self.hands_over = len(os.sched_getaffinity(0)) >= SPARE_PROCESSORS
         self._policy = policy
         self._staged = staged
         self._stored = stored
