@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.sprint import smallfiles
-from pipegrid.mirror.sprint.heads import Odd
+from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, Odd
 from tests.mirror.test_sprint import ok
 
 MOST_BYTES = 8 << 20
@@ -121,4 +121,4 @@ class EnemyTests(SynchronousTestCase):
             wire: Any = Wire((0.0, data[at : at + 65_536]) for at in range(0, len(data), 65_536))
             asking = smallfiles._Asking(wire, lambda: False)
             self.assertRaises(Odd, asking.answers, [("a", MOST_BYTES)])
-            self.assertLess(len(asking._data), 2 * smallfiles.MAX_HEAD_BYTES + 2)
+            self.assertLess(len(asking._data), 2 * MAX_HEAD_BYTES + 2)

@@ -16,6 +16,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.disk import files
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import parse_url
 from pipegrid.mirror.destination import Destination
@@ -509,7 +510,7 @@ class SprintTests(SprintCase):
 
     def test_a_disk_that_fills(self) -> None:
         """The same in the thread, in the middle of long files: their pages and descriptors are given back."""
-        write, count = store.write_all_pieces, 0
+        write, count = files.write_all_pieces, 0
 
         def full(*arguments: Any) -> None:
             nonlocal count
