@@ -154,6 +154,8 @@ class IncomingFile:
     def _digested(self, digest: Any) -> None:
         store, errand = self._store, self.errand
         store.parts.discard(self)
+        if isinstance(digest, BaseException):
+            self._discard()
         store.check(digest)
         if digest != errand.wanted.digest:
             self._discard()
