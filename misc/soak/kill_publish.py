@@ -5,7 +5,8 @@ Ten servers of ours run as processes of their own. In each round a mutable file 
 moment of that one to five servers get SIGKILL. When the write has ended, one way or the other, they start
 again; half of them with the directory of shares that they had before the round. What must hold:
 
-* a write ends, and if it fails it does so with an error of PipeGrid's;
+* a write ends, and if it fails it does so with an error of PipeGrid's, but never with one that tells of
+  another writer: there is none at the same time;
 * a client that knows nothing then reads the version that was acknowledged last, or a newer one that somebody
   asked for; or the error says why not, if more servers went back than the encoding bears;
 * a repair makes the file healthy: one version, every share, every byte of them.
@@ -39,7 +40,7 @@ from misc import ending
 from misc.speedtest.peers.nodes import free_port
 from pipegrid import Grid
 from pipegrid.core.params import Params
-from pipegrid.errors import GridError, PipegridError
+from pipegrid.errors import GridError, PipegridError, UncoordinatedWriteError
 from pipegrid.speedtest.processes import LOOPBACK, environment, first_line, make_client
 from pipegrid.wire import nurl
 
@@ -167,6 +168,8 @@ class Soak:
         if not isinstance(result, Failure):
             self.counts["acknowledged"] += 1
             self.content, self.tried = new, []
+        elif isinstance(result.value, UncoordinatedWriteError):
+            raise Violation(f"a lone writer was told of another one: {result.value}")
         elif isinstance(result.value, PipegridError):
             self.counts[f"failed: {type(result.value).__name__}"] += 1
         else:

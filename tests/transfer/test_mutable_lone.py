@@ -99,6 +99,30 @@ class LoneWriterTests(SynchronousTestCase):
                 world.run(world.client().repair(cap))
                 self.assertEqual(list(world.versions(cap).values()), [set(range(10))])
 
+    def test_silence_is_not_somebody_else(self) -> None:
+        """What a silent server takes is not taken from the patience that is for other writers."""
+        world = self.world = MutableWorld(patience_s=30)
+        cap = world.create(b"first")
+        mine = world.client()
+        mine.known.of(cap.storage_index).contended_s = world.clock.seconds()  # so somebody leads
+        leader = next(iter(mine.slot(cap).peers)).server
+        others = [line for line in world.lines if line is not leader]
+        usual = leader.read_test_write
+
+        def silent(
+            index: bytes, secrets: Any, changes: Any, reads: Any = ()
+        ) -> Deferred[SlotResult]:
+            return Deferred() if changes else usual(index, secrets, changes, reads)
+
+        self.patch(leader, "read_test_write", silent)
+        outcome = world.begin(mine.modify(cap, lambda old: old + b", mine"))
+        world.clock.pump([RTT] * 20)
+        world.run(world.client(lines=others).modify(cap, lambda old: old + b", theirs"))
+        world.run_until(lambda: outcome)
+        self.assertGreater(world.clock.seconds(), 30)
+        self.assertTrue(outcome[0].written)
+        self.assertEqual(world.read(cap), b"first, theirs, mine")
+
     def test_a_write_that_was_given_up(self) -> None:
         """The next one finds what there is of it, and needs no more than if it knew nothing."""
         for format in (Format.SDMF, Format.MDMF):

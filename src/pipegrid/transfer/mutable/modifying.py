@@ -115,7 +115,7 @@ class Modification:
         self._always = always
         self._redo = redo
         self._in_doubt = in_doubt
-        self._began_s = slot.clock.seconds()
+        self._met_s: float | None = None
         self._wait_s = 0.0
         # What tries were made from, and made, that may be stored.
         self._tries: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED_TRIES)
@@ -283,7 +283,11 @@ class Modification:
     async def _wait(self, tried: Version | None = None) -> None:
         """Wait a random time, longer each time; give up when patience ends."""
         clock, settings = self._slot.clock, self._slot.settings
-        elapsed_s = clock.seconds() - self._began_s
+        if (
+            self._met_s is None
+        ):  # patience is for others: servers that are silent have their own time
+            self._met_s = clock.seconds()
+        elapsed_s = clock.seconds() - self._met_s
         if elapsed_s > settings.patience_s:
             raise UncoordinatedWriteError(
                 f"others have been changing this mutable file for {elapsed_s:.0f} s, and no version of it "
