@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,10 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.server import identity, location, serve
 from pipegrid.server.serve import ServeSettings
+from pipegrid.storage import containers, steadytime
+from pipegrid.storage.expiry import Expiry
 from pipegrid.wire import nurl
+from pipegrid.wire.messages import LeaseSecrets
 from tests import vectors
 from tests.server.gbs.support import (
     SWISSNUM,
@@ -307,6 +312,28 @@ class LoopbackTests(TestCase):
             with self.assertRaises(UsageError):
                 await serve.start(reactor, settings)
         await node.stop()
+
+    def test_leases_that_have_run_out(self) -> Deferred[None]:
+        """A server that is to remove shares looks at once, and waits until its clock has proved itself."""
+        return Deferred.fromCoroutine(self._test_leases())
+
+    async def _test_leases(self) -> None:
+        storage = self.directory / "storage"
+        path = storage / "shares" / "aa" / ("a" * 26) / "0"
+        path.parent.mkdir(parents=True)
+        lease = containers.make_lease(1, 0, LeaseSecrets(b"r" * 32, b"c" * 32), 1.0)
+        share = b"share".join((containers.pack_header(5, 1), lease.pack()))
+        path.write_bytes(share)
+        now = time.time()
+        for since_s, remains in ((None, True), (now - 6 * 86400, True), (now - 8 * 86400, False)):
+            note = storage / steadytime.NOTE_NAME
+            if since_s is not None:
+                note.write_text(f'{{"since_s": {since_s}, "last_s": {now - 60}}}')
+            node = await self.start(expiry=Expiry())
+            await node._collector.run(int)  # which comes after what is done at the start
+            await node.stop()
+            self.assertEqual(path.exists(), remains)
+            self.assertGreaterEqual(json.loads(note.read_bytes())["last_s"], now)
 
     def test_old_tls_is_refused(self) -> Deferred[None]:
         """TLS 1.1 is; HTTP/1.1 is what ALPN agrees on."""

@@ -18,7 +18,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from pipegrid.errors import UsageError
 from pipegrid.reactor.monotonic import make_monotonic
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, supervised
+from pipegrid.server.collecting import Collecting
 from pipegrid.server.crowd import MAX_CONNECTIONS, Crowd
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.front import Front, FrontFactory
@@ -199,7 +199,7 @@ class StorageNode:
         self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
         expiry = self.settings.expiry
         if expiry is not None:
-            collect = partial(self._store.collect_garbage, expiry)
+            collect = Collecting(self._store, self.storage, expiry)
             self._every(COLLECTION_S, "expired shares removed", collect)
         self._alive = supervised.stay_alive(self._reactor)
         self._serves = True

@@ -1,0 +1,71 @@
+"""Shares whose leases have run out are removed where the clock can be believed."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+from pipegrid.server.collecting import Collecting
+from pipegrid.storage.containers import LEASE_DURATION_S
+from pipegrid.storage.expiry import Expiry
+from pipegrid.storage.steadytime import HELD_S
+from tests.storage.support import NOW, SI, StoreTestCase
+
+DAY_S = 86400
+
+
+class CollectingTests(StoreTestCase):
+    """One share, stored now; a lease lasts 31 days."""
+
+    def collecting(self, expiry: Expiry | None = None) -> Collecting:
+        """Return what a server that starts has."""
+        return Collecting(self.store, self.root, expiry or Expiry(), lambda: self.now)
+
+    def run_days(self, days: int) -> int:
+        """Run a server so long; returns how many shares it removes."""
+        collect = self.collecting()
+        removed = collect()
+        for _ in range(2 * days):
+            self.now += DAY_S / 2
+            removed += collect()
+        return removed
+
+    def test_a_server_that_runs(self) -> None:
+        """It removes what has run out, and no sooner."""
+        self.put(0, b"share")
+        self.assertEqual(self.run_days(30), 0)
+        self.assertEqual(self.run_days(2), 1)
+
+    def test_a_clock_that_is_a_year_ahead(self) -> None:
+        """Nothing is lost when it is set right again."""
+        self.put(0, b"share")
+        self.run_days(10)
+        for before_s in (0, 365 * DAY_S):  # with the server running, or before it starts
+            self.now = NOW + 11 * DAY_S + before_s
+            self.assertEqual(self.run_days(3), 0)
+        self.now = NOW + 14 * DAY_S
+        self.assertEqual(self.run_days(10), 0)
+        self.assertEqual(self.store.list_shares(SI), {0})
+
+    def test_a_server_that_comes_back(self) -> None:
+        """After two months clients have a week for renewing; then what has run out goes."""
+        self.put(0, b"share")
+        self.run_days(10)
+        self.now = NOW + LEASE_DURATION_S + 30 * DAY_S
+        self.assertEqual(self.run_days(6), 0)
+        self.assertEqual(self.run_days(2), 1)
+
+    def test_a_date_is_a_date(self) -> None:
+        """If all leases end that were not renewed since a day, that is done at once."""
+        self.put(0, b"share")
+        self.assertEqual(self.collecting(Expiry(renewed_since=int(NOW) + 1))(), 1)
+        self.assertEqual(os.listdir(self.root), ["shares"])
+
+    def test_no_note_no_removal(self) -> None:
+        """A directory that takes no note keeps its shares; one that is missing has none."""
+        self.assertEqual(self.collecting()(), 0)
+        self.put(0, b"share")
+        self.now = NOW + LEASE_DURATION_S + HELD_S
+        with mock.patch("tempfile.mkstemp", side_effect=PermissionError(13, "no")):
+            self.assertEqual(self.collecting()(), 0)
+        self.assertEqual(self.store.list_shares(SI), {0})

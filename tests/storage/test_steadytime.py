@@ -1,0 +1,72 @@
+"""When the clock is believed where shares would be removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.storage.steadytime import (
+    HELD_S,
+    MAX_NOTE_BYTES,
+    MOST_APART_S,
+    NOTE_NAME,
+    Looks,
+    look,
+    next_look,
+)
+from tests.storage.support import NOW
+
+DAY_S = 86400
+
+
+class LooksTests(SynchronousTestCase):
+    """What is made of one note and the time."""
+
+    def held(self, *times: float) -> list[float]:
+        """Return for how many days nothing is removed, after each look."""
+        looks, found = None, []
+        for now in times:
+            looks = next_look(looks, now)
+            found.append(looks.held_s / DAY_S)
+        return found
+
+    def test_regular_looks(self) -> None:
+        """After a week of them leases are believed, and stay so."""
+        days = [NOW + day * DAY_S for day in range(10)]
+        self.assertEqual(self.held(*days), [7, 6, 5, 4, 3, 2, 1, 0, 0, 0])
+
+    def test_what_begins_anew(self) -> None:
+        """A long absence, a jump ahead, and a clock that is set back, each holds for a week."""
+        steady = Looks(NOW - 100 * DAY_S, NOW)
+        for now in (NOW + MOST_APART_S + 1, NOW + 365 * DAY_S, NOW - 1):
+            self.assertEqual(next_look(steady, now).held_s, HELD_S)
+        self.assertEqual(next_look(steady, NOW + MOST_APART_S).held_s, 0)
+
+
+class NoteTests(SynchronousTestCase):
+    """The note in a storage directory."""
+
+    def setUp(self) -> None:
+        self.storage = Path(self.mktemp())
+        self.storage.mkdir(parents=True)
+
+    def test_it_is_kept(self) -> None:
+        """The next process goes on with it."""
+        look(self.storage, NOW)
+        self.assertEqual(look(self.storage, NOW + DAY_S), Looks(NOW, NOW + DAY_S))
+
+    def test_damaged(self) -> None:
+        """What is no note counts as none, also if it is endless."""
+        for text in (
+            "",
+            "[]",
+            "{}",
+            '{"since_s": 2, "last_s": 1}',
+            '{"since_s": "1", "last_s": 1}',
+        ):
+            (self.storage / NOTE_NAME).write_text(text)
+            self.assertEqual(look(self.storage, NOW), Looks(NOW, NOW))
+        for data in (b"\xff\x00", b"[" * 100_000, b" " * MAX_NOTE_BYTES + b'{"since_s": 1}'):
+            (self.storage / NOTE_NAME).write_bytes(data)
+            self.assertEqual(look(self.storage, NOW), Looks(NOW, NOW))
