@@ -9,6 +9,7 @@ import lzma
 import os
 import random
 import subprocess
+import threading
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -112,6 +113,14 @@ class ApplyTests(PatchCase):
         self.patch(patching, "WORTH_NUMPY_BYTES", 0)
         with mock.patch.object(patching, "_numpy", return_value=None):
             self.assertEqual(self.patched(joined[0], *patches), joined[-1])
+
+    def test_no_index(self) -> None:
+        """An index that cannot be read leaves no thread behind, which would keep the process from its end."""
+        for index in (self.directory / "none", self.directory):
+            with self.assertRaises(OSError), (self.directory / "out").open("wb") as file:
+                apply_patches(str(index), [], file.fileno())
+        names = [thread.name for thread in threading.enumerate()]
+        self.assertNotIn("pipegrid-patch", names)
 
     def test_carriage_returns(self) -> None:
         """They end no line; so what is merged with such a line behind it stays in its place."""

@@ -193,6 +193,7 @@ class WallTimeTests(SynchronousTestCase):
         dates = {
             "reactor/monotonic.py",  # tells of it
             "grid/local.py",
+            "server/collecting.py",  # when leases were looked at
             "server/serve.py",  # leases, uploads' ages and advisories
             "transfer/put/keynotes.py",  # how old a note is
             "transfer/put/source.py",  # whether a file has just been changed

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from functools import lru_cache
 from hashlib import sha256
 from queue import SimpleQueue
@@ -113,9 +114,9 @@ def write_pieces(
         PatchError: the index has fewer lines than the pieces speak of, is damaged, or becomes too large.
         OSError: it cannot be read, or the result not written.
     """
-    writer = _Writer(fd, most_bytes, index)
-    source = _Lines(index, writer)
-    try:
+    # In this order: a thread that nobody stops would keep the whole process from its end.
+    with closing(Unpacking(index)) as unpacking, closing(_Writer(fd, most_bytes, index)) as writer:
+        source = _Lines(unpacking, os.path.getsize(index), writer)
         line = 0
         for piece in pieces:
             if isinstance(piece, list):
@@ -131,9 +132,6 @@ def write_pieces(
                     )
                 line = end
         return writer.finish()
-    finally:
-        writer.stop()
-        source.close()
 
 
 class _Page:
@@ -215,10 +213,10 @@ class _NumpyEnds(_Ends):
 class _Lines:
     """The lines of an index, passed over once; what is kept of them goes to a writer."""
 
-    def __init__(self, path: str, writer: _Writer) -> None:
+    def __init__(self, source: Unpacking, size_bytes: int, writer: _Writer) -> None:
         self._writer = writer
-        self._source = Unpacking(path)
-        numpy = _numpy() if os.path.getsize(path) >= WORTH_NUMPY_BYTES else None
+        self._source = source
+        numpy = _numpy() if size_bytes >= WORTH_NUMPY_BYTES else None
         self._ends = _Ends() if numpy is None else _NumpyEnds(numpy)
         self._page = _Page(bytearray(), 0, self._ends)
         self._unended = False
@@ -247,10 +245,6 @@ class _Lines:
         data = self._writer.other_page(self._page.data)
         self._page = _Page(data, self._source.read_into(data), self._ends)
         return self._page.size_bytes > 0
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._source.close()
 
 
 class _Work(NamedTuple):
@@ -297,12 +291,12 @@ class _Writer:
     def finish(self) -> Patched:
         """Wait until all is written."""
         self._hand_over(None)
-        self.stop()
+        self.close()
         if self._error is not None:
             raise self._error
         return Patched(self._size, self._hash.digest())
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
