@@ -50,6 +50,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
 from misc import ending
+from misc.soak.mounting import alone
 from misc.speedtest.oneserver import one_server
 from pipegrid import Grid
 from pipegrid.core.caps import Cap
@@ -402,6 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with contextlib.ExitStack() as stack:
             name = tempfile.mkdtemp(prefix="pipegrid-crash-", dir=options.scratch)
             stack.callback(shutil.rmtree, name, ignore_errors=True)
+            stack.enter_context(alone())
             image = stack.enter_context(Image(Path(name)))
 
             async def campaign(reactor: Any) -> None:

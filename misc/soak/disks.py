@@ -26,6 +26,7 @@ from typing import TextIO
 from misc.attack.measure import serve_command
 from misc.attack.target import Target, make_target
 from misc.ending import end_on_sigterm
+from misc.soak.mounting import alone
 from misc.speedtest.processes import first_line, running
 from misc.speedtest.server import Connection
 
@@ -174,6 +175,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     try:
         for trouble in TROUBLES:
             with (
+                alone(),
                 tempfile.TemporaryDirectory(prefix="pipegrid-disks-") as scratch,
                 contextlib.closing(World(Path(scratch), options.megabytes)) as world,
             ):
