@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.errors import ServerUnreachable
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
+from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Line
 from tests.transport.memory import MemoryServer
+
+AnyLine = TypeVar("AnyLine", bound=Line)
 
 
 @lru_cache(maxsize=64)
@@ -45,6 +49,35 @@ class KeysAtOnce:
         """Give the next."""
         self.taken += 1
         return succeed(key(self.taken - 1))
+
+
+class Moody(Line):
+    """
+    A line on which only some calls get through.
+
+    Attributes:
+        looks, writes: whether such calls do; a look gets no answer, and a write fails.
+    """
+
+    looks = writes = True
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Let it through, or not."""
+        if not changes and not self.looks:
+            return Deferred()
+        if changes and not self.writes:
+            return deferLater(self.clock, RTT, self.die)
+        return super().read_test_write(storage_index, secrets, changes, reads)
+
+    def die(self) -> SlotResult:
+        """What becomes of a write that does not get through."""
+        raise ServerUnreachable(f"{self.identity.nickname} was killed")
 
 
 class MutableWorld:
@@ -97,8 +130,14 @@ class MutableWorld:
 
     def line_of(self, number: int, round_trip_s: float) -> Line:
         """Return another line to a server."""
+        return self.special_line(Line, number, round_trip_s)
+
+    def special_line(
+        self, kind: Callable[..., AnyLine], number: int, round_trip_s: float = RTT
+    ) -> AnyLine:
+        """Return a line of some kind to a server."""
         line = self.lines[number]
-        other = Line(self.clock, number, round_trip_s, None)
+        other = kind(self.clock, number, round_trip_s, None)
         other.memory = MemoryServer(line.identity, line.storage)
         other.storage = line.storage
         return other

@@ -16,8 +16,7 @@ from pipegrid.errors import CorruptionError, RollbackError, UsageError
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
-from tests.transfer.world import RTT, Line
-from tests.transport.memory import MemoryServer
+from tests.transfer.world import Line
 
 Answer = Callable[[Mapping[int, ShareChange], SlotResult], SlotResult]
 
@@ -49,9 +48,7 @@ class Enemy(Line):
 
 def enemy(world: MutableWorld, number: int, answer: Answer, stores: bool = True) -> Enemy:
     """Return a line to one of a world's servers that does this."""
-    line = Enemy(world.clock, number, RTT, None)
-    line.memory = MemoryServer(world.lines[number].identity, world.lines[number].storage)
-    line.storage = world.lines[number].storage
+    line = world.special_line(Enemy, number)
     line.answer, line.stores = answer, stores
     return line
 

@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.geometry import Format
-from pipegrid.errors import ServerUnreachable, UncoordinatedWriteError, UnhappyError
+from pipegrid.errors import UncoordinatedWriteError, UnhappyError
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.transfer.mutable.known import KnownFiles
-from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
-from tests.transfer.mutable_world import MutableWorld
+from pipegrid.wire.messages import SlotResult
+from tests.transfer.mutable_world import Moody, MutableWorld
 from tests.transfer.world import RTT, Line
-from tests.transport.memory import MemoryServer
-
-
-class Moody(Line):
-    """
-    A line on which only some calls get through.
-
-    Attributes:
-        looks, writes: whether such calls do; a look gets no answer, and a write fails.
-    """
-
-    looks = writes = True
-
-    def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
-    ) -> Deferred[SlotResult]:
-        """Let it through, or not."""
-        if not changes and not self.looks:
-            return Deferred()
-        if changes and not self.writes:
-            return deferLater(self.clock, RTT, self.die)
-        return super().read_test_write(storage_index, secrets, changes, reads)
-
-    def die(self) -> SlotResult:
-        """What becomes of a write that does not get through."""
-        raise ServerUnreachable(f"{self.identity.nickname} was killed")
 
 
 class LoneWriterTests(SynchronousTestCase):
@@ -191,10 +160,7 @@ class LoneWriterTests(SynchronousTestCase):
     def moody(self) -> tuple[list[Moody], MutableFiles, MutableCap]:
         """Return lines, a client behind them, and its file."""
         world = self.world
-        lines = [Moody(world.clock, n, RTT, None) for n in range(10)]
-        for line, other in zip(lines, world.lines, strict=True):
-            line.memory = MemoryServer(other.identity, other.storage)
-            line.storage = other.storage
+        lines = [world.special_line(Moody, n) for n in range(10)]
         mine = world.client(lines=list(lines))
         return lines, mine, world.run(mine.create(b"first", Format.SDMF)).cap
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.errors import RollbackError, UncoordinatedWriteError
 from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
-from tests.transfer.mutable_world import MutableWorld
-from tests.transfer.world import RTT, Line
-from tests.transport.memory import MemoryServer
+from tests.transfer.mutable_world import Moody, MutableWorld
+from tests.transfer.world import RTT
 
 SIZE = 1000
 
@@ -82,31 +78,14 @@ class RangeTests(SynchronousTestCase):
         self.assertEqual(self.saved(cap), old)
 
 
-class SilentLooks(Line):
-    """A line on which questions get no answer, and writes do: they have connections of their own."""
-
-    def read_test_write(
-        self,
-        storage_index: bytes,
-        secrets: SlotSecrets,
-        changes: Mapping[int, ShareChange],
-        reads: Sequence[tuple[int, int]] = (),
-    ) -> Deferred[SlotResult]:
-        """Answer if something is to be changed."""
-        if not changes:
-            return Deferred()
-        return super().read_test_write(storage_index, secrets, changes, reads)
-
-
 class SilentLookTests(SynchronousTestCase):
     """A server that never says in time what it has, but refuses what does not expect that."""
 
     def files(self, world: MutableWorld) -> MutableFiles:
         """Return a client for whom one server is like that."""
         lines = list(world.lines)
-        lines[3] = SilentLooks(world.clock, 3, RTT, None)
-        lines[3].memory = MemoryServer(world.lines[3].identity, world.lines[3].storage)
-        lines[3].storage = world.lines[3].storage
+        lines[3] = silent = world.special_line(Moody, 3)
+        silent.looks = False
         return world.client(lines=lines)
 
     def test_a_lone_writer(self) -> None:

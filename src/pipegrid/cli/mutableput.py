@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible, waiting
+from pipegrid.cli.stdin import InterruptibleInput, opened
 from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, SourceError, UsageError
@@ -135,11 +135,7 @@ async def _store(grid: Grid, source: Any, format: str | None, options: dict[str,
 
 @contextmanager
 def _source(console: Console, file: str) -> Iterator[Any]:
-    source: Any
-    if file != "-":
-        source = waiting(file) or file
-    else:
-        source = NoInput() if console.stdin is None else interruptible(console.stdin)
+    source = opened(file, console.stdin)
     try:
         yield source
     finally:

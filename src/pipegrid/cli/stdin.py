@@ -76,7 +76,20 @@ def interruptible(file: BinaryIO) -> BinaryIO | InterruptibleInput:
     return file if regular else InterruptibleInput(file)
 
 
-def waiting(path: str) -> InterruptibleInput | None:
+def opened(path: str, stdin: BinaryIO | None) -> str | BinaryIO | InterruptibleInput | NoInput:
+    """
+    Return what a thread may read of what a command names: the path itself, if nobody waits there for ever.
+
+    Args:
+        path: ``-`` is standard input.
+        stdin: None: it is closed.
+    """
+    if path != "-":
+        return _waiting(path) or path
+    return NoInput() if stdin is None else interruptible(stdin)
+
+
+def _waiting(path: str) -> InterruptibleInput | None:
     """Open a named pipe or a device, which may never end; None: it is another thing, or cannot be opened."""
     try:
         mode = os.stat(path).st_mode

@@ -15,7 +15,7 @@ from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.progress import Progress
-from pipegrid.cli.stdin import InterruptibleInput, NoInput, interruptible, waiting
+from pipegrid.cli.stdin import InterruptibleInput, opened
 from pipegrid.errors import SinkError
 from pipegrid.transfer.put.source import size_of
 
@@ -83,13 +83,8 @@ class Uploads:
         self._print_in_order()
 
     def _opened(self, path: str) -> Any:
-        """Return what a thread may read: a path, if it will not wait there for ever."""
-        stdin = self._console.stdin
-        source: Any
-        if path != "-":
-            source = waiting(path) or path
-        else:
-            source = NoInput() if stdin is None else interruptible(stdin)
+        """Return what a thread may read; what it may wait for is given up in the end."""
+        source = opened(path, self._console.stdin)
         if isinstance(source, InterruptibleInput):
             self._waiting.append(source)
         return source

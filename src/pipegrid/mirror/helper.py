@@ -33,12 +33,8 @@ class Helper:
     def _work(self) -> None:
         while (entry := self._jobs.get()) is not None:
             job, ended, wakes = entry
-            try:
-                result = job()
-            except BaseException as error:
-                result = error
-            self._done.put(_Ended(ended, result))
-            del entry, job, ended, result
+            self._done.put(_Ended(ended, _outcome(job)))
+            del entry, job, ended
             if wakes:
                 self._wake()
 
@@ -48,6 +44,24 @@ class Helper:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+
+
+class AtOnce:
+    """Does jobs in the caller's thread, for where a thread beside it would only cost."""
+
+    def run(self, job: Callable[[], Any], ended: Callable[[Any], None], wakes: bool = True) -> None:
+        """Do a job, and call ``ended`` with what it returned or raised."""
+        ended(_outcome(job))
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+
+def _outcome(job: Callable[[], Any]) -> Any:
+    try:
+        return job()
+    except BaseException as error:
+        return error
 
 
 class _Ended:

@@ -14,7 +14,6 @@ from pipegrid.errors import PipegridError
 CHUNK_BYTES = 1 << 20
 MAX_XZ_MEMORY_BYTES = 128 << 20
 MAX_ZSTD_WINDOW_BYTES = 128 << 20
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 class PatchError(PipegridError):
@@ -29,7 +28,12 @@ def unpacked(path: str) -> Iterator[bytes]:
         PatchError: it is damaged, or cut off.
     """
     with open(path, "rb", buffering=0) as file:
-        yield from _unpacked(file, path)
+        parts = _parts(file, path)
+        if parts is not None:
+            yield from parts
+            return
+        while data := file.read(CHUNK_BYTES):
+            yield data
 
 
 class Unpacking:
@@ -42,9 +46,7 @@ class Unpacking:
 
     def __init__(self, path: str) -> None:
         self._file = FileIO(path, "rb")
-        head = _head(self._file)
-        packed = _unpacker(head) is not None or head[:4] == _ZSTANDARD
-        self._parts = _unpacked(self._file, path) if packed else None
+        self._parts = _parts(self._file, path)
 
     def read_into(self, page: bytearray) -> int:
         """
@@ -64,22 +66,17 @@ class Unpacking:
         self._file.close()
 
 
-def _head(file: FileIO) -> bytes:
+def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
+    """Return what is in a packed file; None: it is not packed, and stands at its beginning."""
     head = file.read(6) or b""
     file.seek(0)
-    return head
-
-
-def _unpacked(file: FileIO, path: str) -> Iterator[bytes]:
-    head = _head(file)
-    if head[:4] == _ZSTANDARD:
-        yield from _unpacked_zstandard(file, path)
-        return
+    if head[:4] == b"\x28\xb5\x2f\xfd":
+        return _unpacked_zstandard(file, path)
     unpacker = _unpacker(head)
-    if unpacker is None:
-        while data := file.read(CHUNK_BYTES):
-            yield data
-        return
+    return None if unpacker is None else _unpacked(file, path, unpacker)
+
+
+def _unpacked(file: FileIO, path: str, unpacker: Any) -> Iterator[bytes]:
     try:
         while data := file.read(64 << 10):
             while True:

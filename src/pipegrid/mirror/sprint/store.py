@@ -28,7 +28,7 @@ from pipegrid.disk.commit import Commit, Disk, Policy
 from pipegrid.disk.files import write_all, write_all_pieces
 from pipegrid.errors import NoSpace, PipegridError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.helper import Helper
+from pipegrid.mirror.helper import AtOnce, Helper
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sprint.group import Group
 from pipegrid.mirror.wanted import MirrorError
@@ -87,16 +87,13 @@ class IncomingFile:
 
     def add(self, page: Page, start: int, end: int) -> None:
         """Some more of it; the page is given back by itself."""
-        if not self._store.hands_over:
-            self._at_once(page.view[start:end])
-            return
         page.users += 1
         held = self.held
         if not held:
             self._store.holding[self] = None
         held.append((page, start, end))
         self._held_bytes += end - start
-        if self._held_bytes >= HANDED_BYTES:
+        if self._held_bytes >= self._store.handed_bytes:
             self.hand_over()
 
     def hand_over(self) -> None:
@@ -104,13 +101,6 @@ class IncomingFile:
         if self.held:
             pieces, ended = self._take_held()
             self._store.hasher.run(lambda: self._write(pieces), ended, wakes=False)
-
-    def _at_once(self, piece: memoryview) -> None:
-        """In the caller's thread."""
-        try:
-            self._write([piece])
-        except OSError as error:
-            self._store.check(error)
 
     def _take_held(self) -> tuple[list[memoryview], Callable[[object], None]]:
         store, held = self._store, self.held
@@ -135,9 +125,6 @@ class IncomingFile:
     def end(self) -> None:
         """All of it was received."""
         store = self._store
-        if not store.hands_over:
-            self._digested(self._hasher.digest())
-            return
         store.parts.add(self)
         pieces, given = self._take_held()
 
@@ -166,9 +153,6 @@ class IncomingFile:
 
     def drop(self) -> None:
         """It will not be complete."""
-        if not self._store.hands_over:
-            self._discard()
-            return
         self._store.parts.add(self)
         _, given = self._take_held()
 
@@ -196,7 +180,7 @@ class SprintStore:
     Attributes:
         parts: long files that the thread is not done with.
         holding: those of which it was not given all that has come.
-        hands_over: whether there is a thread for long files.
+        handed_bytes: of a long file, handed over at once.
     """
 
     def __init__(
@@ -212,12 +196,13 @@ class SprintStore:
         self.wrong = wrong
         self.parts: set[IncomingFile] = set()
         self.holding: dict[IncomingFile, None] = {}
-        self.hands_over = len(os.sched_getaffinity(0)) >= SPARE_PROCESSORS
         self._policy = policy
         self._staged = staged
         self._stored = stored
         self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.hasher = Helper(self._done, wake)
+        spare = len(os.sched_getaffinity(0)) >= SPARE_PROCESSORS
+        self.hasher: Helper | AtOnce = Helper(self._done, wake) if spare else AtOnce()
+        self.handed_bytes = HANDED_BYTES if spare else 1
         self._syncer = Helper(self._done, wake)
         self._disk = Disk()
         self._free: list[Page] = []

@@ -133,6 +133,11 @@ class KnownFiles:
         self._files.move_to_end(storage_index)
         return known
 
+    def begin(self, storage_index: bytes, known: Known, version: Version) -> None:
+        """A version is going to be written: write that down before, for who is killed meanwhile."""
+        known.begin(version)
+        self.save(storage_index, known)
+
     def save(self, storage_index: bytes, known: Known) -> None:
         """Write down what has changed; whatever goes wrong, it is remembered in this process."""
         self._bound_contents()

@@ -250,8 +250,7 @@ class Modification:
         places: Places = place(geometry.total_shares, base.heads, self._slot.peers, unusable)
         self.attempts += 1
         self._search.book.trust(encoded.version)
-        self._known.begin(encoded.version)
-        self._files.save(self._slot.storage_index, self._known)
+        self._files.begin(self._slot.storage_index, self._known, encoded.version)
         publication = Publication(
             self._slot, encoded, places, base.heads, read_bytes=REFUSAL_BYTES if base.is_warm else 0
         )

@@ -212,8 +212,7 @@ class Update:
             heads.setdefault(copy.peer, {})[number] = copy.head
         publication = Publication(self._slot, encoded, places, heads, may_move=False)
         self.tried = encoded.version
-        self._known.begin(encoded.version)
-        self._files.save(self._slot.storage_index, self._known)
+        self._files.begin(self._slot.storage_index, self._known, encoded.version)
         outcome = await publication.run()
         if not outcome.is_clean:
             self._known.forget_version()
