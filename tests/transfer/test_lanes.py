@@ -37,6 +37,8 @@ class Server(MemoryServer):
         self.writes: list[tuple[int, int]] = []
         self.answers: list[Deferred[WriteResult]] = []
         self.again: list[bool] = []
+        self.network: list[Callable[[], None]] | None = None
+        """Where what bytes are let go by is kept, if whoever tests says when; None: it has them at once."""
 
     def write(
         self,
@@ -52,7 +54,9 @@ class Server(MemoryServer):
         self.writes.append((offset, sum(map(len, data))))
         self.again.append(again)
         self.answers.append(Deferred())
-        if let_go is not None:
+        if let_go is not None and self.network is not None:
+            self.network.append(let_go)
+        elif let_go is not None:
             let_go()
         return self.answers[-1]
 
@@ -139,6 +143,49 @@ class FullWindowTests(LaneTestCase):
         self.server.answers[0].callback(WriteResult(False, ((0, SHARE_BYTES),)))
         self.assertEqual(len(self.server.writes), 2)
         self.send(self.way, 14, 15)
+        self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
+
+    def make_holding(self) -> list[int]:
+        """Make a way that may hold a window of bytes; returns what is told of its changes."""
+        told: list[int] = []
+        self.server.network = []
+        window = FixedWindow(MESSAGE)
+        window.gathers = True
+        self.way = ShareWay(
+            Peer(self.server, Pipeline(window, held_limit_bytes=MESSAGE)),
+            0,
+            SI,
+            SECRETS,
+            SHARE_BYTES,
+            0,
+            lambda: told.append(len(self.server.writes)),
+            self.changed,
+            Clock(),
+            lets_go=True,
+        )
+        self.send(self.way, 0, 12)  # two messages, and what may be had beside what is held
+        self.assertEqual(self.server.writes, [(0, MESSAGE // 2), (MESSAGE // 2, MESSAGE // 2)])
+        self.assertTrue(self.way.blocked)
+        return told
+
+    def test_what_was_full_while_others_were_held(self) -> None:
+        """It grows when the network has these: small messages cost servers as much as large ones."""
+        told = self.make_holding()
+        for let_go in self.server.network or []:
+            let_go()
+        self.assertTrue(told)
+        self.assertFalse(self.way.blocked)
+        self.send(self.way, 12, 15)
+        self.assertTrue(self.way.blocked)
+        self.server.answers[0].callback(WriteResult(False, ((MESSAGE // 2, SHARE_BYTES),)))
+        self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
+
+    def test_what_is_little_when_the_answer_comes(self) -> None:
+        """It does not leave alone, though it was all that memory allowed before."""
+        self.make_holding()
+        self.server.answers[0].callback(WriteResult(False, ((MESSAGE // 2, SHARE_BYTES),)))
+        self.assertEqual((len(self.server.writes), self.way.blocked), (2, False))
+        self.send(self.way, 12, 15)
         self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
 
     def test_what_the_answer_says_is_there(self) -> None:

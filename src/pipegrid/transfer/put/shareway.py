@@ -7,9 +7,8 @@ woken whenever they may have changed.
 
 What its states are, and what leads from one to the next: ``sharestate``.
 
-A large batch need not be kept until it is acknowledged, if the transfer can code segments again: on a long
-path several times as much as memory should hold may be on its way. What is lost with a connection then is
-``missed``, as are the segments that went by before the lane was opened.
+A large batch need not be kept until it is acknowledged, if the transfer can code segments again. What is lost
+with a connection then is ``missed``, as are the segments that went by before the lane was opened.
 
 What the server has already, of an upload that was cut off, is not sent again (``already``).
 """
@@ -17,6 +16,7 @@ What the server has already, of an upload that was cut off, is not sent again (`
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -46,8 +46,7 @@ class ShareWay:
         stored: called instead when the server has acknowledged all of the share.
         lets_go: segments can be coded again, so that bytes which the network has need not be kept.
         turn: what part of a full message the second one is, more than 0 and at most 1. Lanes whose messages
-            filled up together would send them together, hold all of them in memory at the same moment, and
-            leave the servers idle while the next are coded.
+            filled up together would send them together, and leave the servers idle while the next are coded.
 
     Attributes:
         state: see the table.
@@ -108,7 +107,6 @@ class ShareWay:
         self._last: Batch | None = None
         self._lost_writes = False
         self._room: Deferred[None] | None = None
-        self._ready = False  # whether the batch is a whole message
         self._owed = OwedAnswers(clock)
 
     def __repr__(self) -> str:
@@ -122,13 +120,21 @@ class ShareWay:
     @property
     def blocked(self) -> bool:
         """Whether it takes no more: the window is full, and so is the message behind it, if there is one."""
-        full = self._ready or not self.peer.pipeline.gathers
-        return self._room is not None and full and self.state is State.OPEN
+        full = self._room is not None and self.state is State.OPEN
+        return full and (self._is_ready or not self.peer.pipeline.gathers)
 
     @property
     def has_room(self) -> bool:
         """Whether it is open, and would take more now."""
         return self.state is State.OPEN and not self.blocked
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether a whole message is there, by what is in flight and held just now."""
+        batch = self._batch
+        if batch is None or batch.is_small or (batch.has_trailer and self._lets_go):
+            return False  # an upload's trailer is sent by ``finish``
+        return batch.is_full(self.peer.pipeline.message_bytes, self._flushed, self._turn)
 
     @property
     def waiting(self) -> bool:
@@ -142,11 +148,7 @@ class ShareWay:
 
     @property
     def is_useless(self) -> bool:
-        """
-        Whether what the server has of a share that has ended is of no use to anybody.
-
-        It takes some of the last room; or it is not what was sent, and a rerun would go on with it.
-        """
+        """Whether what the server has of it takes the last room, or is wrong and would be gone on with."""
         wrong = self.state is State.LOST and self._incomplete
         return wrong or isinstance(self.error, (NoSpace, ConflictingWrite))
 
@@ -209,16 +211,8 @@ class ShareWay:
             self.flush()
         batch = self._batch = self._batch or Batch(write.offset)
         batch.add(write, segment)
-        if segment is None:
-            self.has_trailer = True
-            if self._lets_go:
-                return  # an upload's trailer, which ``finish`` sends
-        elif self.misses_next(segment):
-            self.missed = self.missed[1:]
-        if batch.is_small:
-            return
-        self._ready = batch.is_full(self.peer.pipeline.message_bytes, self._flushed, self._turn)
-        if self._ready and self._room is None:
+        self._went_by(segment)
+        if self._room is None and self._is_ready:
             self.flush()
 
     def _pass_over(self, write: ShareWrite, segment: int | None) -> bool:
@@ -226,21 +220,23 @@ class ShareWay:
         if not self._already.covers(write.offset, write.offset + write.length):
             return False
         self.flush()  # what comes next does not follow what was gathered
+        segments = NO_SEGMENTS if segment is None else range(segment, segment + 1)
+        self._already.pass_over(segments, segment is None)
+        self._went_by(segment)
+        return True
+
+    def _went_by(self, segment: int | None) -> None:
         if segment is None:
             self.has_trailer = True
-            self._already.pass_over(NO_SEGMENTS, True)
-        else:
-            self._already.pass_over(range(segment, segment + 1), False)
-            if self.misses_next(segment):
-                self.missed = self.missed[1:]
-        return True
+        elif self.misses_next(segment):
+            self.missed = self.missed[1:]
 
     def flush(self) -> None:
         """Send what has been gathered, unless the server turned out to have it meanwhile."""
         batch = self._batch
         if batch is None or self.state is not State.OPEN:
             return
-        self._batch, self._ready = None, False
+        self._batch = None
         if self._already.covers(batch.offset, batch.offset + batch.length):
             self._already.pass_over(batch.segments, batch.has_trailer)
             return
@@ -257,9 +253,14 @@ class ShareWay:
     def _has_room(self, _result: object, room: Deferred[None]) -> None:
         if self._room is room:
             self._room = None
-            if self._ready:
+            if self._is_ready:  # else it grows: what the window leaves for a message has grown
                 self.flush()
             self._changed()
+
+    def _now_gone(self, let_go: Callable[[], None]) -> None:
+        let_go()
+        if self._room is not None:
+            self._changed()  # there is memory for more of the next message
 
     def _write(self, let_go: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
         """Return a Deferred that never fails: a pipeline is shared, a failure is this lane's own."""
@@ -270,7 +271,7 @@ class ShareWay:
             batch.offset,
             pieces,
             self._secrets.upload,
-            let_go=let_go,
+            let_go=let_go and partial(self._now_gone, let_go),
             again=self._lost_writes,
         )
         return self._await_write(call, batch)
@@ -379,7 +380,7 @@ class ShareWay:
             return
         self.state = state
         self.ended = state is not State.DOUBTFUL
-        self._batch, self._last, self._ready = None, None, False
+        self._batch = self._last = None
         room, self._room = self._room, None
         if room is not None:
             room.cancel()
