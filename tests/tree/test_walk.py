@@ -174,7 +174,9 @@ class WalkTests(SynchronousTestCase):
         self.assertEqual(
             self.names(first, all_paths=True), ["", "down", "down/f", "down/up!", "self!"]
         )
+        reads = self.grid.reads
         again = self.walked(first, all_paths=True)[-1]
+        self.assertEqual(self.grid.reads - reads, 2)  # nor is it read again, ahead of the walk
         assert isinstance(again, Unreadable)
         self.assertIn("contains itself", str(again.error))
 

@@ -13,8 +13,8 @@ it. An open directory takes one place among those to be read ahead, not one for 
 directory of 100,000 directories costs no more than its own listing.
 
 **Loops.** A directory that contains itself, possible where directories can change, is met again as its own
-descendant: it is not entered again. Neither is, unless all paths are wanted, any directory that was met
-before.
+descendant: it is not entered again, nor read again ahead of that. Neither is, unless all paths are wanted,
+any directory that was met before.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ def _expected_bytes(cap: DirectoryCap) -> int:
     return _UNREAD_BYTES
 
 
+@attrs.frozen(eq=False)
+class _Step:
+    """A directory on the way to another. It holds no listing, so that none is left to the collector."""
+
+    identity: bytes | None
+    before: _Step | None = attrs.field(repr=False)
+
+
 @attrs.define(eq=False)
 class AheadDirectory:
     """
@@ -52,6 +60,7 @@ class AheadDirectory:
 
     Attributes:
         cap: what reads it.
+        way: from the root to it.
         depth: levels below the root.
         key: its place in order: the places in their directories of all on the way to it.
         state: ``unread``, ``reading``, ``ready`` or ``failed``.
@@ -63,6 +72,7 @@ class AheadDirectory:
     """
 
     cap: DirectoryCap
+    way: _Step | None
     depth: int
     key: bytes
     expected_bytes: int
@@ -82,6 +92,14 @@ class AheadDirectory:
         if self.listing is not None:
             return self.listing.memory_bytes
         return 0 if self.state == "failed" else self.expected_bytes
+
+    @property
+    def is_in_itself(self) -> bool:
+        """Whether it is one of those on the way to it; at most as many steps as it is deep."""
+        step = self.way if self.identity is not None else None
+        while step is not None and step.identity != self.identity:
+            step = step.before
+        return step is not None
 
 
 class WalkOrder:
@@ -120,7 +138,7 @@ class WalkOrder:
         self._ahead_bytes = 0
         self._met = 0
         if isinstance(cap, DirectoryCap):
-            self._head = self._directory(cap, 0, b"")
+            self._head = self._directory(cap, None, 0, b"")
 
     @property
     def done(self) -> bool:
@@ -153,7 +171,7 @@ class WalkOrder:
             parent.next_ahead += 1
             directory = self._child(parent, index, cap)
             heapq.heapreplace(self._cursors, (directory.key, self._ticket(), parent))
-            if not self._all_paths and self._is_known(directory.identity):
+            if directory.is_in_itself if self._all_paths else self._is_known(directory.identity):
                 continue
             directory.ahead = True
             parent.children[index] = directory
@@ -204,10 +222,13 @@ class WalkOrder:
         return None
 
     def _child(self, parent: AheadDirectory, index: int, cap: DirectoryCap) -> AheadDirectory:
-        return self._directory(cap, parent.depth + 1, parent.key + index.to_bytes(4, "big"))
+        way = _Step(parent.identity, parent.way)
+        return self._directory(cap, way, parent.depth + 1, parent.key + index.to_bytes(4, "big"))
 
-    def _directory(self, cap: DirectoryCap, depth: int, key: bytes) -> AheadDirectory:
-        return AheadDirectory(cap, depth, key, _expected_bytes(cap), identity=identity_of(cap))
+    def _directory(
+        self, cap: DirectoryCap, way: _Step | None, depth: int, key: bytes
+    ) -> AheadDirectory:
+        return AheadDirectory(cap, way, depth, key, _expected_bytes(cap), identity=identity_of(cap))
 
     def _ticket(self) -> int:
         self._tie += 1
@@ -303,9 +324,7 @@ class WalkOrder:
                 f"this directory lies {child.depth} levels deep, and was not entered; if you mean it, begin "
                 "with its own cap"
             )
-        if child.identity is not None and any(
-            each.identity == child.identity for each in self._stack
-        ):
+        if child.is_in_itself:
             return DirectoryError("this directory contains itself, and was not entered again")
         return None
 
