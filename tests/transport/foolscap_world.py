@@ -1,18 +1,21 @@
 """
 A real Foolscap server and clients of it, joined by wires in memory that take their time.
 
-Foolscap itself runs on a ``Clock`` here, its queue of calls included: nothing happens until time passes.
+Foolscap itself runs on a clock here, its queue of calls included: nothing happens until time passes.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from foolscap import eventual, negotiate
 from foolscap.referenceable import SturdyRef
+from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
@@ -25,6 +28,7 @@ from pipegrid.server.foolscap.governor import Governor
 from pipegrid.server.foolscap.memory import HeldMemory
 from pipegrid.server.foolscap.service import FoolscapStorage
 from pipegrid.server.gbs.service import GbsService
+from pipegrid.simulation.clock import HeapClock
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
 from pipegrid.transport.foolscap.tub import BOUNDS, LOST_AFTER_S
@@ -35,22 +39,33 @@ from tests.transport.contract import IDENTITY
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
 
 
-class UncollectedClock(Clock):
+class UncollectedClock(HeapClock):
     """
-    A clock that is not disturbed while it sorts its calls.
+    A clock that is not disturbed while it puts its calls in order.
 
-    Foolscap's references say goodbye when the collector finds them, and that takes a ``callLater``; in the
-    middle of a sort, which is where the collector may come, the list of calls must not change.
+    Foolscap's references say goodbye when the collector finds them, and that takes a ``callLater``; while
+    the heap is looked through, which is where the collector may come, it must not change.
     """
 
-    def _sortCalls(self) -> None:
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            super()._sortCalls()
-        finally:
-            if collecting:
-                gc.enable()
+    def _next(self) -> DelayedCall | None:
+        with _uncollected():
+            return super()._next()
+
+    def _forget(self, call: DelayedCall) -> None:
+        with _uncollected():
+            super()._forget(call)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the collector away for a moment."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Wire:
