@@ -2,16 +2,17 @@
 PipeGrid: put files on erasure-coded, end-to-end encrypted storage grids, at the speed of the wire.
 
 Public names are imported when they are first used, so that ``import pipegrid`` (and with it
-``pipegrid --version``) costs nothing.
+``pipegrid --version``) costs nothing; ``typing`` is half of what bare Python takes to start.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from pipegrid.version import __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from pipegrid.core.caps import parse_cap
     from pipegrid.core.mutable.edits import Link, Rename, Unlink
     from pipegrid.core.params import Params

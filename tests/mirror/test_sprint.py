@@ -24,9 +24,10 @@ from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint import sprint, store
 from pipegrid.mirror.sprint.connection import Connection, Lost
-from pipegrid.mirror.sprint.dialling import BegunConnections, begin, can_sprint, place_of
+from pipegrid.mirror.sprint.dialling import BegunConnections, can_sprint
 from pipegrid.mirror.sprint.entrant import Entrant
 from pipegrid.mirror.sprint.heads import Odd, parse_head
+from pipegrid.mirror.sprint.headstart import begin, place_of
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.mirror.work import Work
 
@@ -323,7 +324,7 @@ class SprintTests(SprintCase):
         self.addCleanup(connection.close)
         connection.write()
         self.assertEqual((secured, connection.wants_to_write), ([], True))
-        ready = begin(place_of(parse_url(self.server().url)))
+        ready = begin(place_of(*parse_url(self.server().url).place))
         there = Connection(runner, 0, ready, secure)
         self.addCleanup(there.close)
         select.select([], [ready], [], PATIENCE_S)

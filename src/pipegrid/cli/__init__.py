@@ -29,12 +29,15 @@ def main() -> None:
         import gc
 
         gc.disable()  # until the work begins: modules are no garbage
-        from pipegrid.cli.later import put_off
+        from pipegrid.cli.plain import dial, read
 
-        put_off()
+        plain = read(sys.argv[1:])
+        begun = (
+            None if plain is None else dial(plain)
+        )  # what follows takes as long as mirrors are away
         from pipegrid.cli.process import run_process
 
-        status = run_process(sys.argv[1:])
+        status = run_process(sys.argv[1:], begun)
         if "twisted.internet.reactor" in sys.modules or "pipegrid.mirror" in sys.modules:
             _leave(status)
     except KeyboardInterrupt:  # before or after the work; what runs has better ways to be stopped

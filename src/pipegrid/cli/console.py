@@ -99,6 +99,11 @@ class Console:
         """Whether a progress bar would be seen and is wanted."""
         return self.verbosity >= 0 and self.stderr.isatty()
 
+    def get_ready(self) -> None:
+        """Load what results will need."""
+        if self.json:
+            import json  # noqa: F401
+
     def result(self, text: str, fields: dict[str, Any]) -> None:
         """Print one result: text for people, or its documented fields under ``--json``."""
         self._print(self._line(text, fields))

@@ -100,14 +100,12 @@ class ArchiveRun:
 
     def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
-        from pipegrid.mirror.sprint.dialling import BegunConnections
-
         fetching = self._fetching
         addresses = fetching.direct_addresses()
         if addresses is None:
             return None
         with ExitStack() as stack:
-            ahead = stack.enter_context(closing(BegunConnections(addresses)))
+            ahead = stack.enter_context(closing(fetching.dial(addresses)))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
             from pipegrid.mirror.destination import Destination
             from pipegrid.mirror.early import EarlyMirror, begin_early

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.mirror import Mirror
     from pipegrid.mirror.report import Report
+    from pipegrid.mirror.sprint.dialling import BegunConnections
+    from pipegrid.mirror.sprint.headstart import HeadStart
 
 
 class Display:
@@ -56,6 +58,7 @@ class Fetching(NamedTuple):
     Attributes:
         limit_bytes_per_s: from all mirrors together, or None.
         sample: percent of what is there that is hashed again.
+        begun: connections to the mirrors that were begun before all else, or None.
     """
 
     urls: tuple[str, ...]
@@ -67,6 +70,7 @@ class Fetching(NamedTuple):
     durability: Policy
     sample: float
     paranoid: bool
+    begun: HeadStart | None = None
 
     @property
     def sample_share(self) -> float:
@@ -85,6 +89,12 @@ class Fetching(NamedTuple):
 
         addresses = [through(parse_url(url), os.environ) for url in self.urls]
         return addresses if can_sprint(addresses) else None
+
+    def dial(self, addresses: Sequence[Address], each: int = 1) -> BegunConnections:
+        """Begin to connect to mirrors, so many times to each, as far as that was not begun already."""
+        from pipegrid.mirror.sprint.dialling import BegunConnections
+
+        return BegunConnections(addresses, each, self.begun)
 
     @asynccontextmanager
     async def mirror(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,14 +14,8 @@ from pipegrid.cli.outcome import Interrupted, unreadable
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
-    from pipegrid.mirror.address import Address
-    from pipegrid.mirror.sprint.dialling import BegunConnections
     from pipegrid.mirror.wanted import Wanted
     from pipegrid.mirror.work import Work
-
-
-LONG_LIST_BYTES = 32 << 10
-"""Some hundred files."""
 
 
 def list_job(file: str, dest: str, jobs: int, fetching: Fetching) -> ReactorJob | GridJob:
@@ -51,7 +44,7 @@ class ListRun:
             return None
         with ExitStack() as stack:
             source = stack.enter_context(self._open())
-            ahead = stack.enter_context(closing(self._dial(addresses, source)))
+            ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
             from pipegrid.mirror.destination import Destination
             from pipegrid.mirror.manifest import keep_manifest, noting
@@ -63,7 +56,7 @@ class ListRun:
             stack.callback(destination.close)
             work = Work(destination, addresses, Doubt(fetching.paranoid, fetching.sample_share))
             if not work.sprint(
-                noting(destination, self._entries(source)),
+                noting(destination, self._all(source, console)),
                 fetching.durability,
                 fetching.connections,
                 stopped,
@@ -87,16 +80,11 @@ class ListRun:
                     removed = destination.delete_others(each.path for each in self._entries(source))
             return tell(console, report, self._dest, removed, False)
 
-    def _dial(self, addresses: Sequence[Address], source: BinaryIO) -> BegunConnections:
-        """Begin to connect: to a mirror that is begun there is as much to ask for as connections carry."""
-        from pipegrid.mirror.sprint.dialling import BegunConnections
-        from pipegrid.mirror.wanted import HIDDEN
+    def _each(self) -> int:
+        """Return how many connections to begin to each mirror, before it is known what is missing."""
+        from pipegrid.mirror.sprint.headstart import connections_for
 
-        is_new = not os.path.lexists(os.path.join(self._dest, HIDDEN))
-        is_long = os.fstat(source.fileno()).st_size >= LONG_LIST_BYTES
-        return BegunConnections(
-            addresses, self._fetching.connections // self._jobs if is_new and is_long else 1
-        )
+        return connections_for(self._file, self._dest, self._fetching.connections // self._jobs)
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do it, or what ``sprint`` left of it."""
@@ -126,6 +114,11 @@ class ListRun:
             return open(self._file, "rb")
         except OSError as error:
             raise unreadable(self._file, error) from error
+
+    def _all(self, source: BinaryIO, console: Console) -> Iterator[Wanted]:
+        """Yield what the list names; at its end there are answers to wait for, and time to get ready."""
+        yield from self._entries(source)
+        console.get_ready()
 
     def _entries(self, source: BinaryIO) -> Iterator[Wanted]:
         """Yield what the list names, from its beginning."""

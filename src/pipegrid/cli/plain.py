@@ -10,17 +10,23 @@ and every mistake included, is click's to understand, which then says what is wr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
 
-from pipegrid.cli.console import Console
-from pipegrid.cli.job import Job
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for here
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from pipegrid.cli.console import Console
+    from pipegrid.cli.job import Job
+    from pipegrid.mirror.sprint.headstart import HeadStart
+
+    Values = dict[str, Any]
+    Take = Callable[[Values, str], bool]
+    Read = tuple[str, Values, list[str]]
+    """Command, options, and what else there is."""
 
 COMPLETION = "_PIPEGRID_COMPLETE"
 """In the environment: a shell asks what could come next, which is click's to answer."""
-
-Values = dict[str, Any]
-Take = Callable[[Values, str], bool]
 
 
 def _one(name: str, among: Sequence[str]) -> Take:
@@ -116,8 +122,8 @@ _COMMANDS: dict[str, tuple[Values, int]] = {
 """What each takes, and how many words behind its name."""
 
 
-def read(arguments: Sequence[str]) -> tuple[str, Values, list[str]] | None:
-    """Return command, options, and what else there is; None: click is to look at it."""
+def read(arguments: Sequence[str]) -> Read | None:
+    """Return what a command line says; None: click is to look at it."""
     if COMPLETION in os.environ:
         return None
     values: Values = {}
@@ -147,8 +153,29 @@ def read(arguments: Sequence[str]) -> tuple[str, Values, list[str]] | None:
     return words[1], {**known, **values}, words[2:]
 
 
-def plain_job(arguments: Sequence[str], console: Console) -> Job | None:
-    """Return what a command line asks for, having told the console what is for it; None: as ``read``."""
+def dial(found: Read) -> HeadStart | None:
+    """Begin to connect to mirrors before anything is loaded that will talk to them, if that can be."""
+    command, values, words = found
+    if "urls" not in values or any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    from pipegrid.mirror.sprint.headstart import HeadStart, connections_for
+
+    count = 1
+    if command == "list":
+        each = values["connections"]
+        count = connections_for(words[0], words[1], each // min(values["jobs"], each))
+    return HeadStart(values["urls"], count)
+
+
+def plain_job(
+    arguments: Sequence[str], console: Console, begun: HeadStart | None = None
+) -> Job | None:
+    """
+    Return what a command line asks for, having told the console what is for it; None: as ``read``.
+
+    Args:
+        begun: what ``dial`` made of it.
+    """
     found = read(arguments)
     if found is None:
         return None
@@ -160,14 +187,14 @@ def plain_job(arguments: Sequence[str], console: Console) -> Job | None:
 
         job: Job = verify_job(words[0], values["paranoid"], 0.0)
     else:
-        job = _fetching_job(command, values, words)
+        job = _fetching_job(command, values, words, begun)
     console.json = values["json"]
     if values["quiet"]:
         console.verbosity = -1
     return job
 
 
-def _fetching_job(command: str, values: Values, words: list[str]) -> Job:
+def _fetching_job(command: str, values: Values, words: list[str], begun: HeadStart | None) -> Job:
     from pipegrid.cli.mirroring import Fetching
 
     fetching = Fetching(
@@ -180,6 +207,7 @@ def _fetching_job(command: str, values: Values, words: list[str]) -> Job:
         durability=values["durability"],
         sample=0.0,
         paranoid=values["paranoid"],
+        begun=begun,
     )
     if command == "list":
         from pipegrid.cli.mirrorlist import list_job

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ShortcutJob, failure
-from pipegrid.cli.later import tls_put_off
+from pipegrid.cli.later import put_off, tls_put_off
 from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.cli.plain import plain_job
 from pipegrid.reactor.collector import calm_collector
@@ -24,20 +24,26 @@ from pipegrid.reactor.monotonic import make_monotonic
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
+    from pipegrid.mirror.sprint.headstart import HeadStart
     from pipegrid.reactor.ahead import Ahead
 
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
 
-def run_process(arguments: Sequence[str]) -> int:
-    """Run a command line with this process's streams and signals, and return its exit status."""
+def run_process(arguments: Sequence[str], begun: HeadStart | None = None) -> int:
+    """
+    Run a command line with this process's streams and signals, and return its exit status.
+
+    Args:
+        begun: connections that it asks for, begun already.
+    """
     # Being told to end is as good a reason to clean up as Ctrl-C.
     _handle(signal.SIGTERM, signal.default_int_handler)
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
     try:
-        invocation, job = _parse(arguments, console)
+        invocation, job = _parse(arguments, console, begun)
     except BrokenPipeError:  # the reader of --help left
         _forget_stdout()
         return ExitStatus.FAILED
@@ -50,7 +56,10 @@ def run_process(arguments: Sequence[str]) -> int:
         status = job.run(console)
     else:
         found = _cut_short(job, console) if isinstance(job, ShortcutJob) else None
+        if begun is not None:
+            begun.close()
         if found is None:
+            put_off()  # before Twisted
             one_heap()  # before there are threads
             ahead = _dial(invocation) if isinstance(job, GridJob) else None
             from pipegrid.cli.app import start_job
@@ -62,10 +71,13 @@ def run_process(arguments: Sequence[str]) -> int:
     return _flush(console, status)
 
 
-def _parse(arguments: Sequence[str], console: Console) -> tuple[Invocation, Job]:
-    job = plain_job(arguments, console)
+def _parse(
+    arguments: Sequence[str], console: Console, begun: HeadStart | None
+) -> tuple[Invocation, Job]:
+    job = plain_job(arguments, console, begun)
     if job is not None:
         return Invocation(console), job
+    put_off()  # before click
     from pipegrid.cli.app import parse
 
     return parse(arguments, console)

@@ -13,10 +13,12 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSpace, ServerRefused
+
+if TYPE_CHECKING:
+    from pipegrid.core.hashes import Buffer
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _SYNC_FILE_RANGE_WRITE = 2

@@ -1,1 +1,4 @@
 """Package archives from several mirrors over pipelined HTTP: incremental, verified, crash-safe."""
+
+HIDDEN = ".pipegrid-mirror"
+"""In the destination: what is not published yet, the lock, what is known to be good."""

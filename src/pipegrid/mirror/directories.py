@@ -13,7 +13,6 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
-from hashlib import new as new_hash
 
 from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
 
@@ -193,6 +192,8 @@ def is_same(name: str, directory: int, other: str, other_directory: int) -> bool
 
 def hash_file(fd: int, algorithm: str) -> bytes:
     """Return the hash of an open file, from its beginning."""
+    from hashlib import new as new_hash  # OpenSSL takes three milliseconds to load
+
     hasher = new_hash(algorithm)
     buffer = bytearray(READ_BYTES)
     view = memoryview(buffer)

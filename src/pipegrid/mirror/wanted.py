@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pipegrid.errors import PipegridError
+from pipegrid.mirror import HIDDEN as HIDDEN
 
 DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
 """The hashes that prove a file, and their lengths; in the order in which they are preferred."""
@@ -29,9 +30,6 @@ _PLAIN_PATH = re.compile(
     r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
 )
 """What nearly all paths are; they need no closer look, unless they are long."""
-
-HIDDEN = ".pipegrid-mirror"
-"""In the destination: what is not published yet, the lock, what is known to be good."""
 
 
 class BadEntry(PipegridError):

@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import Address
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.present import Doubt, Entry, Look, checked
 from pipegrid.mirror.report import Report, Tally
-from pipegrid.mirror.sprint.dialling import BegunConnections
 from pipegrid.mirror.sprint.sprint import Sprint
 from pipegrid.mirror.wanted import Wanted
+
+if TYPE_CHECKING:
+    from pipegrid.disk.commit import Policy
+    from pipegrid.mirror.sprint.dialling import BegunConnections
 
 LOOKED_AT_ONCE = 256
 

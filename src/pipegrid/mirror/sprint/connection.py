@@ -12,14 +12,18 @@ page than they began in.
 from __future__ import annotations
 
 import errno
-import socket
+import select
+from _socket import SO_ERROR, SOL_SOCKET, socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, USUAL_HEAD, Head, Odd, judge, parse_head
-from pipegrid.mirror.sprint.store import PAGE_BYTES, IncomingFile, Page, SprintStore
+from pipegrid.mirror.sprint.pages import PAGE_BYTES, Page
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.sprint.store import IncomingFile, SprintStore
 
 SKIPPED_BYTES = 64 << 10
 """Of an answer that is not wanted are read, to save the connection."""
@@ -48,7 +52,9 @@ class Lost(Exception):
 class SprintRunner(Protocol):
     """What a connection tells whoever runs it."""
 
-    store: SprintStore
+    @property
+    def store(self) -> SprintStore:
+        """Where what comes is stored."""
 
     def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
         """The mirror lacks the file, or has it wrong."""
@@ -80,8 +86,8 @@ class Connection:
         self,
         runner: SprintRunner,
         mirror: int,
-        sock: socket.socket,
-        secure: Callable[[socket.socket], Any] | None = None,
+        sock: socket,
+        secure: Callable[[Any], Any] | None = None,
         count: int = 0,
     ) -> None:
         self.mirror = mirror
@@ -108,6 +114,11 @@ class Connection:
     def is_owed(self) -> bool:
         """Whether an answer is to come, or to be gone on with."""
         return self._errand is not None or bool(self.asked)
+
+    @property
+    def mask(self) -> int:
+        """What of its socket is waited for, as ``epoll`` has it."""
+        return select.EPOLLIN | (select.EPOLLOUT if self.wants_to_write else 0)
 
     @property
     def can_go_on(self) -> bool:
@@ -150,7 +161,7 @@ class Connection:
 
     def _connect(self) -> None:
         if not self._tls or self._secure is not None:
-            failed = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            failed = self.sock.getsockopt(SOL_SOCKET, SO_ERROR)
             if failed:
                 raise Lost(OSError(failed, "").strerror or str(OSError(failed)))
         if self._secure is not None:

@@ -1,23 +1,24 @@
 """
 Beginning to connect, which nobody waits for: a mirror is a round trip away, or ten imports.
 
-The first connection to each mirror is begun before the modules are loaded that will use it. What cannot be
-begun here is begun again by whoever needs it, who knows what to make of the error.
+The first connections to each mirror are begun before the modules are loaded that will use them, and for most
+command lines by ``headstart`` already. What cannot be begun here is begun again by whoever needs it, who
+knows what to make of the error.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegrid.mirror.address import Address
+from pipegrid.mirror.sprint.headstart import HeadStart, begin, place_of
 
-Place = tuple[int, Any]
-"""Family of addresses, and address."""
+if TYPE_CHECKING:
+    from _socket import socket
 
 
 def can_sprint(addresses: Sequence[Address]) -> bool:
@@ -30,45 +31,14 @@ def can_sprint(addresses: Sequence[Address]) -> bool:
     )
 
 
-def place_of(address: Address) -> Place:
-    """
-    Look up where a mirror is.
-
-    Raises:
-        OSError: nobody knows.
-    """
-    host = address.host.encode("ascii")  # text would be looked at for IDNA, with tables for that
-    found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
-    return found[0], found[4]
-
-
-def begin(place: Place) -> socket.socket:
-    """
-    Return a socket that connects, and does not block.
-
-    Raises:
-        OSError: that cannot be begun.
-    """
-    sock = socket.socket(place[0], socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        with suppress(BlockingIOError):
-            sock.connect(place[1])
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def securing(address: Address) -> Callable[[socket.socket], Any]:
+def securing(address: Address) -> Callable[[Any], Any]:
     """Return what makes TLS of a socket that is connected, and has not shaken hands yet."""
     import ssl  # which few need here
 
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
 
-    def secure(sock: socket.socket) -> Any:
+    def secure(sock: Any) -> Any:
         return context.wrap_socket(
             sock, server_hostname=address.host, do_handshake_on_connect=False
         )
@@ -83,18 +53,22 @@ class BegunConnections:
     Args:
         addresses: each asked directly, without a proxy.
         each: how many to each of them.
+        head_start: has begun some of these, and gives them here.
     """
 
-    def __init__(self, addresses: Sequence[Address], each: int = 1) -> None:
-        self._begun: dict[str, list[tuple[socket.socket, int]]] = {}
+    def __init__(
+        self, addresses: Sequence[Address], each: int = 1, head_start: HeadStart | None = None
+    ) -> None:
+        self._begun: dict[str, list[tuple[socket, int]]] = {}
         for address in addresses:
-            begun = self._begun[address.url] = []
+            sockets = head_start.take(address.url) if head_start is not None else []
+            begun = self._begun[address.url] = [(sock, 0) for sock in sockets]
             with suppress(OSError):
-                place = place_of(address)
-                while len(begun) < each:
+                place = place_of(*address.place) if len(begun) < each else None
+                while place is not None and len(begun) < each:
                     begun.append((begin(place), 0))
 
-    def take(self, address: Address) -> tuple[socket.socket, int] | None:
+    def take(self, address: Address) -> tuple[socket, int] | None:
         """Return one to a mirror, and how many files were asked for on it, if there is one more."""
         begun = self._begun.get(address.url)
         while begun:
@@ -104,7 +78,7 @@ class BegunConnections:
             sock.close()
         return None
 
-    def give(self, address: Address, sock: socket.socket, count: int) -> None:
+    def give(self, address: Address, sock: socket, count: int) -> None:
         """Leave one for others, on which so many files were asked for, and came."""
         self._begun[address.url].append((sock, count))
 
@@ -115,7 +89,7 @@ class BegunConnections:
                 begun.pop()[0].close()
 
 
-def _has_something(sock: socket.socket) -> bool:
+def _has_something(sock: socket) -> bool:
     """Whether a server said something unasked: nearly always that it has ended the connection."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sprint.connection import Connection, SprintRunner
-from pipegrid.mirror.sprint.dialling import BegunConnections, Place, begin, place_of, securing
+from pipegrid.mirror.sprint.dialling import BegunConnections, securing
+from pipegrid.mirror.sprint.headstart import begin, place_of
 from pipegrid.mirror.watch import GivingRate
+
+if TYPE_CHECKING:
+    pass
 
 QUOTA = 1000
 """Requests on one connection: nginx closes it after so many."""
@@ -50,8 +53,8 @@ class Entrant:
         self.tail = head_tail(address)
         self.refused = 0
         self._ahead = ahead
-        self._place: Place | None = None
-        self._secure: Callable[[socket.socket], Any] | None = None
+        self._place: tuple[int, Any] | None = None
+        self._secure: Callable[[Any], Any] | None = None
 
     @property
     def owed_bytes(self) -> int:
@@ -84,7 +87,7 @@ class Entrant:
         begun = None if self._ahead is None else self._ahead.take(address)
         if begun is None:
             if self._place is None:
-                self._place = place_of(address)
+                self._place = place_of(*address.place)
             begun = begin(self._place), 0
         sock, count = begun
         secure = None

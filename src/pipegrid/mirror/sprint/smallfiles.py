@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
+from _socket import SO_ERROR, SOL_SOCKET, socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pipegrid.mirror.address import Address, small_request
-from pipegrid.mirror.sprint.dialling import BegunConnections, begin, place_of, securing
+from pipegrid.mirror.sprint.dialling import BegunConnections, securing
 from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, Odd, parse_head
+from pipegrid.mirror.sprint.headstart import begin, place_of
 
 STALL_S = 5.0
 PACE_BYTES = 4 << 10
@@ -51,7 +52,7 @@ def fetch_small(
     Raises:
         OSError, Odd: it does anything else, or takes long; or all is to end.
     """
-    sock, count = ahead.take(address) or (begin(place_of(address)), 0)
+    sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
     asking = _Asking(sock, stopped)
     try:
         asking.connect(address)
@@ -71,7 +72,7 @@ def fetch_small(
 class _Asking:
     """One connection, for as long as it is waited for."""
 
-    def __init__(self, sock: socket.socket, stopped: Callable[[], bool]) -> None:
+    def __init__(self, sock: socket, stopped: Callable[[], bool]) -> None:
         self.sock: Any = sock
         self.closes = False
         self._stopped = stopped
@@ -99,7 +100,7 @@ class _Asking:
         poll.register(self.sock, select.POLLOUT)
         while not poll.poll(LOOK_S * 1000):
             self._check()
-        failed = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        failed = self.sock.getsockopt(SOL_SOCKET, SO_ERROR)
         if failed:
             raise OSError(failed, os.strerror(failed))
         if address.scheme == "https" and not hasattr(self.sock, "do_handshake"):

@@ -21,9 +21,10 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import Address, target_of
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Errand, Plan
@@ -32,9 +33,12 @@ from pipegrid.mirror.sprint.connection import Connection, Lost
 from pipegrid.mirror.sprint.dialling import BegunConnections
 from pipegrid.mirror.sprint.entrant import Entrant
 from pipegrid.mirror.sprint.heads import Odd
-from pipegrid.mirror.sprint.store import SprintStore
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.watch import MirrorStanding, has_stalled, theft
+
+if TYPE_CHECKING:
+    from pipegrid.disk.commit import Policy
+    from pipegrid.mirror.sprint.store import SprintStore
 
 ALONE_WINDOW_BYTES = 256 << 20
 WATCH_S = 0.1
@@ -90,14 +94,15 @@ class Sprint:
             self._entrants[0].window_bytes = ALONE_WINDOW_BYTES
         self._watched_s = time.monotonic()
         self._all_read = False
-        self.store = SprintStore(
-            destination,
-            policy,
-            staged,
-            self._stored,
-            self._wrong,
-            lambda: os.eventfd_write(self._wake, 1),
-        )
+        self._to_store = destination, policy, staged
+
+    @cached_property
+    def store(self) -> SprintStore:
+        """Made when the first requests are on their way: there is a round trip to load what it needs."""
+        from pipegrid.mirror.sprint.store import SprintStore
+
+        wake = partial(os.eventfd_write, self._wake, 1)
+        return SprintStore(*self._to_store, self._stored, self._wrong, wake)
 
     def run(self, files: Iterable[Wanted]) -> None:
         """
@@ -131,16 +136,15 @@ class Sprint:
         return (
             self._all_read
             and not self.store.is_busy
-            and not any(connection.is_owed for connection in self._connections.values())
+            and not self._is_owed()
             and not any(self._may_open(entrant) for entrant in self._entrants if not entrant.is_out)
         )
 
     def _owed_nothing(self) -> bool:
-        return (
-            self._all_read
-            and not self._plan.waits
-            and not any(connection.is_owed for connection in self._connections.values())
-        )
+        return self._all_read and not self._plan.waits and not self._is_owed()
+
+    def _is_owed(self) -> bool:
+        return any(connection.is_owed for connection in self._connections.values())
 
     def _read(self, entries: Iterator[Wanted]) -> None:
         """Take some more of what is wanted."""
@@ -188,7 +192,7 @@ class Sprint:
             self._lost(connection, Lost(str(error)))
         else:
             if connection.wants_to_write != wanted_to_write and connection.sock.fileno() >= 0:
-                self._poll.modify(connection.sock.fileno(), _mask(connection))
+                self._poll.modify(connection.sock.fileno(), connection.mask)
 
     # Asking.
 
@@ -260,7 +264,7 @@ class Sprint:
         entrant.connections.append(connection)
         entrant.tally.connections += 1
         self._connections[connection.sock.fileno()] = connection
-        self._poll.register(connection.sock.fileno(), _mask(connection))
+        self._poll.register(connection.sock.fileno(), connection.mask)
 
     # What happens.
 
@@ -394,7 +398,3 @@ class Sprint:
         self.store.close()
         self._poll.close()
         os.close(self._wake)
-
-
-def _mask(connection: Connection) -> int:
-    return select.EPOLLIN | (select.EPOLLOUT if connection.wants_to_write else 0)

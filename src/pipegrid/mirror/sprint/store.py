@@ -5,7 +5,8 @@ Small files are hashed and written where they are received: handing them to a th
 Of large ones a few pages at a time go to a thread, which hashes and writes them while the next are received;
 but not where the processors are busy anyhow: then that only costs.
 Where durability is asked for, another thread waits for the disk, for a whole group at a time, while the next
-group gathers. Names are given, and the destination is used, by the caller's thread alone.
+group gathers; unless there is nothing to wait for. Names are given, and the destination is used, by the
+caller's thread alone.
 
 **Order.** As in ``sink``: the hash is right, then the bytes are as durable as the policy demands, then the
 file gets its name, then it counts.
@@ -28,13 +29,11 @@ from pipegrid.disk.commit import Commit, Disk, Policy
 from pipegrid.disk.files import write_all, write_all_pieces
 from pipegrid.errors import NoSpace, PipegridError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.helper import AtOnce, Helper
+from pipegrid.mirror.helper import AtOnce, Either, Helper
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sprint.group import Group
+from pipegrid.mirror.sprint.pages import PAGE_BYTES, Page
 from pipegrid.mirror.wanted import MirrorError
-
-PAGE_BYTES = 256 << 10
-"""Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
 
 MAX_PAGES = 32
 SPARE_PROCESSORS = 3
@@ -48,22 +47,6 @@ MAX_GROUP_FILES = 256
 
 GROUP_BYTES = 8 << 20
 """So many make a group worth a sync of its own, while other groups wait."""
-
-
-class Page:
-    """
-    Memory that is read into.
-
-    Attributes:
-        users: jobs of the thread that still need what is in it, and one more while it is being parsed.
-    """
-
-    __slots__ = ("data", "users", "view")
-
-    def __init__(self) -> None:
-        self.data = bytearray(PAGE_BYTES)
-        self.view = memoryview(self.data)
-        self.users = 0
 
 
 class IncomingFile:
@@ -203,8 +186,10 @@ class SprintStore:
         spare = len(os.sched_getaffinity(0)) >= SPARE_PROCESSORS
         self.hasher: Helper | AtOnce = Helper(self._done, wake) if spare else AtOnce()
         self.handed_bytes = HANDED_BYTES if spare else 1
-        self._syncer = Helper(self._done, wake)
+        self._syncer = Either(self._done, wake)
         self._disk = Disk()
+        if policy == "batch":
+            self._disk.load()
         self._free: list[Page] = []
         self._pages = 0
         self._next = Group(destination, staged)
