@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 QUICK_S = 0.003
-"""Until two threads, beside a busy network, have agreed whose turn it is there and back; as measured."""
+"""What it takes two threads at most, beside a busy network, to agree whose turn it is, there and back."""
 
 QUICK_JOBS = 2
 """So many have to be quick before one is done at once: data, and the names."""
@@ -71,7 +71,7 @@ class Either:
 
     To sync files is a wait for a disk, or takes microseconds if they are in memory; nobody says which.
     Handing over, and back, each time wants the interpreter of a thread that has all else to do: syncing
-    the thousand files of a small clone in memory so cost a tenth of its time. One slow job, and all are
+    the thousand files of a small clone in memory so cost up to a tenth of its time. One slow job, and all are
     the thread's again.
     """
 
