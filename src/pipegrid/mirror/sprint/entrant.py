@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
@@ -11,9 +11,6 @@ from pipegrid.mirror.sprint.connection import Connection, SprintRunner
 from pipegrid.mirror.sprint.dialling import BegunConnections, securing
 from pipegrid.mirror.sprint.headstart import begin, place_of
 from pipegrid.mirror.watch import GivingRate
-
-if TYPE_CHECKING:
-    pass
 
 QUOTA = 1000
 """Requests on one connection: nginx closes it after so many."""
