@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -135,6 +136,54 @@ class ProcessTests(SynchronousTestCase):
             end.write(b"hello")
         stdout, prose = process.communicate(timeout=TIMEOUT_S)
         self.assertEqual((stdout, process.returncode), (b"URI:LIT:nbswy3dp\n", 0), prose)
+
+    def test_a_signal_while_nobody_reads(self) -> None:
+        """A reader who has stopped, of standard output or a named pipe, does not hold up the end either."""
+        cap = self.run_command("put", "file")[1].decode().strip()
+        pipe = self.home / "pipe"
+        os.mkfifo(pipe)
+        end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, end)
+        for arguments in (("get", cap), ("get", cap, "-o", "pipe"), ("cat", cap)):
+            process = self.start(*arguments)
+            assert process.stdout is not None
+            self.wait_until_full(end if "pipe" in arguments else process.stdout.fileno())
+            process.send_signal(signal.SIGTERM)
+            process.wait(TIMEOUT_S)  # with nothing read meanwhile
+            _, prose = process.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(process.returncode, 130, prose)
+            self.assertEqual(prose, b"pipegrid: interrupted; the same command can be run again\n")
+            with contextlib.suppress(BlockingIOError):
+                os.read(end, 1 << 20)
+
+    def test_named_pipes_in_the_place_of_settings(self) -> None:
+        """Are named, and not waited for."""
+        self.run_command("init")
+        directory = self.home / ".local/share/pipegrid"
+        for name, status in (
+            ("private/aliases", 2),
+            ("private/servers.yaml", 0),
+            ("private/introducers.yaml", 0),
+            ("private/secret", 2),
+            ("pipegrid.cfg", 2),
+        ):
+            path = directory / name
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
+            command = ("ls", "home:") if name.endswith("aliases") else ("status",)
+            found, _, prose = self.run_command(*command)
+            self.assertEqual(found, status, prose)
+            self.assertIn(f"{path}: it is a named pipe; put a file in its place\n", prose.decode())
+
+    def wait_until_full(self, fd: int) -> None:
+        """Return when a pipe takes no more: two looks, a moment apart, find as much in it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        before, held = 0, -1
+        while before != held or held < 1 << 15:
+            self.assertLess(time.monotonic(), deadline, "nobody fills it")
+            time.sleep(0.05)
+            before = held
+            (held,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))
 
     def wait_until_opened(self, pipe: Path) -> int:
         """Return the end of a named pipe to write to, when somebody has opened the other."""

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.core.text import harmless, printable
+from pipegrid.disk.patience import may_wait
 from pipegrid.errors import SinkError
 
 _GATHERED_BYTES = 64 << 10
@@ -24,7 +25,8 @@ class ResultStream(io.BufferedIOBase):
     Standard output, remembering whether anybody is left to read it.
 
     Attributes:
-        abandoned: the reader went away (``pipegrid get CAP | head -c 100``).
+        abandoned: the reader went away (``pipegrid get CAP | head -c 100``), or read no more, and the
+            command was told to end.
     """
 
     def __init__(self, stream: BinaryIO | None) -> None:
@@ -64,12 +66,16 @@ class ResultStream(io.BufferedIOBase):
         if self._stream is None:
             raise SinkError("standard output is closed; send it somewhere, even to /dev/null")
         try:
-            act(self._stream)
+            with may_wait(self._stream.fileno):
+                act(self._stream)
         except BrokenPipeError:
             self.abandoned = True
             raise
         except OSError as error:
             raise SinkError(f"cannot write to standard output: {error.strerror}") from error
+        except BaseException:  # told to end while nobody read it: whatever is left would wait again
+            self.abandoned = True
+            raise
 
 
 class Console:

@@ -18,6 +18,7 @@ from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ShortcutJob, 
 from pipegrid.cli.later import put_off, tls_put_off
 from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.cli.plain import plain_job
+from pipegrid.disk.patience import end_waiting
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
 
@@ -199,6 +200,9 @@ class _Outcome:
         if not self._interrupted:  # it may come while the first one is being handled
             self._interrupted = True
             self._reactor.callFromThread(self._cancel)
+            from twisted.internet.defer import CancelledError
+
+            end_waiting(CancelledError())  # for who should read what is written
 
     def _cancel(self) -> None:
         if self._command is not None:

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
+from pipegrid.disk.patience import may_wait
 from pipegrid.errors import SinkError
 
 SUFFIX = ".pipegrid-part"
@@ -120,7 +121,8 @@ class PartFile:
             raise self._exists()
         try:
             if mode is not None and not stat.S_ISREG(mode):
-                self._fd = os.open(self._target, os.O_WRONLY | os.O_CLOEXEC)
+                with may_wait():  # a pipe, for its reader
+                    self._fd = os.open(self._target, os.O_WRONLY | os.O_CLOEXEC)
             else:
                 self._open_part()
         except OSError as error:
@@ -233,7 +235,8 @@ class PartFile:
             if self.part is not None:
                 written = os.pwritev(self._fd, batch, self.position)
             else:
-                written = os.writev(self._fd, batch)
+                with may_wait(self.fileno):
+                    written = os.writev(self._fd, batch)
             self.position += written
             while views and written >= len(views[-1]):
                 written -= len(views.pop())

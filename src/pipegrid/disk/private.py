@@ -6,6 +6,8 @@ import errno
 import os
 import stat
 
+from pipegrid.disk.patience import may_wait
+
 
 def open_private(path: str, flags: int) -> int:
     """
@@ -22,7 +24,8 @@ def open_private(path: str, flags: int) -> int:
         OSError: it cannot be opened, or is a symbolic link.
     """
     try:
-        fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with may_wait():  # a pipe, for its reader
+            fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
             raise OSError(

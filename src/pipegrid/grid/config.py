@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import configparser
 import hashlib
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from pipegrid.arguments import check_whole
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.commit import Policy
+from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.durations import parse_kept
 from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME
@@ -154,8 +156,7 @@ def read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     # Tahoe-LAFS lets an option be given twice, and Windows editors begin files with a mark.
     parser = configparser.ConfigParser(interpolation=None, strict=not is_tahoe)
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read()
+        text = io.StringIO(read_file(path).decode("utf-8-sig"), newline=None).read()
         parser.read_string(text, str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
@@ -283,7 +284,7 @@ def _flag(parser: configparser.ConfigParser, path: Path, section: str, option: s
 
 def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:
     try:
-        secret = base32.decode(path.read_text("ascii").strip())
+        secret = base32.decode(read_file(path).decode("ascii").strip())
     except FileNotFoundError:
         remedy = (
             "start that Tahoe-LAFS node once, which makes it"

@@ -15,6 +15,7 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.config import (
@@ -135,7 +136,7 @@ def create_like_tahoe(
     if theirs.introducers.addresses:
         files[INTRODUCERS_NAME] = theirs.introducers.as_text()
     if (node / SERVERS_NAME).is_file():
-        files[SERVERS_NAME] = (node / SERVERS_NAME).read_text("utf-8")
+        files[SERVERS_NAME] = read_file(node / SERVERS_NAME).decode("utf-8")
     return create_client(
         directory,
         params=params or theirs.params,

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipegrid.disk.reading import read_file
 from pipegrid.grid.homes import SERVERS_NAME, default_directory
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def dial(directory: str | os.PathLike[str] | None) -> Ahead | None:
     """
     path = (default_directory() if directory is None else Path(directory)) / SERVERS_NAME
     try:
-        with open(path, "rb") as file:
-            text = file.read(_MOST_BYTES + 1)
+        text = read_file(path, _MOST_BYTES + 1)
     except OSError:
         return None  # whoever opens the grid tells what is wrong
     addresses = addresses_in(text) if len(text) <= _MOST_BYTES else []

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
+from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
 from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
@@ -223,8 +224,7 @@ def read_bounded(path: Path) -> bytes | None:
         UsageError: it cannot be read, or is absurdly large.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+        data = read_file(path, _MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -26,6 +26,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from pipegrid.core import base32
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.reconnecting import Reconnecting
@@ -96,7 +97,7 @@ def _load_key(directory: Path) -> AnnouncementKey:
 
 
 def _next_seqnum(path: Path) -> int:
-    text = path.read_text("ascii", "replace").strip() if path.exists() else "0"
+    text = read_file(path).decode("ascii", "replace").strip() if path.exists() else "0"
     if not (text.isdigit() and text.isascii() and len(text) < 19):
         raise UsageError(f"{path} holds no number; write into it one that was never announced")
     seqnum = int(text) + 1
@@ -108,7 +109,7 @@ def _next_seqnum(path: Path) -> int:
 def _read_or_write(path: Path, text: str, mode: int = 0o600) -> str:
     if not path.exists():
         replace_file(path, f"{text}\n".encode("ascii"), mode=mode)
-    return path.read_text("ascii", "replace").strip()
+    return read_file(path).decode("ascii", "replace").strip()
 
 
 def storage_fields(

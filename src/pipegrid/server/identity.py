@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pipegrid.core import base32
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.errors import UsageError
 from pipegrid.wire import furl, nurl
@@ -143,7 +144,7 @@ def load_furl(directory: Path) -> Furl | None:
     """
     path = directory / "private" / FURL_NAME
     try:
-        text = path.read_text("ascii", "replace").strip()
+        text = read_file(path).decode("ascii", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -237,4 +238,4 @@ def _read_or_make(path: Path, make: Any) -> bytes:
     """Return a file's content; if it is missing, make it, whole or not at all."""
     if not path.exists():
         create_file(path, make())
-    return path.read_bytes()
+    return read_file(path)

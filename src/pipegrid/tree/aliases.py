@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.text import printable
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, UsageError
 
@@ -175,8 +176,7 @@ def _names(line: bytes, name: str) -> bool:
 
 def _read(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_file(path, MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         return b""
     except OSError as error:

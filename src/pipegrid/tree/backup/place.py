@@ -24,6 +24,7 @@ import attrs
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, pack_immutable
 from pipegrid.disk.private import open_private
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.config import GridConfig
@@ -158,8 +159,7 @@ class BackupPlace:
             ) from error
 
     def _read_list(self) -> Noted:
-        with open(self._list_file, encoding="ascii") as file:
-            said = json.loads(file.read(_MAX_BYTES))
+        said = json.loads(read_file(self._list_file, _MAX_BYTES).decode("ascii"))
         if not isinstance(said, dict):
             raise ValueError("no object")
         cap = parse_cap(str(said.get("cap")))
@@ -176,7 +176,7 @@ class BackupPlace:
 
     def _read_cap(self) -> DirectoryCap | None:
         try:
-            text = self.cap_file.read_text("ascii").strip()
+            text = read_file(self.cap_file).decode("ascii").strip()
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

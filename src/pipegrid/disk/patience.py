@@ -1,0 +1,56 @@
+"""
+Writing to another program, which may not read for ever, in a way that a signal can end.
+
+A thread that waits for the reader of a pipe is woken by a signal, and goes on waiting when its handler has
+returned; only a handler that raises ends that. So whoever writes says that it may have to wait, and the
+handler of a signal that is to end the process asks for an error in its place. It concerns the main thread
+alone, in which handlers run.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_waiting = 0
+_ended: BaseException | None = None
+
+
+@contextmanager
+def may_wait(fileno: Callable[[], int] | None = None) -> Iterator[None]:
+    """
+    What is done within may wait for another program.
+
+    Args:
+        fileno: returns where it writes to; None: it opens that.
+
+    Raises:
+        BaseException: what ``end_waiting`` was given; later also where there would be a wait.
+    """
+    global _waiting
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _waiting += 1
+    try:
+        if _ended is not None and (fileno is None or not _takes(fileno())):
+            raise _ended
+        yield
+    finally:
+        _waiting -= 1
+
+
+def end_waiting(error: BaseException) -> None:
+    """Have the main thread, if it waits, do so no longer, and never again. For handlers of signals."""
+    global _ended
+    _ended = error
+    if _waiting:
+        raise error
+
+
+def _takes(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))

@@ -1,0 +1,30 @@
+"""
+Files of settings and notes, read without ever waiting for somebody else.
+
+A named pipe that lies in such a file's place would keep the thread that opens it for ever, signals or not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def read_file(path: Path, most_bytes: int = -1) -> bytes:
+    """
+    Return a file's content, or its beginning.
+
+    Args:
+        most_bytes: no more than these are read; -1: all.
+
+    Raises:
+        OSError: it cannot be read, or is a named pipe.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is a named pipe; put a file in its place", str(path))
+    with os.fdopen(fd, "rb") as file:
+        return file.read(most_bytes)
