@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import time
 
-from tests.cli.processes import ProcessTestCase
+from tests.cli.processes import TIMEOUT_S, ProcessTestCase
 
 
 class MutableTests(ProcessTestCase):
@@ -95,6 +98,50 @@ class MutableTests(ProcessTestCase):
         self.run_command("rm", "home:b")
         self.assertEqual(self.listed(), [])
         self.refused("rm", "home:b", said="there is no 'b'")
+
+    def test_a_move_that_is_killed_half_way(self) -> None:
+        """What moves has two names then; the same command again takes the old one out."""
+        script = (
+            "import os, signal, sys\n"
+            "from pipegrid.cli.process import run_process\n"
+            "from pipegrid.tree.directory import Directory\n"
+            "Directory.unlink_same = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "sys.exit(run_process(sys.argv[1:]))\n"
+        )
+        self.run_command("put", "one", "home:a")
+        self.run_command("put", "two", "home:d/inner")
+        self.run_command("mkdir", "home:new")
+        for source, path, found in (
+            ("home:a", "home:new/b", "b"),
+            ("home:d", "home:new/moved", "moved/"),
+            ("home:new/moved", "home:", "moved/"),
+        ):
+            ended = subprocess.run(
+                [sys.executable, "-c", script, "mv", source, path],
+                cwd=self.home,
+                env=self.environment,
+                timeout=TIMEOUT_S,
+            )
+            self.assertEqual(ended.returncode, -signal.SIGKILL)
+            home, _, name = source.rpartition("/" if "/" in source else ":")
+            home = home if "/" in source else f"{home}:"
+            self.assertIn(name, [each.rstrip("/") for each in self.listed(home)])
+            self.run_command("mv", source, path)
+            self.assertNotIn(name, [each.rstrip("/") for each in self.listed(home)])
+            self.assertIn(found, self.listed(path.partition("/")[0]))
+            self.refused("mv", source, path, said=f"there is no '{name}'")
+        self.assertEqual(self.listed("home:new"), ["b"])
+        self.assertEqual(self.listed("home:moved"), ["inner"])
+
+    def test_moves_to_what_is_the_same(self) -> None:
+        """Another file of the name is never taken for it, and no directory goes where nothing leads."""
+        self.run_command("put", "one", "home:a")
+        self.run_command("put", "two", "home:d/a")
+        self.refused("mv", "home:a", "home:d", said="replace it with -f")
+        self.run_command("ln", "home:d", "home:d/loop")
+        self.refused("mv", "home:d", "home:d/loop", said="into itself")
+        self.run_command("mv", "home:d", "home:d")
+        self.assertEqual(self.listed(), ["a", "d/"])
 
     def test_missing_directories(self) -> None:
         """What is missing of the way is made, as Tahoe-LAFS's commands do; what is there of it stays."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import attrs
 
 from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.edits import Link, Rename, Unlink
-from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.facade import Trees
 from pipegrid.tree.lookup import look_up, make_directories
@@ -128,6 +130,37 @@ class DirectoryTests(GridTestCase):
         self.assertFalse(self.world.run(_started(target.unlink_same("z", seen))))
         self.assertEqual(self.names(target), ["z"])
         self.failureOf(_started(move(target, "no", self.directory, "no")), NoSuchChild)
+
+    def test_a_move_whose_second_half_fails(self) -> None:
+        """The error says that both names are there; the same move again finishes it, and replaces nothing."""
+        run, target = self.world.run, self.make(self.grid)
+        run(self.directory.link("a", A))
+
+        async def failing(*_: Any) -> bool:
+            raise UnhappyError("too few servers took it", 2, 7)
+
+        with self.patched_unlink(failing):
+            waiting = _started(move(self.directory, "a", target, "z"))
+            error = self.assertRaises(UnhappyError, run, waiting)
+        self.assertIn("'a' is in its new place, and still in the old one", str(error))
+        self.assertIn("too few servers took it", str(error))
+        self.assertEqual((error.reached, error.wanted), (2, 7))
+        self.assertEqual((self.names(), self.names(target)), (["a"], ["z"]))
+        run(target.link("other", B))
+        self.failureOf(_started(move(self.directory, "a", target, "other")), ChildExists)
+        self.assertEqual(self.names(), ["a"])
+        run(_started(move(self.directory, "a", target, "z")))
+        self.assertEqual((self.names(), self.names(target)), ([], ["other", "z"]))
+
+    @contextlib.contextmanager
+    def patched_unlink(self, unlink: Any) -> Iterator[None]:
+        """Have directories take nothing out."""
+        before = Directory.unlink_same
+        Directory.unlink_same = unlink  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Directory.unlink_same = before  # type: ignore[method-assign]
 
     def test_aliases(self) -> None:
         """Programs name places as commands do, by the aliases of the client's directory."""

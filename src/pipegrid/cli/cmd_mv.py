@@ -26,24 +26,28 @@ def command(source: str, path: str, force: bool) -> GridJob:
 
     Both are ALIAS:some/name or CAP/some/name. If the second is a directory that is there, the name stays;
     what is missing of the way is made. Between two directories it is linked first and taken out then, so that
-    nothing is lost if that is cut off.
+    nothing is lost if that is cut off; the same command again finishes it.
     """
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.changing import missing, spot_at
+        from pipegrid.cli.trees import root_of
         from pipegrid.errors import UsageError
-        from pipegrid.tree.moving import move
+        from pipegrid.tree.moving import is_same, move
 
         old = await spot_at(grid, source)
         if old.there is None:
             raise missing(old)
         new = await spot_at(grid, path, old.name, make=True)
+        if new.directory.cap == old.there.cap and root_of(grid, path)[1]:
+            new = await spot_at(grid, path)  # not into itself: it has got there already
         if old.there.cap is not None and old.there.cap in new.way:
             raise UsageError(
                 "a directory cannot go into itself, since no path would lead to it then"
             )
         if new.missing or (old.directory.cap, old.name) != (new.directory.cap, new.name):
-            new.check_free(force)
+            if old.directory.cap == new.directory.cap or not is_same(old.there, new.there):
+                new.check_free(force)
             await move(old.directory, old.name, await new.reach(), new.name, force)
         console.json_result({"name": new.name, "cap": str(old.there.cap)})
         return ExitStatus.DONE

@@ -6,7 +6,7 @@ from pipegrid.core.caps import UnknownCap
 from pipegrid.core.mutable.edits import Link
 from pipegrid.core.names import composed
 from pipegrid.core.text import printable
-from pipegrid.errors import CapError, NoSuchChild, UsageError
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, PipegridError, UsageError
 from pipegrid.tree.directory import Child, Directory, check_writable
 
 
@@ -16,12 +16,14 @@ async def move(
     """
     Give a child another name, or another directory: linked there first, then taken out here.
 
-    Metadata go with it. Who is interrupted between the two has it twice; nothing is lost.
+    Metadata go with it. Who is interrupted between the two has it twice; nothing is lost, and the same move
+    again finishes it.
 
     Raises:
-        NoSuchChild, ChildExists: as of ``Directory.rename``.
+        NoSuchChild, ChildExists: as of ``Directory.rename``; but the child that moves may be there.
         CapError: one of the directories cannot be changed.
         UsageError: somebody has put another child in its place meanwhile, which stays.
+        PipegridError: of the second half, which begins by saying that the first is done.
     """
     check_writable(source.cap, "the directory that it is taken out of")
     check_writable(target.cap, "the directory that it goes to")
@@ -31,12 +33,29 @@ async def move(
     child = (await source.list()).get(composed(name))
     if child is None:
         raise NoSuchChild(f"there is no '{printable(name)}' in the directory; check the path", name)
-    await target.change([link_of(child, new_name, replace)])
-    if not await source.unlink_same(name, child):
+    try:
+        await target.change([link_of(child, new_name, replace)])
+    except ChildExists:
+        if not is_same(child, (await target.list()).get(composed(new_name))):
+            raise
+    try:
+        is_out = await source.unlink_same(name, child)
+    except PipegridError as error:
+        error.args = (
+            f"'{printable(name)}' is in its new place, and still in the old one, until the same command is "
+            f"run again: {error}",
+        )
+        raise
+    if not is_out:
         raise UsageError(
             f"'{printable(name)}' was replaced by somebody while it was moved: what it was is in its new "
             "place, and what it is now stays where it is"
         )
+
+
+def is_same(child: Child, other: Child | None) -> bool:
+    """Whether a child, put where another is, changes neither what is there nor who can change that."""
+    return other is not None and child.cap is not None and child.cap == other.cap
 
 
 def link_of(child: Child, name: str, replace: bool = False) -> Link:
