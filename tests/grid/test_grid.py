@@ -140,6 +140,23 @@ class GridTests(SynchronousTestCase):
             failure = self.failureResultOf(refused, UsageError)
             self.assertIn("closed", str(failure.value))
 
+    def test_closing_twice(self) -> None:
+        """Nobody is told before nothing is left, and who gives up waiting for it does not keep it up."""
+        slow: Deferred[None] = Deferred()
+        leaving = self.grid._workers.stop
+
+        def stop() -> Deferred[None]:
+            return slow.addCallback(lambda _: leaving())
+
+        self.patch(self.grid._workers, "stop", stop)
+        first, second = self.grid.close(), self.grid.close()
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.assertNoResult(second)
+        slow.callback(None)
+        self.successResultOf(second)
+        self.successResultOf(self.grid.close())
+
     def test_closing_with_servers_that_fail(self) -> None:
         """A connection that cannot be closed properly is gone all the same, and so are the others."""
         gone: list[Peer] = []
@@ -186,6 +203,37 @@ class OpenTests(TestCase):
         self.assertTrue(all(server.reachable for server in status))
         self.assertEqual({server.protocol for server in status}, {"local"})
         await grid.close()
+
+    async def test_giving_up_in_a_callback(self) -> None:
+        """Whoever is told of progress, or is written to, may cancel then and there; others go on."""
+        directory = Path(self.mktemp())
+        create_local(directory)
+        grid = await Grid.open(reactor, directory)
+        self.addCleanup(grid.close)
+        cap = (await grid.put(content(9_000_000))).cap
+        running: list[Deferred[Any]] = []
+
+        def enough(*told: int) -> None:
+            if 0 < told[-2] < told[-1]:
+                running[-1].cancel()
+
+        class Full(BytesIO):
+            def write(self, data: Any, /) -> int:
+                running[-1].cancel()
+                return super().write(data)
+
+        for begin in (
+            lambda: grid.put(content(9_000_000, 1), progress=enough),
+            lambda: grid.put_many([content(9_000_000, 2)], progress=enough),
+            lambda: grid.get(cap, BytesIO(), progress=enough),
+            lambda: grid.get(cap, Full()),
+        ):
+            running.append(begin())
+            other = grid.read(cap)
+            with self.assertRaises(CancelledError):
+                await running[-1]
+            self.assertEqual(await other, content(9_000_000))
+        self.assertEqual(grid._running, set())
 
     async def test_an_embedded_grid(self) -> None:
         """Files that are put are there, also for who opens the directory again."""

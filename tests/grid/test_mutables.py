@@ -174,6 +174,8 @@ class UseTests(GridTestCase):
         self.refused(CapError, self.grid.modify(str(cap.readonly()), bytes), "does not write")
         self.refused(CapError, self.grid.read(cap.verifier()), "verifier")
         self.refused(UsageError, self.grid.modify(cap, b"no function"), "function")
+        nothing: Any = None
+        self.refused(UsageError, self.grid.modify(cap, lambda _: nothing), "bytes, not None")
         self.refused(UsageError, self.grid.update(cap, 2, b"behind the end"), "at most")
         self.refused(UsageError, self.grid.read(cap, 2, 1), "begins at byte 2")
         self.refused(CapError, self.grid.read(DirectoryCap(cap)), "directory")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.together import Waiters, together
+from pipegrid.reactor.together import Waiters, begun, together
 
 
 class TogetherTests(SynchronousTestCase):
@@ -66,3 +67,48 @@ class WaitersTests(SynchronousTestCase):
         first.addBoth(lambda _: second.cancel())
         second.addErrback(lambda failure: failure.trap(CancelledError))
         return waiters, last
+
+
+class BegunTests(SynchronousTestCase):
+    """Cancelling what runs at this moment."""
+
+    def test_from_within(self) -> None:
+        """A coroutine that has itself cancelled, by what it calls, is cancelled where it waits next."""
+        clock = Clock()
+        first, second = Deferred[None](), Deferred[None]()
+
+        async def work() -> None:
+            await first
+            running.cancel()
+            await second
+
+        running = begun(work(), clock)
+        first.callback(None)
+        self.assertNoResult(running)
+        clock.advance(0)
+        self.failureResultOf(running, CancelledError)
+        self.assertTrue(second.called)
+
+    def test_from_outside(self) -> None:
+        """Otherwise it is cancelled at once; when it has ended, nothing is left to be cancelled."""
+        clock = Clock()
+        waiting = Deferred[None]()
+
+        async def work() -> None:
+            await waiting
+
+        running = begun(work(), clock)
+        running.cancel()
+        self.failureResultOf(running, CancelledError)
+
+        async def ends() -> int:
+            await ready
+            done.cancel()
+            return 1
+
+        ready = Deferred[None]()
+        done = begun(ends(), clock)
+        ready.callback(None)
+        self.assertEqual(self.successResultOf(done), 1)
+        clock.advance(0)
+        self.assertEqual(clock.getDelayedCalls(), [])

@@ -13,8 +13,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredList, fail
+from twisted.internet.defer import Deferred, DeferredList, fail, succeed
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_kind, check_whole
 from pipegrid.core.leases import ClientSecrets
@@ -25,7 +26,7 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
-from pipegrid.reactor.together import as_deferred, together
+from pipegrid.reactor.together import Waiters, as_deferred, begun, together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.earlier import Earlier
@@ -115,6 +116,8 @@ class BaseGrid:
         self._earlier = Earlier()
         self._running: set[Deferred[Any]] = set()
         self._closed = False
+        self._left = False
+        self._closing: Waiters[None] = Waiters()
 
     @classmethod
     @as_deferred
@@ -218,12 +221,29 @@ class BaseGrid:
         """How the introducers are, at this moment; none if none are configured."""
         return [] if self._discovery is None else self._discovery.statuses
 
-    @as_deferred
-    async def close(self) -> None:
-        """End all that is running, let go of the servers, and fire when nothing is left."""
-        if self._closed:
-            return
-        self._closed = True
+    def close(self) -> Deferred[None]:
+        """
+        End all that is running, let go of the servers, and fire when nothing is left.
+
+        Whoever calls it again is told at the same time. Who gives up waiting does not keep it from ending.
+        """
+        if self._left:
+            return succeed(None)
+        waiting = self._closing.wait()
+        if not self._closed:
+            self._closed = True
+            Deferred.fromCoroutine(self._leave()).addBoth(self._has_left)
+        return waiting
+
+    def _has_left(self, result: Failure | None) -> None:
+        self._left = True
+        if isinstance(result, Failure):
+            assert isinstance(result.value, Exception)
+            self._closing.fail(result.value)
+        else:
+            self._closing.fire(None)
+
+    async def _leave(self) -> None:
         for running in list(self._running):
             running.cancel()
         if self._mutables is not None:
@@ -241,7 +261,7 @@ class BaseGrid:
         if self._closed:
             work.close()
             return fail(UsageError("this grid is closed; open it again"))
-        running = Deferred.fromCoroutine(work)
+        running = begun(work, self._reactor)
         self._running.add(running)
 
         def ended(result: Any) -> Any:

@@ -19,6 +19,7 @@ from pipegrid.grid.base import BaseGrid
 from pipegrid.grid.config import GridConfig, check_happy
 from pipegrid.grid.members import Warnings
 from pipegrid.grid.remembered import open_elsewhere
+from pipegrid.reactor.together import begun
 from pipegrid.transfer.progress import Progress, PutReports
 from pipegrid.transfer.put.keynotes import KeyNotes
 from pipegrid.transfer.put.source import SourceLike, size_of
@@ -164,7 +165,7 @@ class StoringGrid(BaseGrid):
             counted = progress is not None or size is None or size > _COUNTED_BYTES
             reports = _numbered(number, report if counted else None, found, hashing)
             options = (params, happy, convergence, random_key)
-            return Deferred.fromCoroutine(self._put(sources[number], *options, reports))
+            return begun(self._put(sources[number], *options, reports), self._reactor)
 
         def note(number: int, outcome: PutResult | Failure) -> None:
             outcomes[number] = outcome

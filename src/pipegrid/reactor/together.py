@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from types import CoroutineType
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from twisted.internet.defer import (
     Deferred,
@@ -13,6 +14,7 @@ from twisted.internet.defer import (
     FirstError,
     gatherResults,
 )
+from twisted.internet.interfaces import IReactorTime
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,6 +28,26 @@ def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, De
         return Deferred.fromCoroutine(function(*arguments, **options))
 
     return begin
+
+
+def begun(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Deferred[T]:
+    """
+    Begin a coroutine, and return a Deferred that can be cancelled by what the coroutine itself calls, too.
+
+    A coroutine that runs at this moment waits for nothing that could be cancelled, so that Twisted's Deferred
+    would drop it without a word: a progress callback could not give up. It is done right after.
+    """
+    running = Deferred.fromCoroutine(work)
+    cancel = running.cancel
+
+    def cancel_now_or_soon() -> None:
+        if cast("CoroutineType[Any, Any, T]", work).cr_running:
+            clock.callLater(0, cancel)
+        else:
+            cancel()
+
+    running.cancel = cancel_now_or_soon  # type: ignore[method-assign]
+    return running
 
 
 async def together(running: Sequence[Deferred[T]]) -> list[T]:

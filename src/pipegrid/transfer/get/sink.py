@@ -93,8 +93,9 @@ class FileSink:
         except OSError as error:
             raise _unwritable(self._name, error) from error
         except (TypeError, ValueError) as error:  # opened for text, or closed
+            why = str(error).rstrip(".")
             raise SinkError(
-                f"cannot write {self._name}: {error}; give a file that is open in binary mode"
+                f"cannot write {self._name}: {why}; give a file that is open in binary mode"
             ) from error
 
     def _write_all(self, piece: memoryview) -> None:

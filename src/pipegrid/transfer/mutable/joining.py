@@ -23,6 +23,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from pipegrid.arguments import check_kind
 from pipegrid.core.caps import MutableCap
 from pipegrid.errors import UsageError
 from pipegrid.transfer.mutable.modifying import REMEMBERED_TRIES, Edit, Modification, Redo
@@ -166,7 +167,14 @@ class JoinedWrites:
                 if waiting.called or index in final:  # nobody waits for it any more
                     continue
                 try:
-                    old = edit(old)
+                    edited = edit(old)
+                    check_kind(
+                        edited,
+                        (bytes, bytearray, memoryview),
+                        "what a function makes of a mutable file",
+                        "bytes",
+                    )
+                    old = edited
                 except Exception:
                     failure = Failure()
                     if tries.is_passed_on(index, edit):
