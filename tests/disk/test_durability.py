@@ -15,7 +15,7 @@ from pipegrid.disk import commit
 from pipegrid.disk import files as disk_calls
 from pipegrid.disk.commit import Committable, Disk, Policy
 from pipegrid.disk.durability import BEGIN_BYTES, MAX_BEGINNING, Durability, Grouping
-from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused
+from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
 from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
 
 
@@ -212,6 +212,28 @@ class PolicyTests(SynchronousTestCase):
 
         waiting = [durability.commit(share) for share in self.shares]
         return [d.addCallback(acknowledge, number) for number, d in enumerate(waiting)]
+
+    def test_workers_that_take_no_more(self) -> None:
+        """They stop with the reactor, amid a group: who waits for the next one is told."""
+
+        class Stopped(SlowWorkers):
+            def run(self, *arguments: Any, **options: Any) -> Deferred[Any]:
+                if stopped:
+                    raise UsageError("these workers have been stopped")
+                return super().run(*arguments, **options)
+
+        stopped: list[bool] = []
+        workers = Stopped()
+        durability = self.durability("batch", workers)
+        first = durability.commit(self.shares[0])
+        self.clock.advance(1)
+        second = durability.commit(self.shares[1])
+        stopped.append(True)
+        waiting, call = workers.queue.pop()
+        waiting.callback(call())  # its names cannot be synced any more either
+        self.failureResultOf(first)
+        self.failureResultOf(second)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_none(self) -> None:
         """Renamed and acknowledged, with no sync."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import Deferred, execute, maybeDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
@@ -257,7 +257,8 @@ class Durability:
             self._timer.cancel()
             self._timer = None
         commit = Commit(group, self.policy, self._disk_calls())
-        done: Deferred[Any] = self._workers.run(commit.sync_data)
+        # They may have been stopped, with the reactor: whoever waits for this group is to hear of it.
+        done: Deferred[Any] = maybeDeferred(self._workers.run, commit.sync_data)
         done.addCallback(lambda _: commit.publish())
         done.addCallback(lambda _: self._workers.run(commit.sync_names))
         done.addCallback(lambda _: commit.outcomes)
