@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -112,3 +115,21 @@ class BegunTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(done), 1)
         clock.advance(0)
         self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_nothing_is_left_to_the_collector(self) -> None:
+        """A hundred thousand small files are as many Deferreds, which the collector is kept from."""
+
+        async def work() -> int:
+            return 1
+
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            running = begun(work(), Clock())
+            self.assertEqual(self.successResultOf(running), 1)
+            gone = weakref.ref(running)
+            del running
+            self.assertIsNone(gone())
+        finally:
+            if collecting:
+                gc.enable()

@@ -46,8 +46,12 @@ def begun(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Deferred[T]:
         else:
             cancel()
 
+    def ended(result: T) -> T:
+        del running.__dict__["cancel"]  # which holds it: nothing is left to the collector
+        return result
+
     running.cancel = cancel_now_or_soon  # type: ignore[method-assign]
-    return running
+    return running.addBoth(ended)
 
 
 async def together(running: Sequence[Deferred[T]]) -> list[T]:
