@@ -78,6 +78,24 @@ class PatienceTests(SynchronousTestCase):
         with self.assertRaises(EnoughError):
             part.write(b"more")
 
+    def test_a_pipe_that_somebody_reads(self) -> None:
+        """Who is just writing to it has what it ends with, and not the signal in the middle of that."""
+        end = os.open(self.pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, end)
+        part = PartFile(str(self.pipe))
+        self.addCleanup(part.close)
+        with may_wait(part.fileno):
+            end_waiting(EnoughError())
+        os.set_blocking(part.fileno(), False)
+        os.write(part.fileno(), bytes(1 << 20))
+        with self.assertRaises(EnoughError), may_wait(part.fileno):
+            self.fail("it would wait")
+
+    def test_files_of_ones_own(self) -> None:
+        """They are opened after the signal as before: what ends has things to write down."""
+        end_waiting(EnoughError())
+        os.close(open_private(str(self.directory / "note"), os.O_WRONLY))
+
     def test_other_threads(self) -> None:
         """Handlers do not run in them, so that they are left alone."""
         begun, end = threading.Event(), threading.Event()

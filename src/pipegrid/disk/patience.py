@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_waiting = 0
+_waiting: list[Callable[[], int] | None] = []
 _ended: BaseException | None = None
 
 
@@ -29,28 +29,34 @@ def may_wait(fileno: Callable[[], int] | None = None) -> Iterator[None]:
     Raises:
         BaseException: what ``end_waiting`` was given; later also where there would be a wait.
     """
-    global _waiting
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _waiting += 1
+    _waiting.append(fileno)
     try:
-        if _ended is not None and (fileno is None or not _takes(fileno())):
+        if _ended is not None and _would_wait():
             raise _ended
         yield
     finally:
-        _waiting -= 1
+        _waiting.pop()
 
 
 def end_waiting(error: BaseException) -> None:
-    """Have the main thread, if it waits, do so no longer, and never again. For handlers of signals."""
+    """
+    Have the main thread, if it waits, do so no longer, and never again. For handlers of signals.
+
+    Where there is room for what is being written, nobody is interrupted in the middle of that.
+    """
     global _ended
     _ended = error
-    if _waiting:
+    if _waiting and _would_wait():
         raise error
 
 
-def _takes(fd: int) -> bool:
+def _would_wait() -> bool:
+    fileno = _waiting[-1]
+    if fileno is None:
+        return True
     poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))
+    poll.register(fileno(), select.POLLOUT)
+    return not poll.poll(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import nullcontext
 
 from pipegrid.disk.patience import may_wait
 
@@ -24,7 +25,7 @@ def open_private(path: str, flags: int) -> int:
         OSError: it cannot be opened, or is a symbolic link.
     """
     try:
-        with may_wait():  # a pipe, for its reader
+        with may_wait() if _is_pipe(path) else nullcontext():  # for its reader
             fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
@@ -36,3 +37,10 @@ def open_private(path: str, flags: int) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.geteuid():
         os.fchmod(fd, stat.S_IMODE(found.st_mode) & 0o700)
     return fd
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return False
