@@ -29,7 +29,7 @@ from pipegrid.disk.commit import Commit, Disk, Policy
 from pipegrid.disk.files import write_all, write_all_pieces
 from pipegrid.errors import NoSpace, PipegridError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.helper import AtOnce, Either, Helper
+from pipegrid.mirror.helper import AtOnce, Helper
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sprint.group import Group
 from pipegrid.mirror.sprint.pages import PAGE_BYTES, Page
@@ -186,7 +186,7 @@ class SprintStore:
         spare = len(os.sched_getaffinity(0)) >= SPARE_PROCESSORS
         self.hasher: Helper | AtOnce = Helper(self._done, wake) if spare else AtOnce()
         self.handed_bytes = HANDED_BYTES if spare else 1
-        self._syncer = Either(self._done, wake)
+        self._syncer = Helper(self._done, wake)
         self._disk = Disk()
         if policy == "batch":
             self._disk.load()
