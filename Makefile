@@ -108,8 +108,9 @@ large-mutable: $(INSTALLED)
 	$(BIN)/python -m misc.soak.large_mutable --scratch /dev/shm $(if $(SEED),--seed $(SEED))
 
 # Cuts off file systems of its own in mid-run, so it needs root. docs/reference-durability.md
-crash: $(INSTALLED)
+crash: $(INSTALLED) nginx
 	$(BIN)/python -m misc.soak.crash $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m misc.soak.crash_mirror $(if $(SEED),--seed $(SEED))
 
 # On the disk that the working copy is on; with libeatmydata (Debian: libeatmydata1) there is a floor, too.
 durability: $(INSTALLED)

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk import commit
 from pipegrid.disk import files as disk_calls
-from pipegrid.disk.commit import Committable, Disk, Policy
+from pipegrid.disk.commit import Commit, Committable, Disk, Policy
 from pipegrid.disk.durability import BEGIN_BYTES, MAX_BEGINNING, Durability, Grouping
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
 from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
@@ -51,8 +51,13 @@ class FakeDisk(Disk):
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
+        self.one_call = False
         self.fail_data: OSError | None = None
         self.fail_names: OSError | None = None
+
+    @property
+    def has_one_call(self) -> bool:
+        return self.one_call
 
     def sync_data(self, shares: Sequence[Committable]) -> None:
         self.log.append("sync data")
@@ -192,6 +197,63 @@ class EarlyWritingTests(SynchronousTestCase):
         """Policy ``none`` leaves the writing to the kernel."""
         self.write(Growing(), BEGIN_BYTES, "none")
         self.assertEqual(self.workers.queue, [])
+
+
+class BehindTests(SynchronousTestCase):
+    """Groups one behind the other, in no hurry: one call for the names of one and the data of the next."""
+
+    def setUp(self) -> None:
+        self.log: list[str] = []
+        self.disk = FakeDisk(self.log)
+        self.disk.one_call = True
+
+    def two(self, policy: Policy) -> tuple[Commit, Commit, Sequence[FakeShare]]:
+        """Publish one group, and make one."""
+        shares = [FakeShare(name, self.log) for name in "ab"]
+        first, second = (Commit([share], policy, self.disk) for share in shares)
+        first.sync_data()
+        first.publish()
+        self.log.clear()
+        return first, second, shares
+
+    def test_one_call(self) -> None:
+        """The names have one, and no second one."""
+        first, second, _ = self.two("batch")
+        second.sync_data(first)
+        self.assertEqual(self.log, ["sync data"])
+        self.assertEqual((first.outcomes, second._going_on() != []), ([None], True))
+
+    def test_where_one_is_not_enough(self) -> None:
+        """Each its own, names first: they wait longest."""
+        first, second, _ = self.two("strict")
+        second.sync_data(first)
+        self.assertEqual(self.log, ["sync directories dir a", "sync b"])
+        self.disk.one_call = False
+        first, second, _ = self.two("batch")
+        second.sync_data(first)
+        self.assertEqual(self.log, ["sync names dir a", "sync data"])
+        self.disk.one_call = True
+        first, second, shares = self.two("batch")
+        shares[1].device = 7
+        second.sync_data(first)
+        self.assertEqual(self.log, ["sync names dir a", "sync data"])
+
+    def test_nothing_to_be_behind(self) -> None:
+        """A group that was given up meanwhile makes no call; the names have theirs all the same."""
+        first, second, shares = self.two("batch")
+        shares[1].gone = True
+        second.sync_data(first)
+        self.assertEqual(self.log, ["sync names dir a"])
+        self.assertEqual(first.outcomes, [None])
+
+    def test_a_call_that_fails(self) -> None:
+        """It was for both: nobody says of either that it is stored; what had no name is discarded."""
+        first, second, _ = self.two("batch")
+        self.disk.fail_data = OSError(errno.ENOSPC, "broken")
+        second.sync_data(first)
+        self.assertEqual(self.log, ["sync data", "discard b"])
+        for each in (first, second):
+            self.assertIsInstance(each.outcomes[0], NoSpace)
 
 
 class PolicyTests(SynchronousTestCase):

@@ -76,6 +76,11 @@ class Committable(Protocol):
 class Disk:
     """The calls that make things durable; tests record them."""
 
+    @property
+    def has_one_call(self) -> bool:
+        """Whether one call makes all durable that a file system was given before."""
+        return self._syncfs is not None
+
     @cached_property
     def _syncfs(self) -> Callable[[int], None] | None:
         return load_syncfs()
@@ -170,11 +175,20 @@ class Commit:
         """What became of each share, in order; complete when all steps are done."""
         return [self._outcomes[share] for share in self._shares]
 
-    def sync_data(self) -> None:
-        """Make the bytes of all shares durable. Those that were given up meanwhile are left out."""
+    def sync_data(self, before: Commit | None = None) -> None:
+        """
+        Make the bytes of all shares durable. Those that were given up meanwhile are left out.
+
+        Args:
+            before: a group that was published, whose ``sync_names`` this is as well: for groups one behind
+                the other, none of which is in a hurry, half of the calls do.
+        """
         lost = NoSuchShare("the upload was given up before it was durable; begin it anew")
         self._outcomes = {share: lost for share in self._shares if share.gone}
         shares = self._going_on()
+        if before is not None and not self._covers(before, shares):
+            before.sync_names()
+            before = None
         if self._policy == "none" or not shares:
             return
         try:
@@ -189,6 +203,16 @@ class Commit:
             what = "make shares durable, so their uploads were discarded and must begin anew"
             for share in shares:
                 self._outcomes[share] = disk.disk_error(error, what)
+            if before is not None:
+                before._blame(error)
+
+    def _covers(self, before: Commit, shares: Sequence[Committable]) -> bool:
+        """Return whether one call for the data of shares makes the names of a group durable, too."""
+        return (
+            self._policy == "batch"
+            and self._disk.has_one_call
+            and {share.device for share in shares}.issuperset(before._changed.values())
+        )
 
     def publish(self) -> None:
         """Rename them into their places."""
@@ -205,10 +229,13 @@ class Commit:
             else:
                 self._disk.sync_names(self._changed)
         except OSError as error:
-            # They are whole and visible, but the next power cut may take them: so nobody says "stored".
-            what = "make the names of shares durable"
-            for share, outcome in self._outcomes.items():
-                self._outcomes[share] = outcome or disk.disk_error(error, what)
+            self._blame(error)
+
+    def _blame(self, error: OSError) -> None:
+        """They are whole and visible, but the next power cut may take them: so nobody says "stored"."""
+        what = "make the names of shares durable"
+        for share, outcome in self._outcomes.items():
+            self._outcomes[share] = outcome or disk.disk_error(error, what)
 
     def _publish(self, share: Committable) -> Outcome:
         try:

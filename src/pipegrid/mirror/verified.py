@@ -22,20 +22,26 @@ if TYPE_CHECKING:
     import sqlite3
 
 ATTRIBUTE = "user.pipegrid.verified"
-_VERSION = b"1"
+_VERSION = b"2"
+_SIZE = 2**48
+_TIME = 2**64
 
 LIBREPO = "user.Librepo.checksum."
 """What attributes begin with in which librepo, on which dnf stands, keeps the same."""
 
 
 def proof(wanted: Wanted, status: os.stat_result) -> bytes:
-    """Return what is written down of a file that was hashed and is right."""
-    return b"%s %s %s %d %d" % (
+    """
+    Return what is written down of a file that was hashed and is right: 47 bytes with SHA-256.
+
+    So few, because ext4 has room for 48 beside that name in the inode itself, and takes a block of 4 KiB
+    for each file, and syncs it, where they are more.
+    """
+    return b"%s%s%s%s" % (
         _VERSION,
-        wanted.algorithm.encode("ascii"),
-        wanted.digest.hex().encode("ascii"),
-        status.st_size,
-        status.st_mtime_ns,
+        (status.st_size % _SIZE).to_bytes(6, "big"),
+        (status.st_mtime_ns % _TIME).to_bytes(8, "big"),
+        wanted.digest,  # its length tells the algorithm
     )
 
 

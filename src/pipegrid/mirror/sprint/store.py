@@ -5,13 +5,13 @@ Small files are hashed and written where they are received: handing them to a th
 Of large ones a few pages at a time go to a thread, which hashes and writes them while the next are received;
 but not where the processors are busy anyhow: then that only costs.
 Where durability is asked for, another thread waits for the disk, for a whole group at a time, while the next
-group gathers; unless there is nothing to wait for. Names are given, and the destination is used, by the
-caller's thread alone.
+group gathers; unless there is nothing to wait for. One wait is for the data of a group and for the names of
+the one before it. Names are given, and the destination is used, by the caller's thread alone.
 
 **Order.** As in ``sink``: the hash is right, then the bytes are as durable as the policy demands, then the
 file gets its name, then it counts.
 
-**Bounds.** ``MAX_PAGES`` of received bytes, and two groups, of which one gathers at most
+**Bounds.** ``MAX_PAGES`` of received bytes, and three groups, of which one gathers at most
 ``MAX_GROUP_FILES``: who asks for a page, or stores a file, waits until there is one, or room.
 """
 
@@ -42,11 +42,20 @@ SPARE_PROCESSORS = 3
 HANDED_BYTES = 4 * PAGE_BYTES
 """Of a long file, handed to the thread at once; less where pages run out."""
 
-MAX_GROUP_FILES = 256
-"""Files of one group are open until it is durable."""
+MAX_GROUP_FILES = 2048
 
-GROUP_BYTES = 8 << 20
-"""So many make a group worth a sync of its own, while other groups wait."""
+MAX_OPEN_FILES = 256
+"""Files of one group that are open until it is durable, where each is synced by itself."""
+
+GROUP_BYTES = 32 << 20
+GROUP_FILES = 1024
+"""
+So many bytes, or files, make a group worth a sync of its own, while others are still to come.
+
+A sync is not only a wait: the kernel looks through all that it has, and writes the journal. A clone of
+620 MB took 1.12 times as long as without (median of seven) where it took 1.16 with a quarter of this; with
+three times as much it was no less.
+"""
 
 
 class IncomingFile:
@@ -188,17 +197,21 @@ class SprintStore:
         self.handed_bytes = HANDED_BYTES if spare else 1
         self._syncer = Helper(self._done, wake)
         self._disk = Disk()
-        if policy == "batch":
-            self._disk.load()
+        self._keeps_open = policy != "batch" or not self._disk.has_one_call
+        self._most_files = MAX_OPEN_FILES if self._keeps_open else MAX_GROUP_FILES
         self._free: list[Page] = []
         self._pages = 0
-        self._next = Group(destination, staged)
+        self._next = self._group()
         self._syncing: Group | None = None
+        self._named: tuple[Group, Commit] | None = None  # but their names are not durable yet
 
     @property
     def is_busy(self) -> bool:
         """Whether anything that was received has no name yet."""
-        return bool(self.parts or self._next.files or self._syncing)
+        return bool(self.parts or self._next.files or self._syncing or self._named)
+
+    def _group(self) -> Group:
+        return Group(self.destination, self._staged, self._keeps_open)
 
     def take_page(self) -> Page:
         """Return memory to read into; waits for the threads if they have all of it."""
@@ -229,12 +242,16 @@ class SprintStore:
         """
         while not self._done.empty():
             self._done.get()()
-        group = self._next
-        if group.files and self._syncing is None and (idle or self._is_large(group)):
-            self._sync(group)
+        if self._syncing is None:
+            if idle and self._named is not None and not self._next.files:
+                self._sync_names(*self._named)
+            elif self._next.files and (idle or self._is_large(self._next)):
+                self._sync()
 
     def _is_large(self, group: Group) -> bool:
-        return group.size_bytes >= GROUP_BYTES or len(group.files) >= MAX_GROUP_FILES
+        return group.size_bytes >= GROUP_BYTES or len(group.files) >= min(
+            GROUP_FILES, self._most_files
+        )
 
     def whole(self, errand: Errand, mirror: int, data: memoryview) -> str | None:
         """Store a file that was received whole; returns what is wrong with it, as a clause."""
@@ -276,46 +293,64 @@ class SprintStore:
             self.destination.discard(name)
             self._stored(errand, mirror, size)
             return
-        group = self._next
-        group.files.append((errand, mirror, fd, name, size))
-        group.size_bytes += size
+        self._next.add(errand, mirror, fd, name, size)
         if self._policy == "none":
-            self._publish_now(group)
+            self._publish_now()
             return
-        while len(self._next.files) >= MAX_GROUP_FILES and self._syncing is not None:
+        while len(self._next.files) >= self._most_files and self._syncing is not None:
             self._done.get()()  # which may store more, or begin another group
         if self._syncing is None and self._is_large(self._next):
-            self._sync(self._next)
+            self._sync()
 
-    def _publish_now(self, group: Group) -> None:
+    def _publish_now(self) -> None:
+        group, self._next = self._next, self._group()
         group.publish()
         self._tell(group)
-        self._next = Group(self.destination, self._staged)
 
-    def _sync(self, group: Group) -> None:
-        self._next = Group(self.destination, self._staged)
+    def _sync(self) -> None:
+        """Make what has gathered durable, and the names of what was before."""
+        group, self._next = self._next, self._group()
         self._syncing = group
+        before, self._named = self._named, None
         commit = Commit([group], self._policy, self._disk)
+
+        def synced(result: object) -> None:
+            self._syncing = None
+            try:
+                self.check(result)
+                if before is not None:
+                    self._end(*before)
+                commit.publish()
+                if commit.outcomes[0] is not None:
+                    self._end(group, commit)
+            except BaseException:
+                group.discard()
+                raise
+            self._named = group, commit
+
+        self._syncer.run(lambda: commit.sync_data(before and before[1]), synced)
+
+    def _sync_names(self, group: Group, commit: Commit) -> None:
+        self._syncing, self._named = group, None
 
         def named(result: object) -> None:
             self._syncing = None
             self.check(result)
-            outcome = commit.outcomes[0]
-            if isinstance(outcome, NoSpace):
-                raise self.destination.error(OSError(28, "no space"), "hold the files")
-            if outcome is not None:
-                raise MirrorError(f"{self.destination.path} cannot keep files: {outcome}")
-            self._tell(group)
+            self._end(group, commit)
 
-        def synced(result: object) -> None:
-            self.check(result)
-            commit.publish()
-            self._syncer.run(commit.sync_names, named)
+        self._syncer.run(commit.sync_names, named)
 
-        self._syncer.run(commit.sync_data, synced)
+    def _end(self, group: Group, commit: Commit) -> None:
+        """A group is as durable as it should be, or cannot be."""
+        outcome = commit.outcomes[0]
+        if isinstance(outcome, NoSpace):
+            raise self.destination.error(OSError(28, "no space"), "hold the files")
+        if outcome is not None:
+            raise MirrorError(f"{self.destination.path} cannot keep files: {outcome}")
+        self._tell(group)
 
     def _tell(self, group: Group) -> None:
-        for number, (errand, mirror, _, _, size) in enumerate(group.files):
+        for number, (errand, mirror, _, size) in enumerate(group.files):
             reason = group.refused.get(number)
             if reason is None:
                 self._stored(errand, mirror, size)
