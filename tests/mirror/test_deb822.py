@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.mirror import deb822
 from pipegrid.mirror.deb822 import (
     MAX_PARAGRAPH_BYTES,
     packages,
@@ -187,6 +188,15 @@ class ReleaseTests(SynchronousTestCase):
             error = self.assertRaises(BadEntry, read_release, text.encode(), "it")
             self.assertIn(words, str(error))
             self.assertNotIn("\n", str(error))
+
+    def test_many_files(self) -> None:
+        """More files than any archive's are refused, however short the lines are that name them."""
+        lines = "".join(f" a 1 {number:x}\n" for number in range(20))
+        text = RELEASE.replace("MD5Sum:\n", f"MD5Sum:\n{lines}")
+        self.assertEqual(set(read_release(text.encode(), "it").files), {"main/x", "main/y"})
+        self.patch(deb822, "MAX_RELEASE_FILES", 19)
+        error = self.assertRaises(BadEntry, read_release, text.encode(), "it")
+        self.assertIn("it names more than 19 files", str(error))
 
     @given(st.text(max_size=40))
     def test_any_date(self, text: str) -> None:

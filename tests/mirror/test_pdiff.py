@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import threading
+import time
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.mirror import patching, unpacking
+from pipegrid.mirror import patching, pdiff, unpacking
 from pipegrid.mirror.patching import apply_patches
 from pipegrid.mirror.pdiff import Edit, merge, parse
 from pipegrid.mirror.unpacking import PatchError
@@ -205,6 +206,29 @@ class DamageTests(PatchCase):
             self.patched(b"a\n", patch, patch)
             error = self.assertRaises(PatchError, self.patched, b"a\n", patch, patch, patch)
         self.assertIn("together; fetch the index anew", str(error))
+
+    def test_many_small_lines(self) -> None:
+        """What counts is what patches become: lines, edits, and the steps of merging them."""
+        patch = b"1c\na\nb\n.\n"
+        for name, module, most in (
+            ("MAX_PATCH_LINES", patching, 8),
+            ("MAX_EDITS", patching, 2),
+            ("MAX_STEPS", pdiff, 5),
+        ):
+            with mock.patch.object(module, name, most):
+                self.patched(b"a\n", patch, patch)
+                error = self.assertRaises(PatchError, self.patched, b"a\n", patch, patch, patch)
+            self.assertIn("fetch the index anew", str(error))
+
+    def test_one_line_after_the_other(self) -> None:
+        """Taking a long text apart line by line takes time with its length, and not with its square."""
+        count = 100_000
+        first = parse(b"0a\n" + b"ab\n" * count + b".\n", "it")
+        second = parse(b"".join(b"%dd\n" % line for line in range(count - 1, 0, -2)), "it")
+        begun = time.process_time()
+        text, rest = merge([first, second])
+        self.assertLess(time.process_time() - begun, 3)  # it is 0.05 s, and was 10 s
+        self.assertEqual((len(text), rest), (count // 2, (0, pdiff.END)))
 
     def test_bombs(self) -> None:
         """A patch that unpacks to more than one may have is given up before it is held."""

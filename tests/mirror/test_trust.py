@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import bz2
 import os
 import tempfile
 from pathlib import Path
@@ -70,6 +71,30 @@ class TrustTests(SynchronousTestCase):
         ):
             error = self.assertRaises(NotSigned, signed_content, data, (ours.keyring,), "x")
             self.assertIn("there is something around it", str(error))
+
+    def test_packets(self) -> None:
+        """
+        What is no text with its signature never reaches gpgv, which would unpack it whoever made it.
+
+        The disk that it would be written to may be memory, and 300 bytes are 300 MB there.
+        """
+        ours = self.signer()
+        bomb = _compressed(_literal(bytes(1 << 26)))
+        self.assertLess(len(bomb), 1000)
+        armored = binascii.b2a_base64(bomb)
+        text = b"-----BEGIN PGP MESSAGE-----\n\n" + armored + b"-----END PGP MESSAGE-----\n"
+        with tempfile.TemporaryDirectory() as gnupg:
+            # A gpgv that leaves a trace.
+            trace = Path(gnupg, "trace")
+            Path(gnupg, "gpgv").write_text(f'#!/bin/sh\ntouch {trace}\nexec /usr/bin/gpgv "$@"\n')
+            Path(gnupg, "gpgv").chmod(0o755)
+            self.patch(os, "environ", {**os.environ, "PATH": f"{gnupg}:{os.environ['PATH']}"})
+            signed_content(ours.inline(TEXT), (ours.keyring,), "x")
+            self.assertTrue(trace.exists())
+            trace.unlink()
+            for data in (bomb, text):
+                self.refused("not signed at all", data, ours.keyring)
+            self.assertFalse(trace.exists())
 
     def test_expired(self) -> None:
         """A key that has expired does not count, though gpgv itself calls that a success."""
@@ -142,3 +167,15 @@ def _joined(armored: bytes) -> bytes:
         lines = block.partition(b"-----END")[0].split(b"\n")
         out += binascii.a2b_base64(b"".join(line for line in lines if line[:1] != b"="))
     return out
+
+
+def _literal(data: bytes) -> bytes:
+    """Return a packet that holds data (RFC 4880, 5.9)."""
+    body = b"b\0\0\0\0\0" + data
+    return b"\xcb\xff" + len(body).to_bytes(4, "big") + body
+
+
+def _compressed(packet: bytes) -> bytes:
+    """Return one in a packet that is compressed by bzip2 (5.6)."""
+    body = b"\x03" + bz2.compress(packet)
+    return b"\xc8\xff" + len(body).to_bytes(4, "big") + body

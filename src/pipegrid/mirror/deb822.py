@@ -20,6 +20,9 @@ MAX_PARAGRAPH_BYTES = 8 << 20
 MAX_RELEASE_BYTES = MAX_PARAGRAPH_BYTES
 """A release file is one paragraph; those of large archives have a quarter of a megabyte."""
 
+MAX_RELEASE_FILES = 200_000
+"""That one names; sid's names 4000. In eight megabytes a million have room, and take half a gigabyte."""
+
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _SIZE = re.compile(r"[0-9]{1,15}")
 
@@ -148,6 +151,10 @@ def read_release(data: bytes, name: str) -> Release:
             if known[0] != size:
                 raise BadEntry(f"{name} gives two sizes for {shown(path)}")
             known[1][algorithm] = parts[0]
+            if len(hashes) > MAX_RELEASE_FILES:
+                raise BadEntry(
+                    f"{name} names more than {MAX_RELEASE_FILES} files; no archive's does"
+                )
     if not any(DIGEST_BYTES.keys() & each.keys() for _, each in hashes.values()):
         raise BadEntry(f"{name} has only weaker hashes than SHA-256; ask the archive for it")
     files = {

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from threading import BoundedSemaphore, Thread
 from typing import Any, NamedTuple
 
-from pipegrid.mirror.pdiff import END, Piece, merge, parse
+from pipegrid.mirror.pdiff import END, MAX_EDITS, Edit, Piece, merge, parse
 from pipegrid.mirror.unpacking import CHUNK_BYTES, PatchError, Unpacking, unpacked
 from pipegrid.mirror.wanted import shown
 
@@ -41,6 +41,9 @@ MAX_PATCH_BYTES = 128 << 20
 MAX_PATCHES = 1000
 MAX_ALL_PATCHES_BYTES = 256 << 20
 """Of all patches of an index, unpacked: they are merged in memory."""
+
+MAX_PATCH_LINES = 4_000_000
+"""Of the same: each takes 50 bytes more than it has. The patches of two weeks of sid have a million."""
 
 
 class Patched(NamedTuple):
@@ -74,7 +77,13 @@ def apply_patches(
     """
     if len(patches) > MAX_PATCHES:
         raise PatchError(f"{len(patches)} patches are too many; fetch the index anew")
-    parsed, size = [], 0
+    return write_pieces(index, merge(_parsed(patches)), fd, most_bytes)
+
+
+def _parsed(patches: Sequence[str]) -> list[list[Edit]]:
+    """Return the edits of each. Raises PatchError if all together have too much of anything."""
+    parsed: list[list[Edit]] = []
+    size = lines = edits = 0
     for path in patches:
         patch = read_patch(path)
         size += len(patch)
@@ -82,9 +91,14 @@ def apply_patches(
             raise PatchError(
                 f"the patches have more than {MAX_ALL_PATCHES_BYTES} bytes together; fetch the index anew"
             )
-        parsed.append(parse(patch, path))
-    pieces = merge(parsed)
-    return write_pieces(index, pieces, fd, most_bytes)
+        lines += patch.count(b"\n")
+        if lines > MAX_PATCH_LINES:
+            raise PatchError(
+                f"the patches have more than {MAX_PATCH_LINES} lines together; fetch the index anew"
+            )
+        parsed.append(parse(patch, path, MAX_EDITS - edits))
+        edits += len(parsed[-1])
+    return parsed
 
 
 def read_patch(path: str) -> bytes:

@@ -31,6 +31,12 @@ MAX_LINE_NUMBER = 1 << 40
 END = 1 << 62
 """Stands for the end of the index, whose length nobody knows before it is read."""
 
+MAX_EDITS = 1_000_000
+"""Of all patches of an index: each takes 150 bytes."""
+
+MAX_STEPS = 20_000_000
+"""Pieces that merging goes over, for each patch all of them: ten seconds, as long as fetching the index."""
+
 _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
 
 
@@ -51,18 +57,22 @@ Piece = tuple[int, int] | list[bytes]
 """Lines of the index from the first up to and without the second (from 0), or lines as they are."""
 
 
-def parse(patch: bytes, name: str) -> list[Edit]:
+_NONE: list[bytes] = []
+
+
+def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[Edit]:
     """
     Read an ed script.
 
     Args:
         name: of the patch, for errors.
+        most: edits that it may have.
 
     Returns:
         The edits, from the first line to the last, none overlapping.
 
     Raises:
-        PatchError: it is not one, is cut off, or its commands are not in descending order.
+        PatchError: it is not one, is cut off, has too many commands, or has them not in descending order.
     """
     edits: list[Edit] = []
     lines = BytesIO(patch).readlines()  # splitlines would take a carriage return for an end, too
@@ -90,9 +100,11 @@ def parse(patch: bytes, name: str) -> list[Edit]:
             begin, end = first - 1, last
         if begin < 0 or end < begin or (kind != b"a" and last < first) or end > before:
             raise PatchError(f"the commands of the patch {name} are not in order, in line {number}")
-        text: list[bytes] = []
+        if len(edits) == most:
+            raise PatchError(f"the patch {name} has too many commands; fetch the index anew")
+        text = _NONE
         if kind != b"d":
-            at = _read_text(lines, at, text, name)
+            at = _read_text(lines, at, text := [], name)
         edits.append(Edit(begin, end, text))
         before = begin
     edits.reverse()
@@ -130,9 +142,18 @@ def merge(patches: Sequence[Sequence[Edit]]) -> list[Piece]:
 
     Returns:
         Pieces; the ranges rise, and the last one ends at ``END`` unless everything behind was replaced.
+
+    Raises:
+        PatchError: that would take more than ``MAX_STEPS``.
     """
     pieces: list[Piece] = [(0, END)]
+    steps = 0
     for edits in patches:
+        steps += len(pieces) + len(edits)
+        if steps > MAX_STEPS:
+            raise PatchError(
+                "the patches change too much, one after the other; fetch the index anew"
+            )
         pieces = _apply(pieces, edits)
     return pieces
 
@@ -157,6 +178,7 @@ class _Lines:
     def __init__(self, pieces: list[Piece]) -> None:
         self._pieces = iter(pieces)
         self._piece: Piece | None = next(self._pieces, None)
+        self._taken = 0  # of its lines, if it is a list: what is left of a long one is not copied
 
     def take(self, count: int, out: list[Piece]) -> None:
         """Move so many lines to ``out``, or all that there are."""
@@ -170,15 +192,15 @@ class _Lines:
 
     def _next(self, count: int) -> Iterator[Piece]:
         while count > 0 and self._piece is not None:
-            piece = self._piece
-            size = len(piece) if isinstance(piece, list) else piece[1] - piece[0]
+            piece, taken = self._piece, self._taken
+            size = len(piece) - taken if isinstance(piece, list) else piece[1] - piece[0]
             if size <= count:
-                yield piece
-                self._piece = next(self._pieces, None)
+                yield piece[taken:] if isinstance(piece, list) else piece
+                self._piece, self._taken = next(self._pieces, None), 0
                 count -= size
             elif isinstance(piece, list):
-                yield piece[:count]
-                self._piece = piece[count:]
+                self._taken += count
+                yield piece[taken : self._taken]
                 return
             else:
                 middle = piece[0] + count

@@ -32,6 +32,8 @@ _WHOLE = re.compile(
 
 _ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
 
+NOT_SIGNED = "not signed by a key of the keyring"
+
 
 class Keys(NamedTuple):
     """
@@ -64,7 +66,13 @@ def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
     """
     import tempfile
 
-    if _MESSAGE in signed and _WHOLE.fullmatch(signed) is None:
+    if not keyrings:
+        raise _no_keyring(name)
+    if _WHOLE.fullmatch(signed) is None:
+        if _MESSAGE not in signed:
+            # gpgv also takes packets, which it unpacks before it knows whose they are: a few hundred bytes of
+            # anybody's would be gigabytes on the disk.
+            raise NotSigned(f"{name} is {NOT_SIGNED} (it is not signed at all)")
         # It would be published as it is, to readers who may look at more than what was signed.
         raise NotSigned(f"{name} is not signed as a whole: there is something around it")
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
@@ -101,7 +109,7 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
     import tempfile
 
     if not keyrings:
-        raise MirrorError(f"{name} cannot be checked: give --keyring, or --allow-unsigned")
+        raise _no_keyring(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         options = []
         for number, keyring in enumerate(keyrings):
@@ -124,7 +132,11 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
             ) from None
     reason = refusal(done.stdout)
     if reason is not None:
-        raise NotSigned(f"{name} is not signed by a key of the keyring ({reason})")
+        raise NotSigned(f"{name} is {NOT_SIGNED} ({reason})")
+
+
+def _no_keyring(name: str) -> MirrorError:
+    return MirrorError(f"{name} cannot be checked: give --keyring, or --allow-unsigned")
 
 
 def _usable(keyring: str, copy: str) -> str:
