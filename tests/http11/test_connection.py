@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -602,6 +603,23 @@ class EndTests(Case):
                 self.fixture.receive(piece)
             self.error_of(d, ResponseError)
             self.assertTrue(self.fixture.wire.aborted)
+
+    def test_chunks_without_number(self) -> None:
+        """An answer in chunks of two bytes takes as much memory as its bytes, not thirty times that."""
+        count, most = 50_000, 200
+        d = self.connection.request(get(max_body_bytes=2 * count))
+        self.fixture.turn()
+        self.fixture.receive(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for piece in range(count // most):
+            # Few enough for one read that they are not joined by the parser.
+            for _ in range(most // 50):
+                self.fixture.receive(b"".join(b"2\r\n%02d\r\n" % (piece % 100) for _ in range(50)))
+        self.assertLess(tracemalloc.get_traced_memory()[0], 4 * 2 * count)
+        self.fixture.receive(b"0\r\n\r\n")
+        wanted = b"".join(b"%02d" % (piece % 100) * most for piece in range(count // most))
+        self.assertEqual(self.body_of(d), wanted)
 
     def test_close(self) -> None:
         """Closing waits for answers that are owed and gives back what is not sent."""

@@ -165,6 +165,20 @@ class ParserTests(SynchronousTestCase):
             ([(200, body, True), (200, body, True), (200, b"", True), (204, b"", True)], ""),
         )
 
+    def test_tiny_chunks(self) -> None:
+        """Chunks of a byte without number come as one piece for each read, and answers stay apart."""
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        wire = head + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n" + head + b"1\r\ny\r\n" * 200
+        parser = ResponseParser()
+        for _ in range(2):
+            parser.expect()
+        events = parser.feed(wire)
+        self.assertEqual(len(events), 5)
+        self.assertEqual(events[1:3], [b"x" * 10_000, END])
+        self.assertEqual(events[4], b"y" * 200)
+        self.assertEqual(parser.feed(b"0\r\n\r\n"), [END])
+        self.assertIsNone(parser.error)
+
     def test_head_properties(self) -> None:
         """The head tells version, reason, length and headers by lower-case name, in order."""
         parser = ResponseParser()

@@ -33,6 +33,13 @@ PASSED_ON_BYTES = 32768
 """That much of a body must be left if it is worth a new llhttp."""
 
 
+MANY_EVENTS = 100
+"""
+In one read; of so many, pieces of one body are joined. Who sends chunks of a byte each would else have every
+reader called for each.
+"""
+
+
 class End:
     """The answer is complete."""
 
@@ -169,6 +176,8 @@ class ResponseParser:
                 self.error = f"it is not HTTP ({str(error).rstrip('.') or 'no reason known'})"
         if events:
             self._silent_bytes = 0
+            if len(events) > MANY_EVENTS:
+                events = self._events = _joined(events)
         else:
             self._silent_bytes += len(data)
             if self._silent_bytes > self._max_header_bytes and self.error is None:
@@ -353,3 +362,20 @@ class ResponseParser:
 def _connection_options(head: ResponseHead) -> list[bytes]:
     joined = b",".join(value for name, value in head.headers if name == b"connection")
     return [option.strip() for option in joined.lower().split(b",")]
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Return the same with each run of pieces of a body as one piece."""
+    joined: list[Event] = []
+    run: list[bytes] = []
+    for event in events:
+        if isinstance(event, bytes):
+            run.append(event)
+            continue
+        if run:
+            joined.append(b"".join(run))
+            run = []
+        joined.append(event)
+    if run:
+        joined.append(b"".join(run))
+    return joined

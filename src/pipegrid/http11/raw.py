@@ -52,6 +52,9 @@ class RawResponse:
         return self._headers
 
 
+_SMALL_BYTES = 1024
+"""A piece of two bytes would take sixty; so shorter ones than this are copied together."""
+
 # Looks at status and headers and may name who gets the body as it comes; None: collect it.
 ConsumerChoice = Callable[[RawResponse], IConsumer | None]
 
@@ -116,7 +119,7 @@ class RawExchange(Exchange):
         self._request = request
         self._server = server
         self._answer: RawResponse | None = None
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._consumer: IConsumer | None = None
 
     def answered(self, answer: RawResponse) -> None:
@@ -157,7 +160,7 @@ class RawExchange(Exchange):
         elif answer.body_bytes > self._request.max_body_bytes:
             self._too_long(answer.body_bytes)
         else:
-            self._pieces.append(data)
+            _gather(self._pieces, data)
 
     def completed(self) -> None:
         answer = self._answer
@@ -166,7 +169,7 @@ class RawExchange(Exchange):
             self._release_consumer()
         else:
             pieces = self._pieces
-            answer.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            answer.body = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
         self.answered(answer)
 
     def failed(self, error: PipegridError) -> None:
@@ -206,6 +209,16 @@ class RawExchange(Exchange):
                 self._server,
             ),
         )
+
+
+def _gather(pieces: list[bytes | bytearray], data: bytes) -> None:
+    """Add some more of a body, which as a rule is all of it."""
+    if not pieces or len(data) >= _SMALL_BYTES:
+        pieces.append(data)
+    elif isinstance(last := pieces[-1], bytearray):
+        last += data
+    else:
+        pieces.append(bytearray(data))
 
 
 class RawCall(RawExchange):
