@@ -228,6 +228,33 @@ class CacheTests(DiscoveryTestCase):
         (entry,) = read_cache(path)
         self.assertEqual((entry.server_id, entry.fields), ("v0-x", {"nickname": "a"}))
 
+    def test_what_is_deep_or_long_is_not_written(self) -> None:
+        """An announcement that would be megabytes of blanks takes none of the room of the others."""
+        deep = "[" * 400 + "0," * 9_500 + "0" + "]" * 400
+        world = self.world(FakeIntroducer(announced(1, extra=json.loads(deep)), announced(2)))
+        world.clock.advance(1)
+        path = self.cache / cache_name("i0")
+        self.assertLess(path.stat().st_size, 2000)
+        self.assertEqual(len(path.read_text().splitlines()), 2)
+        self.assertEqual(len(read_cache(path)), 2)
+
+    def test_news_without_end(self) -> None:
+        """Who moves all the time does not have all that is known written each time."""
+        introducer = FakeIntroducer(announced(1))
+        world = self.world(introducer)
+        (subscriber,) = introducer.subscribers
+        path = self.cache / cache_name("i0")
+        written: set[tuple[int, int]] = set()
+        for number in range(2, 120):
+            world.clock.advance(1)
+            subscriber.remote_announce_v2({announced(1, seqnum=number)})
+            if path.exists():
+                written.add((path.stat().st_ino, path.stat().st_mtime_ns))
+        self.assertLess(len(written), 6)
+        world.discovery.stop()
+        (known,) = read_cache(path)
+        self.assertEqual(known.seqnum, 119)
+
     def test_names(self) -> None:
         """Whatever an introducer is called, its file stays in the directory."""
         for name in ("../../x", "a/b", "\0", "é" * 300, ""):

@@ -10,7 +10,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import base32
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.announcements import (
+    FURL,
+    MAX_KEPT_BYTES,
     MAX_MESSAGE_BYTES,
+    NURLS,
     Announcement,
     AnnouncementBook,
     AnnouncementKey,
@@ -133,6 +136,43 @@ class BookTests(SynchronousTestCase):
         for service in ("stub_client", None, 7):
             self.assertFalse(book.hear(verify(sign({**FIELDS, "service-name": service}, KEY))))
         self.assertEqual(len(book), 0)
+
+    def test_only_what_is_looked_at_is_kept(self) -> None:
+        """Thousands of servers may be known, so nobody's other fields, names and addresses take much."""
+        book = AnnouncementBook()
+        deep: list[Any] = []
+        for _ in range(500):
+            deep = [deep]
+        nurls = FIELDS[NURLS]
+        self.assertTrue(
+            book.hear(
+                announcement(
+                    KEY,
+                    seqnum=2,
+                    others=deep,
+                    many=[{}] * 2000,
+                    nickname="n" * 1000,
+                    **dict[str, Any]({NURLS: [*nurls, {}, *["x"] * 1000]}),
+                )
+            )
+        )
+        (known,) = book.announcements
+        self.assertLess(len(json.dumps(known.fields)), MAX_KEPT_BYTES)
+        self.assertEqual(known.fields["nickname"], "n" * 100)
+        self.assertNotIn("others", known.fields)
+        much: list[dict[str, Any]] = [
+            {NURLS: ["x" * 1000] * 4},
+            {FURL: "x" * 4000},
+            {"seqnum": 10**4000},
+        ]
+        for fields in much:
+            with self.assertRaisesRegex(ValueError, "its addresses take [0-9]+ bytes"):
+                book.hear(announcement(KEY, **fields))
+            self.assertFalse(AnnouncementBook().remember(announcement(KEY, **fields)))
+        # What is of the wrong kind stays so, and is refused as before.
+        book.hear(announcement(KEY, **dict[str, Any]({"seqnum": 3, FURL: [[]], "nickname": {}})))
+        with self.assertRaisesRegex(ValueError, f"its {FURL} is no text"):
+            describe(SERVER_ID, book.announcements[0].fields)
 
     def test_the_number_is_bounded(self) -> None:
         """Strangers cannot fill the memory; those who are known still have news."""

@@ -2,8 +2,8 @@
 What introducers said, kept for the day on which they are down; one file for each.
 
 A list of ``ann`` and ``key_s``, as Tahoe-LAFS keeps it, whose own cache is read where its directory is used.
-Written as JSON, which is YAML that is read a hundred times faster. It is only a cache: whatever is wrong
-with it, there is none, and a warning.
+Written as JSON, a line for each server, which is YAML that is read a hundred times faster. It is only a
+cache: whatever is wrong with it, there is none, and a warning.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    document = [{"ann": dict(each.fields), "key_s": each.server_id} for each in announcements]
+    lines = [
+        json.dumps({"ann": dict(each.fields), "key_s": each.server_id}) for each in announcements
+    ]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    replace_file(path, json.dumps(document, indent=1).encode("ascii"), durable=False)
+    document = "[" + ",\n".join(lines) + "]\n"
+    replace_file(path, document.encode("ascii"), durable=False)

@@ -28,6 +28,8 @@ PATIENCE_S = 15.0
 GRACE_S = 2.0
 """How long it goes on waiting when they have answered: servers may just be announcing themselves."""
 _WRITE_AFTER_S = 1.0
+_WRITE_AGAIN_AFTER_S = 30.0
+"""News may be without end, and all that is known is written each time."""
 
 log = Logger()
 
@@ -61,6 +63,7 @@ class Discovery:
         self._book = AnnouncementBook()
         self._waiting: list[Deferred[None]] = []
         self._writing: IDelayedCall | None = None
+        self._write_after_s = _WRITE_AFTER_S
         self._waking: IDelayedCall | None = None
         self._remembered: dict[str, int] = {}
         self.clients = [
@@ -157,7 +160,7 @@ class Discovery:
     def _news(self, announcement: Announcement) -> None:
         self._describe(announcement)
         if self._writing is None:
-            self._writing = self._clock.callLater(_WRITE_AFTER_S, self._write)
+            self._writing = self._clock.callLater(self._write_after_s, self._write)
 
     def _describe(self, announcement: Announcement) -> None:
         try:
@@ -185,6 +188,7 @@ class Discovery:
         if self._writing is not None and self._writing.active():
             self._writing.cancel()
         self._writing = None
+        self._write_after_s = _WRITE_AGAIN_AFTER_S
         for client in self.clients:
             if not client.answered:
                 continue

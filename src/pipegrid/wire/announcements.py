@@ -43,10 +43,16 @@ MAX_MESSAGE_BYTES = 32 << 10
 """Real ones have about 1 KB; a server with certificates of several grid managers, a few."""
 MAX_SERVERS = 4096
 MAX_ID_CHARACTERS = 256
+MAX_KEPT_BYTES = 3584
+"""Of what is kept of one, as JSON; those of so many servers are to fit into a file of 16 MiB."""
 _MAX_NICKNAME_CHARACTERS = 100
 _MAX_ADDRESSES = 16
 
 _TOO_LONG_A_BUNDLE = 1 << 31
+
+_KEPT = (FURL, NURLS, SEED, BUNDLES, "nickname", "seqnum", "service-name")
+_NO_VALUE = True
+"""Stands for a value of a kind that a field cannot have; it is one of that kind itself."""
 
 _VERSION = "v0-"
 _SEED_BYTES = 32
@@ -196,9 +202,31 @@ def _check_signature(message: bytes, signature: bytes, key: bytes) -> None:
         raise ValueError("its signature is not that of its key; somebody changed it") from None
 
 
+def kept(announcement: Announcement) -> Announcement:
+    """
+    Return the announcement with what is looked at, and nothing else: 32 KiB of JSON may take 700 in memory.
+
+    Raises:
+        ValueError: that would still be too much.
+    """
+    fields = {key: _kept(announcement.fields[key]) for key in _KEPT if key in announcement.fields}
+    if isinstance(name := fields.get("nickname"), str):
+        fields["nickname"] = name[:_MAX_NICKNAME_CHARACTERS]
+    size = len(json.dumps(fields))
+    if size > MAX_KEPT_BYTES:
+        raise ValueError(f"its addresses take {size} bytes, and {MAX_KEPT_BYTES} are allowed")
+    return Announcement(announcement.server_id, fields)
+
+
+def _kept(value: object) -> object:
+    if isinstance(value, list):
+        return [one if isinstance(one, str) else _NO_VALUE for one in value[:_MAX_ADDRESSES]]
+    return value if value is None or isinstance(value, (str, int)) else _NO_VALUE
+
+
 class AnnouncementBook:
     """
-    The newest announcement of every server, from any number of introducers.
+    The newest announcement of every server, from any number of introducers; of each what is looked at.
 
     An announcement equal to the known one changes nothing; where the known one has a ``seqnum``, only a
     greater one is news. What was remembered from an earlier run gives way to whatever is heard now.
@@ -224,6 +252,10 @@ class AnnouncementBook:
         """Take what an earlier run heard; returns whether it is news."""
         if announcement.server_id in self._known or len(self._known) >= self.limit:
             return False
+        try:
+            announcement = kept(announcement)
+        except ValueError:
+            return False
         self._known[announcement.server_id] = announcement
         self._remembered.add(announcement.server_id)
         return True
@@ -233,10 +265,11 @@ class AnnouncementBook:
         Take what an introducer says; returns whether it is news about a storage server.
 
         Raises:
-            ValueError: there are too many servers already.
+            ValueError: there are too many servers already, or this one says too much.
         """
         if announcement.fields.get("service-name") != SERVICE:
             return False
+        announcement = kept(announcement)
         server_id = announcement.server_id
         known = self._known.get(server_id)
         if known is None and len(self._known) >= self.limit:
