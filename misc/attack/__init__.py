@@ -61,6 +61,9 @@ ATTACKS: tuple[Attack, ...] = (
         "300 connections from 8 addresses, with endless requests, headers, chunks, garbage; answers unread",
     ),
     Attack(
+        "key_updates", "requests for new keys of TLS without end, the answers to which nobody reads"
+    ),
+    Attack(
         "dribble",
         "writes of 1000 clients who know the secret, a byte every 5 s",
         SECRET,

@@ -65,7 +65,7 @@ class Target:
         """Return a connection with TLS; anybody can make one."""
         raw = self.connect(source)
         try:
-            return _context().wrap_socket(raw)
+            return context().wrap_socket(raw)
         except BaseException:
             raw.close()
             raise
@@ -155,7 +155,7 @@ def refused_or_cut() -> Iterator[None]:
         yield
 
 
-def _context() -> ssl.SSLContext:
+def context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -36,7 +36,7 @@ class ServerTests(SynchronousTestCase):
         with running(serve_command(Path(self.mktemp()))) as process:
             address = nurl.parse(first_line(process))
             tub = furl.parse(first_line(process)).tub_id
-            for begin in (b"", _upgrade(tub)):
+            for begin in (b"", upgrade(tub)):
                 for cipher in GOOD:
                     self.assertEqual(handshake(address, begin, cipher), cipher)
                 for cipher in BAD:
@@ -105,20 +105,26 @@ def handshake(
     if ciphers:
         context.set_ciphers(ciphers)
     context.minimum_version = context.maximum_version = version
-    with socket.create_connection((address.host, address.port), 30) as raw:
-        if begin:
-            raw.sendall(begin)
-            said = b""
-            while b"\r\n\r\n" not in said:
-                said += raw.recv(1)
-            assert said.startswith(b"HTTP/1.1 101 "), said
-        with context.wrap_socket(raw) as connection:
-            found = connection.cipher()
-            assert found is not None
-            return found[0]
+    with connected(address, begin) as raw, context.wrap_socket(raw) as connection:
+        found = connection.cipher()
+        assert found is not None
+        return found[0]
 
 
-def _upgrade(tub_id: bytes) -> bytes:
+def connected(address: nurl.Nurl, begin: bytes) -> socket.socket:
+    """Return a connection to a server on which TLS can begin; ``begin``: see ``upgrade``."""
+    raw = socket.create_connection((address.host, address.port), 30)
+    if begin:
+        raw.sendall(begin)
+        said = b""
+        while b"\r\n\r\n" not in said:
+            said += raw.recv(1)
+        assert said.startswith(b"HTTP/1.1 101 "), said
+    return raw
+
+
+def upgrade(tub_id: bytes) -> bytes:
+    """Return what is said before TLS on a connection that is to speak Foolscap."""
     from pipegrid.core import base32
 
     return b"GET /id/%s HTTP/1.1\r\nHost: x\r\nUpgrade: TLS/1.0\r\nConnection: Upgrade\r\n\r\n" % (

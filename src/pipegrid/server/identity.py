@@ -92,6 +92,7 @@ class Identity:
 
         from pipegrid.reactor.bulktls import write_whole
         from pipegrid.reactor.ciphers import only_forward_secret
+        from pipegrid.reactor.handshakes import bound_handshakes
 
         options: Any = ssl.CertificateOptions(
             privateKey=crypto.load_privatekey(crypto.FILETYPE_PEM, self.key_pem),
@@ -102,6 +103,7 @@ class Identity:
         # A thousand idle connections need not hold 32 KiB of buffers each.
         options.getContext().set_mode(SSL.MODE_RELEASE_BUFFERS)
         only_forward_secret(options.getContext())
+        bound_handshakes(options.getContext())
         write_whole(options.getContext())
         return options  # type: ignore[no-any-return]
 

@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from pipegrid.reactor.ciphers import only_forward_secret
+from pipegrid.reactor.handshakes import bound_handshakes
 
 NEGOTIATION_S = 30
 NEGOTIATION_BYTES = 4096
@@ -27,6 +28,7 @@ class StrictNegotiation(Negotiation):  # type: ignore[misc]
             privateKey=cert.privateKey.original, certificate=cert.original
         )
         only_forward_secret(options.getContext())
+        bound_handshakes(options.getContext())
         self.transport.startTLS(options)
 
 
