@@ -69,6 +69,12 @@ ATTACKS: tuple[Attack, ...] = (
         SECRET,
         may_leave_files=10**6,
     ),
+    Attack(
+        "tiny_chunks",
+        "writes of 1000 clients who know the secret, 120 KiB of each in chunks of two bytes",
+        SECRET,
+        may_leave_files=10**6,
+    ),
     Attack("slow_readers", "250 GETs of 16 MB of which nobody reads the answers", SECRET),
     Attack("small_requests", "8 connections that ask 60 times a second each", SECRET),
     Attack("clients", "200 client processes at once, each with a share every 5 s", SECRET),

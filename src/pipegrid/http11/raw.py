@@ -15,7 +15,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.parser import ResponseHead
-from pipegrid.reactor.sockets import Buffer
+from pipegrid.reactor.sockets import Buffer, gather
 
 
 class RawResponse:
@@ -51,9 +51,6 @@ class RawResponse:
                 headers[name] = headers[name] + b", " + value if name in headers else value
         return self._headers
 
-
-_SMALL_BYTES = 1024
-"""A piece of two bytes would take sixty; so shorter ones than this are copied together."""
 
 # Looks at status and headers and may name who gets the body as it comes; None: collect it.
 ConsumerChoice = Callable[[RawResponse], IConsumer | None]
@@ -160,7 +157,7 @@ class RawExchange(Exchange):
         elif answer.body_bytes > self._request.max_body_bytes:
             self._too_long(answer.body_bytes)
         else:
-            _gather(self._pieces, data)
+            gather(self._pieces, data)
 
     def completed(self) -> None:
         answer = self._answer
@@ -209,16 +206,6 @@ class RawExchange(Exchange):
                 self._server,
             ),
         )
-
-
-def _gather(pieces: list[bytes | bytearray], data: bytes) -> None:
-    """Add some more of a body, which as a rule is all of it."""
-    if not pieces or len(data) >= _SMALL_BYTES:
-        pieces.append(data)
-    elif isinstance(last := pieces[-1], bytearray):
-        last += data
-    else:
-        pieces.append(bytearray(data))
 
 
 class RawCall(RawExchange):

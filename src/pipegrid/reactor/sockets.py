@@ -21,6 +21,9 @@ SEND_BYTES = 512 * 1024
 HELD_BACK_BYTES = 4096
 """Left to the transport when it is the others' turn, so that it comes back to this connection."""
 
+SMALL_BYTES = 1024
+"""Of a piece that is copied behind another one when both are to be kept."""
+
 
 def move_much(transport: Any, receive_bytes: int) -> None:
     """
@@ -97,3 +100,13 @@ class Outlet:
             # Full is what has to wait at all: else a large buffer would fill, and be joined, behind each.
             socket.producerPaused = True
             socket.producer.pauseProducing()
+
+
+def gather(pieces: list[bytes | bytearray], data: bytes) -> None:
+    """Add what came to what came before; short pieces together, since each would take sixty bytes more."""
+    if not pieces or len(data) >= SMALL_BYTES:
+        pieces.append(data)
+    elif isinstance(last := pieces[-1], bytearray):
+        last += data
+    else:
+        pieces.append(bytearray(data))

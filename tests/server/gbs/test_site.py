@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
 from pipegrid.disk import files as disk
+from pipegrid.reactor import memory
 from pipegrid.server.gbs.order import MAX_STRANGERS_REQUESTS, MAX_UNANSWERED
 from pipegrid.server.gbs.parser import MAX_HEAD_BYTES, RequestParser
+from pipegrid.server.gbs.site import MANY, TICK_S
 from pipegrid.server.gbs.timeouts import HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, STUCK_TIMEOUT_S
 from pipegrid.wire import gbs, gbs_http
 from tests.server.gbs.support import (
@@ -217,6 +220,53 @@ class HttpTests(ServerTestCase):
         big = head("POST", gbs_http.allocate_path(SI), *lines)
         big += b"2001\r\n" + b"x" * 0x2001 + b"\r\n0\r\n\r\n"
         self.assertEqual(self.statuses(big, VERSION), [413, 200])
+
+    def test_tiny_chunks(self) -> None:
+        """Share data in chunks of two bytes take as much memory as their bytes, until they are written."""
+        size, most = 100_000, 100
+        self.statuses(allocate({0}, size))
+        lines = [*upload_header(), b"Content-Range: bytes 0-%d/*" % (size - 1)]
+        lines.append(b"Transfer-Encoding: chunked")
+        connection, transport = self.connect()
+        connection.dataReceived(head("PATCH", gbs_http.share_path(SI, 0), *lines))
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for _ in range(size // 2 // most):
+            connection.dataReceived(b"2\r\nxx\r\n" * most)
+        self.assertLess(tracemalloc.get_traced_memory()[0], 3 * size)
+        connection.dataReceived(b"0\r\n\r\n")
+        self.settle()
+        self.assertEqual([reply.status for reply in parse_replies(transport.written)], [201])
+        (reply,) = self.ask(read(0, 0, size))
+        self.assertEqual(reply.body, b"x" * size)
+
+    def test_memory_of_many(self) -> None:
+        """What a crowd has let go of is given back to the system, once, when most of it is gone."""
+        given: list[None] = []
+        self.patch(memory, "give_back", lambda: given.append(None))
+        transports = [self.connect()[1] for _ in range(MANY)]
+        for transport in transports[: MANY // 2]:
+            transport.lose()
+        self.clock.advance(TICK_S)
+        self.assertEqual(given, [])
+        for transport in transports[MANY // 2 :]:
+            transport.lose()
+        self.assertEqual(given, [None])
+        self.connect()[1].lose()
+        self.assertEqual(given, [None])
+
+    def test_chunks_are_handed_on_together(self) -> None:
+        """What one read brings of a body is one piece, whatever chunks it has."""
+        listener = mock.Mock()
+        parser = RequestParser(listener)
+        parser.feed(head("POST", gbs_http.allocate_path(SI), b"Transfer-Encoding: chunked"))
+        parser.feed(b"1\r\nx\r\n" * 1000 + b"2\r\nyz\r\n0\r\n\r\n" + VERSION)
+        listener.body_found.assert_called_once_with(b"x" * 1000 + b"yz")
+        self.assertEqual(len(listener.end_found.mock_calls), 2)
+        self.assertEqual(
+            [call[0] for call in listener.mock_calls[2:5]],
+            ["body_found", "end_found", "request_began"],
+        )
 
     def test_closing(self) -> None:
         """Who wants the connection closed, or speaks HTTP/1.0, finds it closed after the answer."""

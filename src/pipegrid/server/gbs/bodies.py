@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import PipegridError
+from pipegrid.reactor.sockets import gather
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import STREAM_PIECE_BYTES, Answer
 from pipegrid.server.gbs.requests import Operation, Rule
@@ -238,7 +239,7 @@ class Write:
         self._at = begin
         self._end = end
         self._left = end - begin
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._gathered = 0
         self._answer: Answer | None = None
 
@@ -248,7 +249,7 @@ class Write:
             data = data[: self._left]
         if not data or self._answer is not None:
             return
-        self._pieces.append(data)
+        gather(self._pieces, data)
         self._left -= len(data)
         self._gathered += len(data)
         if self._gathered >= GATHER_BYTES:

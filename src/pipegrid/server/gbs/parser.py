@@ -66,6 +66,7 @@ class RequestParser:
         self._header_count = 0
         # A header that does not end is seen by nobody but llhttp, which keeps all of it.
         self._unseen_bytes = 0
+        self._pieces: list[bytes] = []  # of a body, that this feed has brought
         self._body_left = 0  # of a body of known length
         self._passes_on = False
 
@@ -94,6 +95,11 @@ class RequestParser:
             raise  # the error is ours, not the client's
         except httptools.HttpParserError as error:
             self._give_up(answers.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
+        if self._pieces:
+            try:
+                self._hand_over()
+            except Exception as error:
+                raise httptools.HttpParserCallbackError("the listener failed") from error
         if self._unseen_bytes > MAX_HEAD_BYTES:
             self._give_up_head()
         self._passes_on = self._body_left >= self.passed_on_bytes and not self.broken
@@ -117,6 +123,7 @@ class RequestParser:
 
     def _give_up(self, answer: Answer, reason: str) -> None:
         if not self.broken:
+            self._hand_over()
             self.broken = True
             self._head = None
             self._listener.nonsense_found(answer, reason)
@@ -176,7 +183,16 @@ class RequestParser:
         self._listener.head_found(head)
 
     def on_body(self, data: bytes) -> None:
-        """Part of a body."""
+        """Part of a body: of a chunk, which may be of a byte, and there may be thousands of them."""
+        self._pieces.append(data)
+
+    def _hand_over(self) -> None:
+        """Let the listener have what this feed has brought of a body, in one piece."""
+        pieces = self._pieces
+        if not pieces:
+            return
+        self._pieces = []
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._unseen_bytes = 0
         self._body_left = max(self._body_left - len(data), 0)  # a chunked one was never counted
         if not self.broken:
@@ -184,5 +200,6 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        self._hand_over()
         if not self.broken:
             self._listener.end_found()

@@ -13,6 +13,7 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
+from pipegrid.reactor import memory
 from pipegrid.reactor.alarm import Alarm
 from pipegrid.reactor.together import Waiters
 from pipegrid.server.gbs.connection import GbsConnection
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 TICK_S = 5.0
 GRACE_S = 10.0
 _LINES_PER_TICK = 20
+MANY = 128
+"""Connections. Each may hold 128 KiB of share data; what many have let go of is given back to the system."""
 
 log = Logger()
 
@@ -50,6 +53,7 @@ class GbsSite(Factory):
         self.accepted = 0
         self.refused = 0
         self.turns: FairTurns[GbsConnection] = FairTurns(clock)
+        self._most = 0  # connections, since memory was given back
         self._clock = clock
         self._ready: list[GbsConnection] = []
         self._timer = Alarm(clock, self._tick)
@@ -90,6 +94,7 @@ class GbsSite(Factory):
     def connected(self, connection: GbsConnection) -> None:
         """One more."""
         self.connections.add(connection)
+        self._most = max(self._most, len(self.connections))
         self._timer.set(TICK_S)
 
     def disconnected(self, connection: GbsConnection) -> None:
@@ -97,7 +102,7 @@ class GbsSite(Factory):
         self.connections.discard(connection)
         if not self.connections and self._timer.is_set:
             self._timer.stop()
-            self.service.tidy()
+            self._tidy()
         self._look_stopped()
 
     def has_ready(self, connection: GbsConnection) -> None:
@@ -125,12 +130,18 @@ class GbsSite(Factory):
         if self._lines_dropped:
             log.info("turned away {count} more", count=self._lines_dropped)
             self._lines_dropped = 0
-        self.service.tidy()
+        self._tidy()
         now_s = self.seconds()
         for connection in list(self.connections):
             connection.tick(now_s)
         if self.connections:
             self._timer.set(TICK_S)
+
+    def _tidy(self) -> None:
+        self.service.tidy()
+        if self._most >= MANY and len(self.connections) <= self._most // 4:
+            self._most = len(self.connections)
+            memory.give_back()
 
     def _abort_all(self) -> None:
         for connection in list(self.connections):
