@@ -6,6 +6,7 @@ They come from ``front``, which lets in only so many, and has told TLS from Fool
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
@@ -141,6 +142,7 @@ class GbsSite(Factory):
         self.service.tidy()
         if self._most >= MANY and len(self.connections) <= self._most // 4:
             self._most = len(self.connections)
+            gc.collect()  # connections and their TLS refer to each other
             memory.give_back()
 
     def _abort_all(self) -> None:
