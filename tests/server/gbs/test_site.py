@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 from pipegrid.disk import files as disk
 from pipegrid.reactor import memory
 from pipegrid.server.gbs.order import MAX_STRANGERS_REQUESTS, MAX_UNANSWERED
-from pipegrid.server.gbs.parser import MAX_HEAD_BYTES, RequestParser
+from pipegrid.server.gbs.parser import FEW_CHUNKS, LEAST_CHUNK_BYTES, MAX_HEAD_BYTES, RequestParser
 from pipegrid.server.gbs.site import MANY, TICK_S
 from pipegrid.server.gbs.timeouts import HEAD_TIMEOUT_S, IDLE_TIMEOUT_S, STUCK_TIMEOUT_S
 from pipegrid.wire import gbs, gbs_http
@@ -222,18 +222,33 @@ class HttpTests(ServerTestCase):
         self.assertEqual(self.statuses(big, VERSION), [413, 200])
 
     def test_tiny_chunks(self) -> None:
-        """Share data in chunks of two bytes take as much memory as their bytes, until they are written."""
-        size, most = 100_000, 100
+        """A body may come in a thousand of them, or in chunks of a sensible size; then it is refused."""
+        size = 100_000
+        self.statuses(allocate({0}, size))
+        lines = [*upload_header(), b"Content-Range: bytes 0-%d/*" % (size - 1)]
+        lines.append(b"Transfer-Encoding: chunked")
+        patch = head("PATCH", gbs_http.share_path(SI, 0), *lines)
+        (reply,) = self.ask(patch + b"2\r\nxx\r\n" * (FEW_CHUNKS + 1))
+        self.assertEqual((reply.status, b"too small" in reply.body), (400, True))
+        few = FEW_CHUNKS - 1
+        rest = size - 2 * few
+        body = b"2\r\nxx\r\n" * few + b"%x\r\n%s\r\n0\r\n\r\n" % (rest, b"x" * rest)
+        self.assertEqual(self.statuses(patch + body), [201])
+
+    def test_small_chunks(self) -> None:
+        """Share data in small ones take as much memory as their bytes, until they are written."""
+        size, most, least = 102_400, 100, LEAST_CHUNK_BYTES
         self.statuses(allocate({0}, size))
         lines = [*upload_header(), b"Content-Range: bytes 0-%d/*" % (size - 1)]
         lines.append(b"Transfer-Encoding: chunked")
         connection, transport = self.connect()
         connection.dataReceived(head("PATCH", gbs_http.share_path(SI, 0), *lines))
+        chunk = b"%x\r\n%s\r\n" % (least, b"x" * least)
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
-        for _ in range(size // 2 // most):
-            connection.dataReceived(b"2\r\nxx\r\n" * most)
-        self.assertLess(tracemalloc.get_traced_memory()[0], 3 * size)
+        for _ in range(size // least // most):
+            connection.dataReceived(chunk * most)
+        self.assertLess(tracemalloc.get_traced_memory()[0], 2 * size)
         connection.dataReceived(b"0\r\n\r\n")
         self.settle()
         self.assertEqual([reply.status for reply in parse_replies(transport.written)], [201])
@@ -260,8 +275,8 @@ class HttpTests(ServerTestCase):
         listener = mock.Mock()
         parser = RequestParser(listener)
         parser.feed(head("POST", gbs_http.allocate_path(SI), b"Transfer-Encoding: chunked"))
-        parser.feed(b"1\r\nx\r\n" * 1000 + b"2\r\nyz\r\n0\r\n\r\n" + VERSION)
-        listener.body_found.assert_called_once_with(b"x" * 1000 + b"yz")
+        parser.feed(b"1\r\nx\r\n" * 900 + b"2\r\nyz\r\n0\r\n\r\n" + VERSION)
+        listener.body_found.assert_called_once_with(b"x" * 900 + b"yz")
         self.assertEqual(len(listener.end_found.mock_calls), 2)
         self.assertEqual(
             [call[0] for call in listener.mock_calls[2:5]],

@@ -25,6 +25,10 @@ MAX_HEADERS = 500
 PASSED_ON_BYTES = 32768
 """That much of a body must be left if it is worth a new llhttp."""
 
+FEW_CHUNKS = 1000
+LEAST_CHUNK_BYTES = 64
+"""On average, of a body in more chunks than that: each costs a microsecond, however little is in it."""
+
 
 class Listener(Protocol):
     """Who is told what is found, from within ``RequestParser.feed``."""
@@ -43,6 +47,10 @@ class Listener(Protocol):
 
     def nonsense_found(self, answer: Answer, reason: str) -> None:
         """What follows is not HTTP, or too much of it; told once, and nothing after it."""
+
+
+class _Enough(Exception):
+    """Nothing that follows is to be looked at."""
 
 
 class RequestParser:
@@ -67,6 +75,8 @@ class RequestParser:
         # A header that does not end is seen by nobody but llhttp, which keeps all of it.
         self._unseen_bytes = 0
         self._pieces: list[bytes] = []  # of a body, that this feed has brought
+        self._chunks = 0  # of a body that comes in chunks
+        self._chunked_bytes = 0
         self._body_left = 0  # of a body of known length
         self._passes_on = False
 
@@ -91,8 +101,9 @@ class RequestParser:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._give_up(answers.text(400, "this server speaks HTTP/1.1"), "it wants to upgrade")
-        except httptools.HttpParserCallbackError:
-            raise  # the error is ours, not the client's
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, _Enough):
+                raise  # the error is ours, not the client's
         except httptools.HttpParserError as error:
             self._give_up(answers.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
         if self._pieces:
@@ -180,11 +191,25 @@ class RequestParser:
         head.http10 = parser.get_http_version() == "1.0"
         head.locate()
         self._body_left = head.content_length or 0
+        self._chunks = self._chunked_bytes = 0
         self._listener.head_found(head)
+
+    def on_chunk_header(self) -> None:
+        """The next chunk of a body begins."""
+        least_bytes = self._chunks * LEAST_CHUNK_BYTES
+        self._chunks += 1
+        if self._chunks > FEW_CHUNKS and self._chunked_bytes < least_bytes:
+            self._give_up(
+                answers.text(400, "its chunks are too small; send longer ones, or a length"),
+                f"it sends thousands of chunks with less than {LEAST_CHUNK_BYTES} bytes",
+            )
+            raise _Enough
 
     def on_body(self, data: bytes) -> None:
         """Part of a body: of a chunk, which may be of a byte, and there may be thousands of them."""
-        self._pieces.append(data)
+        if not self.broken:
+            self._chunked_bytes += len(data)
+            self._pieces.append(data)
 
     def _hand_over(self) -> None:
         """Let the listener have what this feed has brought of a body, in one piece."""
