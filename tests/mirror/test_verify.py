@@ -11,7 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import manifest
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.manifest import parts_of_manifest, read_manifest, write_manifest
+from pipegrid.mirror.lists import list_line
+from pipegrid.mirror.manifest import parts_of_manifest, read_pieces, write_manifest
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import MAX_SHOWN, Report
 from pipegrid.mirror.verified import is_noted_at
@@ -50,8 +51,10 @@ class VerifyTests(VerifyCase):
         for count in (1, 2, 3, 7, 50):
             parts = parts_of_manifest(self.destination, count)
             self.assertEqual(len(parts), count)
-            found = [each for part in parts for each in read_manifest(self.destination, part)]
-            self.assertEqual(found, self.entries)
+            found = [each for part in parts for each in read_pieces(self.destination, part)]
+            for piece in found:
+                self.assertTrue(piece.endswith(b"\n"))
+            self.assertEqual(b"".join(found), b"".join(map(list_line, self.entries)))
         self.patch(manifest, "WORTHWHILE_BYTES", 1 << 20)
         self.assertEqual(len(parts_of_manifest(self.destination, 50)), 1)
 

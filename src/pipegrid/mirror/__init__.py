@@ -2,3 +2,6 @@
 
 HIDDEN = ".pipegrid-mirror"
 """In the destination: what is not published yet, the lock, what is known to be good."""
+
+MANIFEST = "manifest"
+"""In ``HIDDEN``: what the last complete run wanted."""

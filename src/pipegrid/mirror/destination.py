@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from pipegrid.disk import files as disk
+from pipegrid.mirror import HIDDEN, MANIFEST
 from pipegrid.mirror.directories import Directories, exists, hash_file, is_same, make_directory
+from pipegrid.mirror.glance import glance
+from pipegrid.mirror.seen import Seen
 from pipegrid.mirror.verified import Verified, is_noted_at
-from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted, shown
+from pipegrid.mirror.wanted import MirrorError, Wanted, shown
 
 STAGED = f"{HIDDEN}/staged"
 LINKED = "link.new"
@@ -35,22 +38,26 @@ class Destination:
 
     Raises (also later):
         MirrorError: it cannot be used, is full, or another process mirrors to it.
+
+    Attributes:
+        manifest: path of what the last complete run wanted.
     """
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._directories = Directories(self.path)
         self._count = 0
-        self._verified = Verified(os.path.join(self.path, HIDDEN, "verified.sqlite"))
+        hidden = os.path.join(self.path, HIDDEN)
+        self.manifest = os.path.join(hidden, MANIFEST)
+        seen = Seen(os.path.join(hidden, "seen"), self.manifest)
+        self._verified = Verified(os.path.join(hidden, "verified.sqlite"), seen)
         self._lock: int | None = None
         self.device = 0
         try:
             self.device = os.fstat(self._directories.root).st_dev
             self._hidden = make_directory(self._directories.root, HIDDEN)
             self._incoming = make_directory(self._hidden, "incoming")
-            self._lock = disk.open_locked(
-                os.path.join(self.path, HIDDEN, "lock"), os.O_RDWR | os.O_CREAT
-            )
+            self._lock = disk.open_locked(os.path.join(hidden, "lock"), os.O_RDWR | os.O_CREAT)
             if self._lock is None:
                 raise MirrorError(
                     f"another process is mirroring to {self.path}; wait until it has finished"
@@ -87,6 +94,10 @@ class Destination:
 
     # What is there.
 
+    def glance(self, text: bytes) -> tuple[int, int, list[bytes]]:
+        """Look at what lines of the manifest name, as ``glance`` does."""
+        return glance(text, self._directories, self._verified.seen.rows)
+
     def is_there(self, wanted: Wanted, paranoid: bool = False, staged: bool = False) -> bool:
         """
         Return whether the file is there and right: known to be, or hashed now.
@@ -110,7 +121,7 @@ class Destination:
         directory, name = self._directories.place(path, make=False)
         if directory is None:
             return False
-        if not paranoid and is_noted_at(directory, name, wanted):
+        if not paranoid and is_noted_at(directory, name, wanted, self._verified.seen):
             return True
         fd = self._directories.open_file(path, wanted.path)
         if fd is None:
@@ -341,22 +352,9 @@ class Destination:
 
     def others(self, kept: frozenset[str], below: str = "") -> Iterator[str]:
         """Yield the paths of files that are not among those to be kept; links and devices as well."""
-        ahead = [below]
-        while ahead:
-            directory = ahead.pop()
-            fd = self._directories.directory(directory, make=False)
-            if fd is None:
-                continue
-            with os.scandir(fd) as entries:
-                names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-            for name, is_directory in sorted(names):
-                path = f"{directory}/{name}" if directory else name
-                if path == HIDDEN:
-                    continue
-                if is_directory:
-                    ahead.append(path)
-                elif path not in kept:
-                    yield path
+        for path in self._directories.files(below, HIDDEN):
+            if path not in kept:
+                yield path
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
         """Remove all files but those of these paths; returns them. ``dry_run``: only tell."""

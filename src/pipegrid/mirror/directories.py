@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
@@ -99,6 +99,25 @@ class Directories:
         if len(known) > MAX_OPEN_DIRECTORIES:
             os.close(known.popitem(last=False)[1])
         return fd
+
+    def files(self, below: str, without: str) -> Iterator[str]:
+        """Yield the paths of all that is below a directory, links and devices too, but for another one."""
+        ahead = [below]
+        while ahead:
+            directory = ahead.pop()
+            fd = self.directory(directory, make=False)
+            if fd is None:
+                continue
+            with os.scandir(fd) as entries:
+                names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for name, is_directory in sorted(names):
+                path = f"{directory}/{name}" if directory else name
+                if path == without:
+                    continue
+                if is_directory:
+                    ahead.append(path)
+                else:
+                    yield path
 
     def _note_absent(self, path: str) -> None:
         if len(self._absent) >= MAX_ABSENT:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from typing import IO
 
 from pipegrid.mirror.wanted import MAX_NAME_BYTES, BadEntry, Wanted, shown, wanted
@@ -75,3 +76,8 @@ def lines_of(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of an open file; one that is too long comes in parts that are."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
+
+
+def lines_in(text: bytes) -> list[bytes]:
+    """Return the lines of some text, each with its end, but for a last one that has none."""
+    return BytesIO(text).readlines()  # splitlines would take a carriage return for an end, too

@@ -8,13 +8,16 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import MAX_LINE_BYTES, lines_of, list_line, read_list
-from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted
+from pipegrid.mirror.wanted import MirrorError, Wanted
 
-MANIFEST = "manifest"
 WORTHWHILE_BYTES = 64 << 10
 """Of a manifest, some 500 files: to look at fewer takes no longer than to begin a process."""
+
+PIECE_BYTES = 32 << 10
+"""Some 250 files."""
 
 
 def write_manifest(destination: Destination, entries: Iterable[Wanted]) -> None:
@@ -33,9 +36,8 @@ def noting(
     Args:
         further: is written down, too, and not yielded.
     """
-    path = os.path.join(destination.path, HIDDEN, MANIFEST)
     try:
-        with open(path + ".new", "wb") as file:
+        with open(destination.manifest + ".new", "wb") as file:
             file.writelines(list_line(each) for each in further)
             for each in entries:
                 file.write(list_line(each))
@@ -46,7 +48,7 @@ def noting(
 
 def keep_manifest(destination: Destination) -> None:
     """What was noted is what the last complete run wanted."""
-    path = os.path.join(destination.path, HIDDEN, MANIFEST)
+    path = destination.manifest
     try:
         with open(path + ".new", "rb") as file:
             os.fsync(file.fileno())
@@ -77,32 +79,31 @@ def parts_of_manifest(destination: Destination, count: int) -> list[Part]:
     return list(zip(bounds, [*bounds[1:], size], strict=True))
 
 
-def read_manifest(destination: Destination, part: Part | None = None) -> Iterator[Wanted]:
+def read_manifest(destination: Destination) -> Iterator[Wanted]:
     """
-    Yield what the last complete run wanted, or a part of that.
+    Yield what the last complete run wanted.
 
     Raises:
         MirrorError: there was none.
     """
     with _open(destination) as file:
-        if part is None:
-            yield from read_list(lines_of(file), MANIFEST)
-        else:
-            file.seek(part[0])
-            yield from read_list(_lines_until(file, part[1] - part[0]), MANIFEST)
+        yield from read_list(lines_of(file), MANIFEST)
 
 
-def _lines_until(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
-    for line in lines_of(file):
-        if size_bytes <= 0:
-            break
-        size_bytes -= len(line)
-        yield line
+def read_pieces(destination: Destination, part: Part) -> Iterator[bytes]:
+    """Yield a part of the manifest, some hundred whole lines at once; one that is too long may be cut."""
+    with _open(destination) as file:
+        file.seek(part[0])
+        while (left := part[1] - file.tell()) > 0:
+            text = file.read(min(left, PIECE_BYTES))
+            if not text:
+                break
+            yield text if text.endswith(b"\n") else text + file.readline(MAX_LINE_BYTES + 1)
 
 
 def _open(destination: Destination) -> BinaryIO:
     try:
-        return open(os.path.join(destination.path, HIDDEN, MANIFEST), "rb")
+        return open(destination.manifest, "rb")
     except FileNotFoundError:
         raise MirrorError(
             f"{destination.path} does not say what it should hold: no run to it was complete yet"

@@ -41,6 +41,11 @@ class Doubt:
             drawn = Random()
         self._drawn = drawn
 
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is doubted."""
+        return not self._paranoid and self._drawn is None
+
     def next(self) -> bool:
         """Return whether the next file is doubted."""
         if self._paranoid or self._drawn is None:

@@ -21,6 +21,8 @@ from pipegrid.mirror.wanted import Wanted
 if TYPE_CHECKING:
     import sqlite3
 
+    from pipegrid.mirror.seen import Seen
+
 ATTRIBUTE = "user.pipegrid.verified"
 _VERSION = b"2"
 _SIZE = 2**48
@@ -62,21 +64,30 @@ def is_noted(fd: int, wanted: Wanted, status: os.stat_result) -> bool:
         return False
 
 
-def is_noted_at(directory: int, name: str, wanted: Wanted) -> bool:
+def is_noted_at(directory: int, name: str, wanted: Wanted, seen: Seen | None = None) -> bool:
     """
     Return the same of a file in an open directory, without opening it: half of what that costs.
 
     False says nothing: it is to be opened then. A symbolic link is not followed. If another file gets the
     name between the two looks, size and time of the first do not stand in the attribute of the second.
+
+    Args:
+        seen: knows of some without a second look, and is told of the others.
     """
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not S_ISREG(status.st_mode) or wanted.size not in (None, status.st_size):
             return False
+        if seen is not None and seen.holds(wanted.digest, status):
+            return True
         path = f"/proc/self/fd/{directory}/{name}"
-        return os.getxattr(path, ATTRIBUTE, follow_symlinks=False) == proof(wanted, status)
+        if os.getxattr(path, ATTRIBUTE, follow_symlinks=False) != proof(wanted, status):
+            return False
     except (OSError, AttributeError):
         return False
+    if seen is not None:
+        seen.add(wanted.digest, status)
+    return True
 
 
 def is_noted_by_librepo(fd: int, wanted: Wanted, status: os.stat_result) -> bool:
@@ -155,20 +166,26 @@ class Verified:
 
     Args:
         path: of the ledger, made with its first note.
+        seen: how they looked then.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, seen: Seen) -> None:
         self._path = path
+        self.seen = seen
         self._ledger: Ledger | None = None
         self._parents: Ledger | None = None
 
     def is_known(self, fd: int, wanted: Wanted, status: os.stat_result) -> bool:
         """Return whether an open file was found to be right, and has not changed."""
-        if is_noted(fd, wanted, status):
+        if is_noted(fd, wanted, status) or self._is_in_ledger(wanted, status):
+            self.seen.add(wanted.digest, status)
             return True
         if wanted.size is not None and is_noted_by_librepo(fd, wanted, status):
             self.note(fd, wanted)
             return True
+        return False
+
+    def _is_in_ledger(self, wanted: Wanted, status: os.stat_result) -> bool:
         return self._ledger is not None and self._ledger.find(wanted.path) == proof(wanted, status)
 
     def note(self, fd: int, wanted: Wanted) -> None:
@@ -186,9 +203,11 @@ class Verified:
     def forked(self) -> None:
         """This is another process now, which must not touch the ledger of the one that it comes from."""
         self._parents, self._ledger = self._ledger, None  # to be closed by nobody here
+        self.seen.forked()
 
     def close(self) -> None:
-        """Close the ledger, if there is one."""
+        """Write down what was seen, and close the ledger, if there is one."""
+        self.seen.keep()
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None

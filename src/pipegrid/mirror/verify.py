@@ -1,9 +1,9 @@
 """
 Whether all that the last complete run wanted is there and right. Synchronous; asks nobody.
 
-A look at a file takes ten microseconds of a processor. Where there are several, each looks at a part, in a
-process forked for it, which tells in the end what it has found. Of one that says nothing, for whatever
-reason, the part is looked at here.
+At most files a glance is enough, which takes four microseconds of a processor; a closer look takes
+twenty. Where there are several processors, each looks at a part, in a process forked for it, which tells
+in the end what it has found. Of one that says nothing, for whatever reason, the part is looked at here.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NoReturn
 
+from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.manifest import Part, parts_of_manifest, read_manifest
+from pipegrid.mirror.lists import lines_in, read_list
+from pipegrid.mirror.manifest import Part, parts_of_manifest, read_pieces
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import MAX_SHOWN, Report
 from pipegrid.mirror.wanted import BadEntry, Wanted
-
-TOLD_EVERY = 256
 
 _COUNTS = ("wanted_files", "wanted_bytes", "present_files", "present_bytes", "failed_files")
 
@@ -82,19 +82,37 @@ def _look(
     told: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    for each in read_manifest(destination, part):
-        wrong = _wrong(destination, each, doubt.next())
-        report.wanted_files += 1
-        report.wanted_bytes += each.size or 0
-        if wrong is None:
-            report.present_files += 1
-            report.present_bytes += each.size or 0
-        else:
-            report.fail(each.path, wrong)
-        if report.wanted_files % TOLD_EVERY == 0:
-            told()
+    for lines in _closely(destination, doubt, part, report):
+        for each in read_list(lines, MANIFEST):
+            wrong = _wrong(destination, each, doubt.next())
+            report.wanted_files += 1
+            report.wanted_bytes += each.size or 0
+            if wrong is None:
+                report.present_files += 1
+                report.present_bytes += each.size or 0
+            else:
+                report.fail(each.path, wrong)
+            if stopped():
+                return
+        told()
         if stopped():
-            break
+            return
+
+
+def _closely(
+    destination: Destination, doubt: Doubt, part: Part, report: Report
+) -> Iterator[list[bytes]]:
+    """Yield the lines of a part that ask for a closer look than a glance; count the others."""
+    for text in read_pieces(destination, part):
+        if not doubt.is_none:
+            yield lines_in(text)
+            continue
+        files, size_bytes, others = destination.glance(text)
+        report.wanted_files += files
+        report.wanted_bytes += size_bytes
+        report.present_files += files
+        report.present_bytes += size_bytes
+        yield others
 
 
 def _wrong(destination: Destination, each: Wanted, doubted: bool) -> str | None:
@@ -126,6 +144,7 @@ class _Helper:
             destination.forked()
             report = Report()
             _look(destination, doubt, self.part, report, stopped=lambda: os.getppid() != parent)
+            destination.close()
             with open(told, "w", encoding="ascii") as pipe:
                 json.dump([getattr(report, name) for name in _COUNTS] + [report.failed], pipe)
         finally:

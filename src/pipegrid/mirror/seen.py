@@ -1,0 +1,123 @@
+"""
+How files looked when they were last known to be right, so that a look alone tells that they still are.
+
+Of a file that was proven (``verified``) a row is kept: its hash, number, size, and the times of the last
+change of its content and of itself. Whatever happens to it then (another content, another file of that name,
+another attribute) changes at least the last of these, which nobody can set. So a row never says more than the
+file's attribute would; and what does not look like any row is asked for its attribute, as without.
+
+Rows stand one behind the other, in no order. A damaged one is like no file; nothing is lost with it but time.
+Synchronous, for the thread that has the destination.
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+from struct import error as StructError
+
+_ROW = Struct("=32sQqqq")
+"""The first 32 bytes of the hash; number, size in bytes, and both times in nanoseconds."""
+
+MAX_ROWS = 500_000
+"""Some 70 MB in memory. Of a larger mirror the others are asked for their attributes."""
+
+SPARE_BYTES = 64 << 10
+"""Of rows, beyond as many bytes as the manifest has: more would mostly be of files that are gone."""
+
+GATHERED = 4096
+"""New rows that are written together."""
+
+
+class Seen:
+    """
+    The rows of one mirror.
+
+    Args:
+        path: of the file that holds them, made with the first.
+        manifest: path of what the last complete run wanted, whose size bounds this.
+    """
+
+    def __init__(self, path: str, manifest: str) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._rows: set[bytes] | None = None
+        self._new: list[bytes] = []
+        self._room = MAX_ROWS
+
+    @property
+    def rows(self) -> set[bytes]:
+        """As ``row_of`` makes them; read when they are first asked for."""
+        if self._rows is None:
+            data = self._read()
+            size = _ROW.size
+            self._rows = {data[at : at + size] for at in range(0, len(data), size)}
+            self._room -= len(self._rows)
+        return self._rows
+
+    def _read(self) -> bytes:
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size % _ROW.size == 0 and size <= self._most_bytes():
+                    return file.read(size)
+            os.unlink(self._path)  # half a row, or too many that are old: it begins anew
+        except OSError:
+            pass  # there is none yet, or it cannot be read: then it helps nobody
+        return b""
+
+    def _most_bytes(self) -> int:
+        return min(os.stat(self._manifest).st_size + SPARE_BYTES, MAX_ROWS * _ROW.size)
+
+    def holds(self, digest: bytes, status: os.stat_result) -> bool:
+        """Return whether a file that looks so was known to have this hash."""
+        return row_of(digest, status) in self.rows
+
+    def add(self, digest: bytes, status: os.stat_result) -> None:
+        """
+        A file is known to have this hash.
+
+        Args:
+            status: from before that was found out: if it changed meanwhile, it looks otherwise now.
+        """
+        row = row_of(digest, status)
+        if row is None or row in self.rows or self._room <= 0:
+            return
+        self._room -= 1
+        self._new.append(row)
+        if len(self._new) >= GATHERED:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write down what is new; where that cannot be, files are looked at more closely next time."""
+        new, self._new = self._new, []
+        if not new:
+            return
+        try:
+            fd = os.open(
+                self._path,
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o644,
+            )
+        except OSError:
+            return
+        try:
+            os.write(fd, b"".join(new))  # at once: other processes write theirs
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+
+    def forked(self) -> None:
+        """This is another process now: what was new is written by the one that it comes from."""
+        self._new = []
+
+
+def row_of(digest: bytes, status: os.stat_result) -> bytes | None:
+    """Return what a row says of a file; None: times as no clock shows them."""
+    try:
+        return _ROW.pack(
+            digest, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+    except StructError:
+        return None
