@@ -25,8 +25,17 @@ from tests.mirror.test_sprint import Server
 NOT_YET = ("click", "hashlib", "pipegrid.cli.console", "signal", "socket", "ssl", "typing")
 """What takes a millisecond and more, and nobody needs to connect."""
 
+NOT_BEFORE_ASKED = ("click", "ctypes", "hashlib", "queue", "socket", "ssl", "threading", "typing")
+"""The same of the first request."""
+
 _COMMAND = """
-import json, sys
+import json, sys, _socket
+asked = []
+class Noting(_socket.socket):
+    def send(self, data):
+        asked.append(sorted(sys.modules))
+        return super().send(data)
+_socket.socket = Noting
 from pipegrid.mirror.sprint import headstart
 begin, loaded = headstart.begin, []
 def noted(place):
@@ -38,7 +47,7 @@ sys.settrace(lambda *_: None)  # so that the process ends the long way
 try:
     main()
 finally:
-    print(json.dumps(loaded), file=sys.stderr)
+    print(json.dumps([loaded, asked[:1]]), file=sys.stderr)
 """
 
 
@@ -50,6 +59,7 @@ class HeadStartTests(SynchronousTestCase):
         self.dest = Path(self.mktemp())
         self.server = Server(self.files)
         self.addCleanup(self.server.close)
+        self.asked: list[list[str]] = []
         self.list = Path(self.mktemp())
         self.list.write_text(
             "".join(
@@ -75,7 +85,8 @@ class HeadStartTests(SynchronousTestCase):
             timeout=60,
         )
         *_, told = done.stderr.splitlines()
-        return done.returncode, done.stdout, [set(each) for each in json.loads(told)]
+        loaded, self.asked = json.loads(told)
+        return done.returncode, done.stdout, [set(each) for each in loaded]
 
     def test_before_all_else(self) -> None:
         """All connections that a new mirror is worth are begun at once, and are those that are used."""
@@ -84,6 +95,9 @@ class HeadStartTests(SynchronousTestCase):
         self.assertEqual((len(loaded), self.server.connections), (4, 4))
         for each in loaded:
             self.assertEqual(set(NOT_YET) & each, set())
+        [by_then] = self.asked
+        self.assertIn("pipegrid.mirror.sprint.sprint", by_then)
+        self.assertEqual(set(NOT_BEFORE_ASKED) & set(by_then), set())
         # Now that it is there, one is enough to look.
         status, said, loaded = self.mirror("--from", self.server.url)
         self.assertEqual((status, json.loads(said)["present"]), (0, 400))

@@ -564,7 +564,7 @@ class SprintTests(SprintCase):
         """They are asked otherwise."""
         plain = parse_url("http://a.example/")
         self.assertTrue(can_sprint([plain]))
-        proxied = plain._replace(proxy=object())  # type: ignore[arg-type]
+        proxied = plain.but(proxy=object())
         self.assertFalse(can_sprint([plain, proxied]))
 
 

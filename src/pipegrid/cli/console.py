@@ -9,12 +9,15 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, BinaryIO, TextIO, cast
 
 from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.core.text import harmless, printable
 from pipegrid.disk.patience import may_wait
 from pipegrid.errors import SinkError
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, TextIO
 
 _GATHERED_BYTES = 64 << 10
 """Of results that are printed together."""
@@ -98,7 +101,8 @@ class Console:
     @property
     def data_sink(self) -> BinaryIO:
         """Standard output as a place for a file's bytes."""
-        return cast(BinaryIO, self.results)
+        sink: BinaryIO = self.results  # type: ignore[assignment]  # as a file, but for its name
+        return sink
 
     @property
     def shows_progress(self) -> bool:

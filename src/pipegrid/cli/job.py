@@ -11,13 +11,15 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, Interrupted, sentence
 from pipegrid.errors import SinkError
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from typing import Any
+
     from twisted.internet.defer import Deferred
 
     from pipegrid.reactor.trace import Tracer

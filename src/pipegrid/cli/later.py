@@ -18,7 +18,10 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CoroutineType, GeneratorType, ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any
 
 LATER = (
     "http.cookiejar",

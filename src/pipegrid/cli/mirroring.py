@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
+from pipegrid.mirror.value import Value
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from typing import Any
+
     from pipegrid.disk.commit import Policy
     from pipegrid.mirror.address import Address
     from pipegrid.mirror.destination import Destination
@@ -51,7 +54,7 @@ class Display:
             close_bar(self._console, self._bar)
 
 
-class Fetching(NamedTuple):
+class Fetching(Value):
     """
     How a command fetches: the options that all of them have.
 
@@ -61,16 +64,42 @@ class Fetching(NamedTuple):
         begun: connections to the mirrors that were begun before all else, or None.
     """
 
-    urls: tuple[str, ...]
-    to_grid: bool
-    delete: bool
-    dry_run: bool
-    connections: int
-    limit_bytes_per_s: int | None
-    durability: Policy
-    sample: float
-    paranoid: bool
-    begun: HeadStart | None = None
+    __slots__ = (
+        "begun",
+        "connections",
+        "delete",
+        "dry_run",
+        "durability",
+        "limit_bytes_per_s",
+        "paranoid",
+        "sample",
+        "to_grid",
+        "urls",
+    )
+
+    def __init__(
+        self,
+        urls: tuple[str, ...],
+        to_grid: bool,
+        delete: bool,
+        dry_run: bool,
+        connections: int,
+        limit_bytes_per_s: int | None,
+        durability: Policy,
+        sample: float,
+        paranoid: bool,
+        begun: HeadStart | None = None,
+    ) -> None:
+        self.urls = urls
+        self.to_grid = to_grid
+        self.delete = delete
+        self.dry_run = dry_run
+        self.connections = connections
+        self.limit_bytes_per_s = limit_bytes_per_s
+        self.durability = durability
+        self.sample = sample
+        self.paranoid = paranoid
+        self.begun = begun
 
     @property
     def sample_share(self) -> float:

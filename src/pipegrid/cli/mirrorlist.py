@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipegrid.cli.job import GridJob, ReactorJob, ShortcutJob
 from pipegrid.cli.mirroring import Display, Fetching, job_of
 from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.outcome import Interrupted, unreadable
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
     from pipegrid.mirror.wanted import Wanted

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, printable
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from typing import Any
+
     from pipegrid.cli.mirroring import Fetching
     from pipegrid.grid import Grid
     from pipegrid.mirror.mirror import Mirror

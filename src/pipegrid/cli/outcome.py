@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from pipegrid.core.text import printable as printable
 from pipegrid.errors import (
@@ -21,6 +20,7 @@ from pipegrid.errors import (
     UsageError,
 )
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import TypeGuard
 

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ShortcutJob, failure
@@ -22,7 +21,10 @@ from pipegrid.disk.patience import end_waiting
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from typing import Any
+
     from twisted.internet.defer import Deferred
 
     from pipegrid.mirror.sprint.headstart import HeadStart

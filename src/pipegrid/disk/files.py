@@ -13,11 +13,13 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 from pipegrid.errors import NoSpace, ServerRefused
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from typing import Any
+
     from pipegrid.core.hashes import Buffer
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -10,7 +10,7 @@ alone, in which handlers run.
 from __future__ import annotations
 
 import select
-import threading
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -29,7 +29,8 @@ def may_wait(fileno: Callable[[], int] | None = None) -> Iterator[None]:
     Raises:
         BaseException: what ``end_waiting`` was given; later also where there would be a wait.
     """
-    if threading.current_thread() is not threading.main_thread():
+    threading = sys.modules.get("threading")  # where nobody has loaded it there is one thread
+    if threading is not None and threading.current_thread() is not threading.main_thread():
         yield
         return
     _waiting.append(fileno)

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.sprint.headstart import plain_url
+from pipegrid.mirror.value import Value
 from pipegrid.mirror.wanted import shown
 from pipegrid.version import __version__
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pipegrid.http11.proxies import Proxy
 
@@ -20,7 +21,7 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
 _SAFE = "/~+:@!$&'()*,;="
 
 
-class Address(NamedTuple):
+class Address(Value):
     """
     Where a mirror is.
 
@@ -30,14 +31,27 @@ class Address(NamedTuple):
         headers: further lines of every request, each with its end.
     """
 
-    url: str
-    scheme: str
-    host: str
-    port: int
-    prefix: bytes
-    netloc: bytes
-    proxy: Proxy | None = None
-    headers: bytes = b""
+    __slots__ = ("headers", "host", "netloc", "port", "prefix", "proxy", "scheme", "url")
+
+    def __init__(
+        self,
+        url: str,
+        scheme: str,
+        host: str,
+        port: int,
+        prefix: bytes,
+        netloc: bytes,
+        proxy: Proxy | None = None,
+        headers: bytes = b"",
+    ) -> None:
+        self.url = url
+        self.scheme = scheme
+        self.host = host
+        self.port = port
+        self.prefix = prefix
+        self.netloc = netloc
+        self.proxy = proxy
+        self.headers = headers
 
     @property
     def place(self) -> tuple[bytes, int]:
@@ -106,9 +120,9 @@ def through(address: Address, environment: Mapping[str, str]) -> Address:
 
     proxy = proxy_for(address.scheme, address.host, address.port, environment)
     if proxy is None or address.scheme == "https":
-        return address._replace(proxy=proxy)
+        return address.but(proxy=proxy)
     prefix = b"http://%s%s" % (address.netloc, address.prefix)
-    return address._replace(proxy=proxy, prefix=prefix, headers=proxy.authorization)
+    return address.but(proxy=proxy, prefix=prefix, headers=proxy.authorization)
 
 
 def target_of(address: Address, path: str) -> bytes:

@@ -12,9 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from io import BytesIO
-from typing import IO
 
 from pipegrid.mirror.wanted import MAX_NAME_BYTES, BadEntry, Wanted, shown, wanted
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import IO
 
 MAX_LINE_BYTES = 4096
 _PLAIN_LINE = re.compile(

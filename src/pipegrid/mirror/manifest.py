@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
 
 from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import MAX_LINE_BYTES, lines_of, list_line, read_list
 from pipegrid.mirror.wanted import MirrorError, Wanted
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 WORTHWHILE_BYTES = 64 << 10
 """Of a manifest, some 500 files: to look at fewer takes no longer than to begin a process."""

@@ -38,7 +38,7 @@ async def obtain(mirror: AnyMirror, files: Sequence[Wanted], staged: bool = True
     report = await mirror.sync(files, staged=staged, always=True)
     done.size_bytes = report.fetched_bytes
     if report.failed_files and any(file.remote is not None for file in files):
-        plain = [file._replace(remote=None) for file in files]
+        plain = [file.but(remote=None) for file in files]
         report = await mirror.sync(plain, staged=staged, always=True)
         done.size_bytes += report.fetched_bytes
     if report.failed_files:

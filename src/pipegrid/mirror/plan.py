@@ -24,17 +24,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Literal
 
 from pipegrid.mirror.wanted import Wanted
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Failure = Literal["refused", "broken"]
 
 MAX_BREAKS = 3
 """Times that a file may break on its way from one mirror. Each costs a connection at least."""
 
 UNKNOWN_BYTES = 1 << 20
 """What a file of unknown size counts as: an index, which others wait for."""
-
-Failure = Literal["refused", "broken"]
 
 
 class Errand:

@@ -7,12 +7,12 @@ Synchronous, for the thread that has the destination.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from random import Random
 

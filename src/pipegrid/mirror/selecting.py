@@ -81,7 +81,7 @@ class Index:
 def below(suite: Suite, file: Wanted) -> Wanted:
     path = f"{suite.directory}/{file.path}"
     remote = by_hash(path, file) if suite.release.by_hash else None
-    return file._replace(path=path, remote=remote)
+    return file.but(path=path, remote=remote)
 
 
 def _bounded(path: str, index: Index) -> Iterator[bytes]:

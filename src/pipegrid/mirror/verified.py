@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from stat import S_ISREG
-from typing import TYPE_CHECKING
 
 from pipegrid.mirror.wanted import Wanted
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     import sqlite3
 

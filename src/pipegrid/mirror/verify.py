@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NoReturn
 
 from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.destination import Destination
@@ -23,6 +22,10 @@ from pipegrid.mirror.manifest import Part, parts_of_manifest, read_pieces
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import MAX_SHOWN, Report
 from pipegrid.mirror.wanted import BadEntry, Wanted
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _COUNTS = ("wanted_files", "wanted_bytes", "present_files", "present_bytes", "failed_files")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN as HIDDEN
+from pipegrid.mirror.value import Value
 
 DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
 """The hashes that prove a file, and their lengths; in the order in which they are preferred."""
@@ -40,7 +40,7 @@ class MirrorError(PipegridError):
     """The mirror could not be brought up to date; what is there is still what it was, or better."""
 
 
-class Wanted(NamedTuple):
+class Wanted(Value):
     """
     One file.
 
@@ -52,11 +52,16 @@ class Wanted(NamedTuple):
         remote: where mirrors have it, if that is another path (below one named by its hash, for one).
     """
 
-    path: str
-    size: int | None
-    algorithm: str
-    digest: bytes
-    remote: str | None = None
+    __slots__ = ("algorithm", "digest", "path", "remote", "size")
+
+    def __init__(
+        self, path: str, size: int | None, algorithm: str, digest: bytes, remote: str | None = None
+    ) -> None:
+        self.path = path
+        self.size = size
+        self.algorithm = algorithm
+        self.digest = digest
+        self.remote = remote
 
 
 def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Wanted:

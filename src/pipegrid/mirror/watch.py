@@ -15,7 +15,8 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from pipegrid.mirror.value import Value
 
 STALL_S = 1.0
 LONE_STALL_S = 15.0
@@ -47,7 +48,7 @@ class GivingRate:
         self._at_s, self._received_bytes = now_s, received_bytes
 
 
-class MirrorStanding(NamedTuple):
+class MirrorStanding(Value):
     """
     How one mirror stands.
 
@@ -58,10 +59,13 @@ class MirrorStanding(NamedTuple):
         can_work: is neither resting nor given up.
     """
 
-    mirror: int
-    owed_bytes: int
-    bytes_per_s: float
-    can_work: bool
+    __slots__ = ("bytes_per_s", "can_work", "mirror", "owed_bytes")
+
+    def __init__(self, mirror: int, owed_bytes: int, bytes_per_s: float, can_work: bool) -> None:
+        self.mirror = mirror
+        self.owed_bytes = owed_bytes
+        self.bytes_per_s = bytes_per_s
+        self.can_work = can_work
 
     @property
     def left_s(self) -> float:
@@ -81,12 +85,15 @@ def has_stalled(idle_s: float, others: bool) -> bool:
     return idle_s > (STALL_S if others else LONE_STALL_S)
 
 
-class Theft(NamedTuple):
+class Theft(Value):
     """A mirror takes over from another about so many bytes, from the end of what that was asked for."""
 
-    thief: int
-    victim: int
-    size_bytes: int
+    __slots__ = ("size_bytes", "thief", "victim")
+
+    def __init__(self, thief: int, victim: int, size_bytes: int) -> None:
+        self.thief = thief
+        self.victim = victim
+        self.size_bytes = size_bytes
 
 
 def theft(standings: Sequence[MirrorStanding], reserve_bytes: int = 64 << 10) -> Theft | None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from pipegrid.mirror.address import Address
 from pipegrid.mirror.destination import Destination
@@ -20,6 +19,7 @@ from pipegrid.mirror.report import Report, Tally
 from pipegrid.mirror.sprint.sprint import Sprint
 from pipegrid.mirror.wanted import Wanted
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pipegrid.disk.commit import Policy
     from pipegrid.mirror.sprint.dialling import BegunConnections

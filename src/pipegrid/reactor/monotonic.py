@@ -15,7 +15,10 @@ What needs a date asks ``time.time``: leases and their end, files' times, announ
 from __future__ import annotations
 
 import time
-from typing import Any
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def make_monotonic(reactor: Any) -> None:

@@ -16,14 +16,33 @@ import select
 from _socket import SO_ERROR, SOL_SOCKET, socket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
 
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, USUAL_HEAD, Head, Odd, judge, parse_head
 from pipegrid.mirror.sprint.pages import PAGE_BYTES, Page
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from typing import Any, Protocol
+
     from pipegrid.mirror.sprint.store import IncomingFile, SprintStore
+
+    class SprintRunner(Protocol):
+        """What a connection tells whoever runs it."""
+
+        @property
+        def store(self) -> SprintStore:
+            """Where what comes is stored."""
+
+        def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
+            """The mirror lacks the file, or has it wrong."""
+
+        def not_now(self, connection: Connection, errand: Errand, reason: str) -> None:
+            """The mirror is not to be asked for a while."""
+
+        def unwanted(self, connection: Connection, errand: Errand) -> None:
+            """Another mirror was quicker."""
+
 
 SKIPPED_BYTES = 64 << 10
 """Of an answer that is not wanted are read, to save the connection."""
@@ -47,23 +66,6 @@ class Lost(Exception):
         super().__init__(reason)
         self.announced = announced
         self.ours = ours
-
-
-class SprintRunner(Protocol):
-    """What a connection tells whoever runs it."""
-
-    @property
-    def store(self) -> SprintStore:
-        """Where what comes is stored."""
-
-    def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
-        """The mirror lacks the file, or has it wrong."""
-
-    def not_now(self, connection: Connection, errand: Errand, reason: str) -> None:
-        """The mirror is not to be asked for a while."""
-
-    def unwanted(self, connection: Connection, errand: Errand) -> None:
-        """Another mirror was quicker."""
 
 
 class Connection:

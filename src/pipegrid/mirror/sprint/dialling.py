@@ -12,13 +12,14 @@ import os
 import select
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
 from pipegrid.mirror.address import Address
 from pipegrid.mirror.sprint.headstart import HeadStart, begin, place_of
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from _socket import socket
+    from typing import Any
 
 
 def can_sprint(addresses: Sequence[Address]) -> bool:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from pipegrid.mirror.address import Address, head_tail
 from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sprint.connection import Connection, SprintRunner
+from pipegrid.mirror.sprint.connection import Connection
 from pipegrid.mirror.sprint.dialling import BegunConnections, securing
 from pipegrid.mirror.sprint.headstart import begin, place_of
 from pipegrid.mirror.watch import GivingRate
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pipegrid.mirror.sprint.connection import SprintRunner
 
 QUOTA = 1000
 """Requests on one connection: nginx closes it after so many."""

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from pipegrid.mirror.address import Address, target_of
 from pipegrid.mirror.destination import Destination
@@ -36,6 +35,7 @@ from pipegrid.mirror.sprint.heads import Odd
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.watch import MirrorStanding, has_stalled, theft
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pipegrid.disk.commit import Policy
     from pipegrid.mirror.sprint.store import SprintStore
