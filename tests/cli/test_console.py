@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -59,6 +60,22 @@ class ConsoleTests(SynchronousTestCase):
         self.assertRaises(BrokenPipeError, console.results_of, rows())
         self.assertTrue(console.results.abandoned)
         self.assertLess(made[0], 3000)
+
+    def test_lines_of_json(self) -> None:
+        """They are those of ``json``, which is not loaded for plain ones."""
+        plain: list[dict[str, Any]] = [{}, {"a": 1}, {"path": "/a b/c'd", "n": -(1 << 70), "e": ""}]
+        odd: tuple[Any, ...] = (True, None, 0.5, "ü", '"', "\\", "\n", "\x7f", [], {"b": 1})
+        others: list[dict[str, Any]] = [{'"': 1}, *({"a": value} for value in odd)]
+        others.append({"n": IntEnum("Status", "ONE").ONE})  # type: ignore[attr-defined]
+        for fields in (*plain, *others):
+            out = io.BytesIO()
+            console = Console(None, out, io.StringIO())
+            console.json = True
+            console.result("", fields)
+            self.assertEqual(json.loads(out.getvalue()), fields)
+            said = json.dumps(fields, ensure_ascii=False)
+            said = said if said.isprintable() else json.dumps(fields)
+            self.assertEqual(out.getvalue().decode(), f"{said}\n")
 
     def test_nothing(self) -> None:
         """An empty directory prints nothing."""

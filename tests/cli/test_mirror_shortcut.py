@@ -71,6 +71,24 @@ class ShortcutTests(SynchronousTestCase):
         self.assertEqual(json.loads(out)["right"], 40)
         self.assertNotIn(REACTOR, loaded)
 
+    def test_a_glance_loads_little(self) -> None:
+        """To see that all is as it was takes nothing that is slow to load, in JSON neither."""
+        self.mirror()
+        command = [sys.executable, "-X", "importtime", "-m", "pipegrid.cli", "--json"]
+        for known in (False, True):  # the first look finds out how the files look
+            done = subprocess.run(
+                [*command, "mirror", "verify", str(self.dest.absolute())],
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            self.assertEqual(json.loads(done.stdout)["right"], 40)
+            loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+            self.assertIn("pipegrid.mirror.verify", loaded)
+            slow = {"ctypes", "hashlib", "json", "re", "threading", "typing"} & loaded
+            self.assertEqual(slow, set() if known else {"re"})
+
     def test_several_processes(self) -> None:
         """``--jobs`` fetches the same, and says the same; what there is no point in sharing, one does."""
         self.files |= {f"pool/more/{n}": b"%d" % n for n in range(160)}

@@ -9,24 +9,25 @@ that begin with ``#``, say nothing. The hash is SHA-256, or by its length SHA-38
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from io import BytesIO
 
 from pipegrid.mirror.wanted import MAX_NAME_BYTES, BadEntry, Wanted, shown, wanted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    import re
     from typing import IO
 
 MAX_LINE_BYTES = 4096
-_PLAIN_LINE = re.compile(
+_PLAIN_LINE = (
     rb"([0-9A-Fa-f]{64})[ \t]+([0-9]{1,12})[ \t]+"
     rb"((?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/){0,30}[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*)\r?\n?"
 )
 """What nearly all lines are; their paths need no closer look, unless they are long."""
 
-_LINE = re.compile(r"([0-9A-Fa-f]{64,128})[ \t]+([0-9]{1,16})[ \t]+(\S.*)")
+_LINE = r"([0-9A-Fa-f]{64,128})[ \t]+([0-9]{1,16})[ \t]+(\S.*)"
 
 
 def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
@@ -40,8 +41,9 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
     Raises:
         BadEntry: a line is none of those above, or names a path that is refused.
     """
+    plain_line, any_line = _patterns()
     for number, line in enumerate(lines, 1):
-        plain = _PLAIN_LINE.fullmatch(line)
+        plain = plain_line.fullmatch(line)
         if plain is not None and len(plain[3]) <= MAX_NAME_BYTES:
             digest = bytes.fromhex(plain[1].decode("ascii"))
             yield Wanted(plain[3].decode("ascii"), int(plain[2]), "sha256", digest)
@@ -54,7 +56,7 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
             raise BadEntry(f"{name}, line {number}: it is not UTF-8") from None
         if not text.strip() or text[0] == "#":
             continue
-        match = _LINE.fullmatch(text)
+        match = any_line.fullmatch(text)
         if match is None:
             raise BadEntry(
                 f"{name}, line {number}: {shown(text)} is not SHA-256, size and path; give a file a line"
@@ -64,6 +66,13 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
             yield wanted(match[3], int(match[2]), {algorithm: match[1]})
         except BadEntry as error:
             raise BadEntry(f"{name}, line {number}: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[str]]:
+    import re  # which takes four milliseconds with these, and not all who look need it
+
+    return re.compile(_PLAIN_LINE), re.compile(_LINE)
 
 
 def list_line(entry: Wanted) -> bytes:

@@ -16,7 +16,7 @@ import os
 from struct import Struct
 from struct import error as StructError
 
-_ROW = Struct("=32sQqqq")
+ROW = Struct("=32sQqqq")
 """The first 32 bytes of the hash; number, size in bytes, and both times in nanoseconds."""
 
 MAX_ROWS = 500_000
@@ -50,7 +50,7 @@ class Seen:
         """As ``row_of`` makes them; read when they are first asked for."""
         if self._rows is None:
             data = self._read()
-            size = _ROW.size
+            size = ROW.size
             self._rows = {data[at : at + size] for at in range(0, len(data), size)}
             self._room -= len(self._rows)
         return self._rows
@@ -59,7 +59,7 @@ class Seen:
         try:
             with open(self._path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size % _ROW.size == 0 and size <= self._most_bytes():
+                if size % ROW.size == 0 and size <= self._most_bytes():
                     return file.read(size)
             os.unlink(self._path)  # half a row, or too many that are old: it begins anew
         except OSError:
@@ -67,7 +67,7 @@ class Seen:
         return b""
 
     def _most_bytes(self) -> int:
-        return min(os.stat(self._manifest).st_size + SPARE_BYTES, MAX_ROWS * _ROW.size)
+        return min(os.stat(self._manifest).st_size + SPARE_BYTES, MAX_ROWS * ROW.size)
 
     def holds(self, digest: bytes, status: os.stat_result) -> bool:
         """Return whether a file that looks so was known to have this hash."""
@@ -116,7 +116,7 @@ class Seen:
 def row_of(digest: bytes, status: os.stat_result) -> bytes | None:
     """Return what a row says of a file; None: times as no clock shows them."""
     try:
-        return _ROW.pack(
+        return ROW.pack(
             digest, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
     except StructError:

@@ -7,12 +7,16 @@ nothing and a size that is none are refused here, once, for every kind of index.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN as HIDDEN
 from pipegrid.mirror.value import Value
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    import re
 
 DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
 """The hashes that prove a file, and their lengths; in the order in which they are preferred."""
@@ -26,9 +30,7 @@ MAX_DEPTH = 32
 MAX_SIZE_BYTES = 1 << 44
 """16 TiB: no archive has a larger file, and sums of sizes stay far from any limit."""
 
-_PLAIN_PATH = re.compile(
-    r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
-)
+_PLAIN_PATH = r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
 """What nearly all paths are; they need no closer look, unless they are long."""
 
 
@@ -100,7 +102,8 @@ def check_path(path: str) -> None:
     Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
         another control character, a backslash, what UTF-8 cannot encode, or is one of the mirror's own.
     """
-    if len(path) <= MAX_NAME_BYTES and _PLAIN_PATH.fullmatch(path) and path.count("/") < MAX_DEPTH:
+    plain = len(path) <= MAX_NAME_BYTES and path.count("/") < MAX_DEPTH
+    if plain and _plain_path().fullmatch(path):
         return
     try:
         encoded = path.encode("utf-8")
@@ -128,6 +131,13 @@ def check_path(path: str) -> None:
         wrong = "is one of the mirror's own"
     if wrong is not None:
         raise BadEntry(f"the path {shown(path)} {wrong}; the index is not to be trusted")
+
+
+@lru_cache(maxsize=1)
+def _plain_path() -> re.Pattern[str]:
+    import re  # which not all who look need
+
+    return re.compile(_PLAIN_PATH)
 
 
 def shown(text: str, limit: int = 120) -> str:
