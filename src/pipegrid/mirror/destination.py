@@ -138,7 +138,8 @@ class Destination:
                 return True
             if hash_file(fd, wanted.algorithm) != wanted.digest:
                 return False
-            self.note(fd, wanted)
+            if not (paranoid and self._verified.is_known(fd, wanted, status)):
+                self.note(fd, wanted)  # once: this, too, changes how the file looks
             return True
         except OSError as error:
             raise self.error(error, f"read {shown(wanted.path)}") from error
