@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap
@@ -227,6 +227,34 @@ class TreeUploadTests(SynchronousTestCase):
         ((path, why),) = self.left_out
         self.assertEqual(path, "d/large")
         self.assertIn("changed while it was read", why)
+        counts = result.counts
+        self.assertEqual(
+            (counts.files, counts.bytes, counts.directories, counts.left_out), (1, 100, 2, 1)
+        )
+
+    def test_a_directory_that_cannot_be_stored(self) -> None:
+        """Is not counted as stored, and neither is what is in it, or left out of it before."""
+        self.write("d/e/large", bytes(5 << 20))
+        self.write("d/e/f/small", b"s" * 100)
+        (self.root / "d/e/link").symlink_to("large")
+        self.write("good", b"g" * 100)
+        put = GridFiles.put
+
+        def refusing(store: GridFiles, source: Any, *args: Any) -> Any:
+            if not isinstance(source, bytes):
+                with open(self.root / "d/e/large", "r+b") as file:
+                    file.write(b"more")
+            elif b"small" in source or b"link" in source:
+                return fail(GridError("no room"))
+            return put(store, source, *args)
+
+        self.patch(GridFiles, "put", refusing)
+        result = self.put()
+        counts = result.counts
+        self.assertEqual(
+            (counts.files, counts.bytes, counts.directories, counts.links), (1, 100, 2, 0)
+        )
+        self.assertEqual(self.contents(result.cap), {"d": {}, "good": b"g" * 100})
 
     def test_a_grid_that_takes_nothing(self) -> None:
         """Ends it, and not with a sentence for each of many files."""

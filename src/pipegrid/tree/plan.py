@@ -52,13 +52,15 @@ class TreeNode:
     Attributes:
         parent: the directory that it is in; None for the root.
         name: of its entry there.
+        held: what it is, with all that is in it: see ``uploaded.TreeTally``.
     """
 
-    __slots__ = ("name", "parent")
+    __slots__ = ("held", "name", "parent")
 
     def __init__(self, parent: DirectoryNode | None, name: str) -> None:
         self.parent = parent
         self.name = name
+        self.held = (0, 0, 0, 0)
 
 
 class DirectoryNode(TreeNode):

@@ -43,7 +43,7 @@ from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Source, StoresFiles
 from pipegrid.tree.underway import MAX_BYTES, UnderWay
-from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult
+from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult, TreeTally
 
 GIVE_UP = 10
 """When so many objects could not be stored, and none could, the grid is at fault and not the files."""
@@ -117,6 +117,7 @@ class TreeUpload:
         self._memory = memory or Memory()
         self._plan = TreePlan()
         self.counts = TreeCounts()
+        self._tally = TreeTally(self.counts)
         self._directories: dict[int, DirectoryNode] = {}
         self._root_metadata: dict[str, Any] = {}
         self._batch: Deferred[Any] | None = None
@@ -200,6 +201,7 @@ class TreeUpload:
                 elif isinstance(thing, DirectoryEnded):
                     directory = self._directories.pop(thing.number, None)
                     if directory is not None:
+                        self._tally.left(directory)
                         self._plan.leave(directory)
                 else:
                     assert isinstance(thing, LeftOut)
@@ -219,15 +221,14 @@ class TreeUpload:
     def _enter(self, thing: DirectoryBegun) -> None:
         if thing.parent < 0:
             self._root_metadata = entry_metadata(thing.found)
-            self._directories[thing.number] = self._plan.enter(None, "", {})
-            self.counts.directories += 1
-            return
-        entry = self._entry(thing.parent, thing.name, thing.path, thing.found, None)
-        if entry is None:
-            return
-        parent, name, metadata = entry
-        self._directories[thing.number] = self._plan.enter(parent, name, metadata)
-        self.counts.directories += 1
+            directory = self._plan.enter(None, "", {})
+        else:
+            entry = self._entry(thing.parent, thing.name, thing.path, thing.found, None)
+            if entry is None:
+                return
+            directory = self._plan.enter(*entry)
+        self._directories[thing.number] = directory
+        self._tally.met(directory, directories=1)
 
     def _entry(
         self, number: int, raw: bytes, path: str, found: os.stat_result, link: bytes | None
@@ -254,10 +255,9 @@ class TreeUpload:
             return
         place = self._plan.expect(*entry)
         if met.link is None:
-            self.counts.files += 1
-            self.counts.bytes += met.found.st_size
+            self._tally.met(place, files=1, size=met.found.st_size)
         else:
-            self.counts.links += 1
+            self._tally.met(place, links=1)
         known: Remembered | None = met.known
         if known is not None:
             self._plan.known(place, known.cap)
@@ -372,6 +372,7 @@ class TreeUpload:
         self._failures += isinstance(error, GridError)
         if self._failures >= GIVE_UP and not self._stored:
             self._error = error
+        self._tally.lost(place)
         self._plan.failed(place)
 
     def _leave_out(self, path: str, why: str) -> None:

@@ -10,6 +10,10 @@ from typing import Any
 import attrs
 
 from pipegrid.core.caps import DirectoryCap
+from pipegrid.tree.plan import DirectoryNode, TreeNode
+
+Held = tuple[int, int, int, int]
+"""Files, directories, links and bytes."""
 
 
 @attrs.define
@@ -35,6 +39,64 @@ class TreeCounts:
     sent_bytes: int = 0
     checked: int = 0
     left_out: int = 0
+
+
+class TreeTally:
+    """
+    Counts what is met, and takes back what turns out not to be in the tree.
+
+    A directory that cannot be stored is missing with all that is in it, so each node knows what it holds; the
+    one above is told when the walk leaves it.
+    """
+
+    def __init__(self, counts: TreeCounts) -> None:
+        self._counts = counts
+
+    def met(
+        self, place: TreeNode, files: int = 0, directories: int = 0, links: int = 0, size: int = 0
+    ) -> None:
+        """Count one thing; ``size``: its bytes."""
+        place.held = amounts = (files, directories, links, size)
+        self._count(amounts, 1)
+        if not isinstance(place, DirectoryNode) and place.parent is not None:
+            _hold(place.parent, amounts, 1)
+
+    def left(self, directory: DirectoryNode) -> None:
+        """All that is in a directory was met; before the plan hears of it."""
+        if directory.parent is not None:
+            _hold(directory.parent, directory.held, 1)
+
+    def lost(self, place: TreeNode) -> None:
+        """Count it no more, unless a directory above it is lost already; before the plan hears of it."""
+        amounts = place.held
+        above = place.parent
+        while above is not None:
+            if above.failed:
+                return
+            above = above.parent
+        self._count(amounts, -1)
+        at = place
+        while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
+            at = at.parent
+            _hold(at, amounts, -1)
+
+    def _count(self, amounts: Held, sign: int) -> None:
+        files, directories, links, size = amounts
+        counts = self._counts
+        counts.files += sign * files
+        counts.directories += sign * directories
+        counts.links += sign * links
+        counts.bytes += sign * size
+
+
+def _hold(directory: DirectoryNode, amounts: Held, sign: int) -> None:
+    files, directories, links, size = directory.held
+    directory.held = (
+        files + sign * amounts[0],
+        directories + sign * amounts[1],
+        links + sign * amounts[2],
+        size + sign * amounts[3],
+    )
 
 
 @attrs.frozen
