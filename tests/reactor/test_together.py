@@ -93,7 +93,7 @@ class BegunTests(SynchronousTestCase):
         self.assertTrue(second.called)
 
     def test_from_outside(self) -> None:
-        """Otherwise it is cancelled at once; when it has ended, nothing is left to be cancelled."""
+        """Otherwise it is cancelled at once."""
         clock = Clock()
         waiting = Deferred[None]()
 
@@ -104,17 +104,28 @@ class BegunTests(SynchronousTestCase):
         running.cancel()
         self.failureResultOf(running, CancelledError)
 
+    def test_with_nothing_left_to_wait_for(self) -> None:
+        """Who gives up at the very end has given up; what failed says why. Nothing is left behind."""
+        for error in (None, ValueError):
+            self.failureResultOf(self.cancelled_at_the_end(error), error or CancelledError)
+
+    def cancelled_at_the_end(self, error: type[Exception] | None) -> Deferred[int]:
+        """Return what is cancelled in its last step, and then ends."""
+        clock = Clock()
+        ready = Deferred[None]()
+
         async def ends() -> int:
             await ready
             done.cancel()
+            done.cancel()
+            if error is not None:
+                raise error
             return 1
 
-        ready = Deferred[None]()
         done = begun(ends(), clock)
         ready.callback(None)
-        self.assertEqual(self.successResultOf(done), 1)
-        clock.advance(0)
         self.assertEqual(clock.getDelayedCalls(), [])
+        return done
 
     def test_nothing_is_left_to_the_collector(self) -> None:
         """A hundred thousand small files are as many Deferreds, which the collector is kept from."""

@@ -158,6 +158,22 @@ class WorkersTests(SynchronousTestCase):
         self.successResultOf(stopped)
         self.assertEqual(pool_threads(), set())
 
+    def test_what_comes_when_the_reactor_has_stopped_them(self) -> None:
+        """It is cancelled, as is what waited: whoever goes on has done nothing wrong."""
+        waiting: list[Deferred[Any]] = [self.workers.run(self.block)]
+        self.assertTrue(self.begun.wait(PATIENCE_S))
+        waiting += [self.workers.run(self.note, "waits") for _ in range(4)]
+        (trigger,) = self.reactor.shutdown
+        stopped = trigger()
+        assert isinstance(stopped, Deferred)
+        late = self.workers.run(self.note, "late")
+        self.gate.set()
+        self.reactor.turn_until(stopped)
+        self.successResultOf(waiting[0])
+        for job in (*waiting[1:], late):
+            self.failureResultOf(job, defer.CancelledError)
+        self.assertEqual(self.ran, ["blocked"])
+
     def test_small_work_stays_here(self) -> None:
         """Below the threshold the function runs at once, in this thread."""
         here = self.workers.run_if_large(WORTH_A_THREAD_BYTES - 1, threading.get_ident)

@@ -8,13 +8,15 @@ from types import CoroutineType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from twisted.internet.defer import (
+    CancelledError,
     Deferred,
     DeferredList,
     DeferredSemaphore,
     FirstError,
     gatherResults,
 )
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,23 +37,29 @@ def begun(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Deferred[T]:
     Begin a coroutine, and return a Deferred that can be cancelled by what the coroutine itself calls, too.
 
     A coroutine that runs at this moment waits for nothing that could be cancelled, so that Twisted's Deferred
-    would drop it without a word: a progress callback could not give up. It is done right after.
+    would drop it without a word: a progress callback could not give up. It is done right after; if the
+    coroutine has nothing left to wait for, and ends before that, it counts as cancelled all the same.
     """
     running = Deferred.fromCoroutine(work)
     cancel = running.cancel
+    soon: list[IDelayedCall] = []
 
     def cancel_now_or_soon() -> None:
-        if cast("CoroutineType[Any, Any, T]", work).cr_running:
-            clock.callLater(0, cancel)
-        else:
+        if not cast("CoroutineType[Any, Any, T]", work).cr_running:
             cancel()
+        elif not soon:
+            soon.append(clock.callLater(0, cancel))
 
-    def ended(result: T) -> T:
+    def ended(result: Any) -> Any:
         del running.__dict__["cancel"]  # which holds it: nothing is left to the collector
-        return result
+        if not soon or not soon[0].active():
+            return result
+        soon[0].cancel()
+        return result if isinstance(result, Failure) else Failure(CancelledError())
 
     running.cancel = cancel_now_or_soon  # type: ignore[method-assign]
-    return running.addBoth(ended)
+    running.addBoth(ended)
+    return running
 
 
 async def together(running: Sequence[Deferred[T]]) -> list[T]:

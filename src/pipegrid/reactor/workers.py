@@ -95,7 +95,7 @@ class Workers:
         self._waiting: deque[_Job] = deque()
         self._handed_over: set[_Job] = set()
         self._ended_all: Waiters[None] = Waiters()
-        self._stopped = False
+        self._stopped = self._reactor_stopped = False
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else "open"
@@ -110,7 +110,11 @@ class Workers:
 
         Raises:
             UsageError: stopped, or ``waiting_limit`` jobs wait already.
+
+        What comes when the reactor has stopped them is cancelled, as is what they had not begun.
         """
+        if self._reactor_stopped:
+            return defer.fail(defer.CancelledError())
         if self._stopped:
             raise UsageError("these workers have been stopped; make new ones")
         if len(self._waiting) >= self._waiting_limit:
@@ -165,6 +169,7 @@ class Workers:
 
     def _shut_down(self) -> Deferred[None]:
         self._shutdown_trigger = None  # it is being fired, and so cannot be removed
+        self._reactor_stopped = True
         return self.stop()
 
     def _serve(self) -> None:
