@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
-from pipegrid.errors import CapError, PipegridError, RollbackError, UsageError
+from pipegrid.errors import CapError, PipegridError, RollbackError, SinkError, UsageError
 from pipegrid.tree import localwalk
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
@@ -39,6 +39,7 @@ from pipegrid.tree.backup.changes import (
     is_due,
     is_unchanged,
 )
+from pipegrid.tree.backup.database import Database
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.backup.run import BackupOptions, BackupResult, Backups
 from pipegrid.tree.directory import Directory
@@ -553,6 +554,42 @@ class BackupTests(SynchronousTestCase):
                 self.assertIn("damaged", self.said[0])
             self.days += 1
             self.assertEqual(self.run_backup().counts.sent_files, 0)
+
+    def test_a_disk_that_is_full(self) -> None:
+        """Damages no database: it stays, a sentence names the reason, and later the run goes on with it."""
+        self.write_many(20)
+        first = self.run_backup()
+        before = sorted(os.listdir(self.private / "backup"))
+
+        class Full(sqlite3.Connection):
+            def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+                if any(word in statement for word in full):
+                    raise sqlite3.OperationalError("database or disk is full")
+                return super().execute(statement, *values)
+
+        self.patch(
+            Database,
+            "_connect",
+            lambda database: sqlite3.connect(
+                database._path, isolation_level=None, check_same_thread=False, factory=Full
+            ),
+        )
+        full = ["journal_mode"]
+        error = self.failureResultOf(self.start(), SinkError).value
+        self.assertIn("database or disk is full", str(error))
+        self.assertEqual(self.said, [])
+        self.assertEqual(sorted(os.listdir(self.private / "backup")), before)
+        self.days += 1
+        full[:] = ["SELECT", "INSERT"]
+        again = self.run_backup()
+        self.assertEqual((again.run.cap, len(self.opened)), (first.run.cap, 20))
+        self.assertEqual(len(self.said), 1)
+        self.assertIn("database or disk is full", self.said[0])
+        full.clear()
+        self.days += 1
+        self.run_backup()
+        self.assertEqual(self.opened, [])
+        self.assertEqual(sorted(os.listdir(self.private / "backup")), before)
 
     def test_secrets(self) -> None:
         """Nobody else can read what is remembered."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
 from pipegrid.disk.private import open_private
-from pipegrid.errors import CapError, UsageError
+from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.backup.changes import Recorded, Signature, is_due, is_unchanged, signature_of
 from pipegrid.tree.localwalk import Met
 from pipegrid.tree.memory import Memory, Remembered
@@ -62,6 +62,7 @@ class Database(Memory):
 
     Raises:
         UsageError: it was made by a later PipeGrid, or cannot be opened.
+        SinkError: its disk is full, or does not do what databases need; what is there stays.
     """
 
     def __init__(
@@ -84,16 +85,20 @@ class Database(Memory):
         self._committed_s = now()
         self._broken = False
         try:
-            self._open()
-        except sqlite3.DatabaseError as error:
-            self._close_connections()
-            self._set_aside(error)
             try:
                 self._open()
-            except sqlite3.Error as second:
-                raise UsageError(
-                    f"cannot make a database at {path}: {second}; see that its disk has room and is local"
-                ) from second
+            except sqlite3.OperationalError:
+                raise  # its disk is full or not to be written to: what is there is good
+            except sqlite3.DatabaseError as error:
+                self._close_connections()
+                self._set_aside(error)
+                self._open()
+        except sqlite3.Error as error:
+            self._close_connections()
+            raise SinkError(
+                f"cannot use the database {path}: {error}; see that its disk has room, is local, and may be "
+                "written to"
+            ) from error
 
     def _open(self) -> None:
         try:
@@ -223,6 +228,9 @@ class Database(Memory):
             return None
         try:
             row: tuple[Any, ...] | None = connection.execute(statement, values).fetchone()
+        except sqlite3.OperationalError as error:
+            self._stop_writing(error)
+            return None
         except sqlite3.DatabaseError:
             self._broken = True  # what is not remembered is read and stored again
             return None
@@ -262,7 +270,7 @@ class Database(Memory):
         if not self._read_only:
             self._read_only = True
             self._say(
-                f"cannot write to {self._path} ({error}); what is stored now will be read again next time"
+                f"cannot use {self._path} ({error}); what is stored now will be read again next time"
             )
 
     def _set_aside(self, error: Exception | None) -> None:
