@@ -49,6 +49,8 @@ class CommandTests(ProcessTestCase):
         self.assertEqual(os.stat(self.home / "back/a").st_mtime_ns, 10**18 + 1)
         out, _ = self.run_command("backups", catalogue)
         self.assertIn("home  3 files, 70.2 kB", out)
+        _, err = self.run_command("restore", "", "-o", "wrong", status=2)  # for instance "$UNSET"
+        self.assertIn("perhaps a variable is not set", err)
         self.run_command("restore", catalogue, "a", "-o", "part")
         self.assertEqual(sorted(os.listdir(self.home / "part")), ["file", "run.sh"])
 

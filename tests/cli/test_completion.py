@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +26,39 @@ COMPLETED = (
     ("pipegrid speedtest comp", "pipegrid speedtest compare "),
     ("pipegrid speedtest --roun", "pipegrid speedtest --rounds "),
     ("pipegrid speedtest --link wan --roun", "pipegrid speedtest --link wan --rounds "),
+)
+
+NAMES = {
+    # In the directory behind the alias, and what is in them.
+    "my fileOne": "one",
+    "it's fileTwo": "two",
+    'say "fileThree': "three",
+    "$(touch pwned) fileFour": "four",
+    "`touch pwned` fileFive": "five",
+    "that's fileSix": "six",
+    "sub dir/deep fileSeven": "seven",
+    "sub dir/plain fileEight": "eight",
+}
+
+BEHIND_AN_ALIAS = (
+    # Words, each in steps: what is typed before Tab, and what then stands there once more.
+    ((("work:m", "fileOne"),), "one"),
+    ((("work:it", "fileTwo"),), "two"),
+    ((("work:sa", "fileThree"),), "three"),
+    ((("work:\\$", "fileFour"),), "four"),
+    ((("'work:`", "fileFive"),), "five"),
+    ((('"work:th', "fileSix"),), "six"),
+    ((("'work:sub d", "dir/"), ("d", "fileSeven")), "seven"),
+    ((("work:sub\\ dir/p", "fileEight"),), "eight"),
+)
+
+LOCAL = (
+    ("loc", "fileNine"),
+    ("'loc", "fileNine"),
+    ('"loc', "fileNine"),
+    ("with\\ blank/i", "fileTen"),
+    ("'with blank/i", "fileTen"),
+    ('"with blank/i', "fileTen"),
 )
 
 LISTED = "pipegrid "
@@ -53,9 +88,9 @@ class CompletionTestCase(TerminalTestCase):
         (self.home / "my-caps").touch()
         (self.home / "directory").mkdir()
 
-    def start(self) -> OnTerminal:
+    def start(self, columns: int = 80) -> OnTerminal:
         """Return the shell with completion set up as the page says."""
-        terminal = self.on_terminal(*self.shell)
+        terminal = self.on_terminal(*self.shell, columns=columns)
         for line in (self.before, documented(Path(self.shell[0]).name), "echo rea''dy"):
             if line:
                 terminal.send(f"{line}\r")
@@ -77,6 +112,55 @@ class CompletionTestCase(TerminalTestCase):
         terminal.wait_for("storage-index")
         terminal.wait_for("speedtest")
 
+    def make_grid(self) -> None:
+        """A grid with names in it that shells take for more than they are."""
+
+        def pipegrid(*argv: str) -> None:
+            program = [str(self.home / "bin" / "pipegrid"), "-q", *argv]
+            subprocess.run(
+                program, env=self.environment, cwd=self.home, capture_output=True, check=True
+            )
+
+        pipegrid("init")
+        pipegrid("alias", "create", "work")
+        tree = self.home / "tree"
+        for name, content in NAMES.items():
+            path = tree / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"the content {content}\n")
+        pipegrid("cp", "-r", *map(str, tree.iterdir()), "work:")
+        shutil.rmtree(tree)
+
+    def check_grid(self) -> None:
+        """Names behind an alias become words that mean them, and so do local ones; none is carried out."""
+        self.make_grid()
+        (self.home / "with blank").mkdir()
+        for name in ("local fileNine", "with blank/inner fileTen"):
+            (self.home / name).touch()
+        terminal = self.start(columns=250)
+        terminal.send("pipegrid cat ")
+        for steps, _ in BEHIND_AN_ALIAS:
+            for step in steps:
+                self.complete(terminal, *step)
+        terminal.send("\r")
+        terminal.wait_until(lambda now: now.text.count("the content") == len(BEHIND_AN_ALIAS))
+        found = re.findall("the content ([a-z]+)", terminal.text)
+        self.assertEqual(found, [content for _, content in BEHIND_AN_ALIAS])
+        terminal.send("pipegrid -q put -l ")
+        for step in LOCAL:
+            self.complete(terminal, *step)
+        terminal.send("\r")
+        terminal.wait_until(lambda now: now.text.count("URI:LIT") == len(LOCAL))
+        terminal.send("pipegrid cp wo")
+        self.complete(terminal, "", "work:")
+        self.assertFalse((self.home / "pwned").exists())
+
+    def complete(self, terminal: OnTerminal, typed: str, end: str) -> None:
+        """Type this and Tab, which has to add what ends so."""
+        seen = terminal.text.count(end)
+        terminal.send(f"{typed}\t")
+        terminal.wait_until(lambda now: now.text.count(end) > seen)
+
 
 class BashTests(CompletionTestCase):
     """bash."""
@@ -86,6 +170,10 @@ class BashTests(CompletionTestCase):
     def test_completion(self) -> None:
         """Commands, options and files."""
         self.check_all()
+
+    def test_names_on_a_grid(self) -> None:
+        """What is behind an alias, and files of this machine, with blanks and quotes."""
+        self.check_grid()
 
 
 class ZshTests(CompletionTestCase):
@@ -98,6 +186,10 @@ class ZshTests(CompletionTestCase):
         """Commands, options and files."""
         self.check_all()
 
+    def test_names_on_a_grid(self) -> None:
+        """What is behind an alias, and files of this machine, with blanks and quotes."""
+        self.check_grid()
+
 
 class FishTests(CompletionTestCase):
     """fish."""
@@ -108,3 +200,7 @@ class FishTests(CompletionTestCase):
     def test_completion(self) -> None:
         """Commands, options and files."""
         self.check_all()
+
+    def test_names_on_a_grid(self) -> None:
+        """What is behind an alias, and files of this machine, with blanks and quotes."""
+        self.check_grid()

@@ -4,7 +4,8 @@ The command line's grammar: global options, and commands that are loaded when th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus, Interrupted
+from pipegrid.cli.plain import COMPLETION
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -84,9 +86,16 @@ def pipegrid() -> None:
     """
 
 
-def parse(arguments: Sequence[str], console: Console) -> tuple[Invocation, Job]:
+def parse(
+    arguments: Sequence[str],
+    console: Console,
+    run_job: Callable[[GridJob, Invocation], int] | None = None,
+) -> tuple[Invocation, Job]:
     """
     Return what the arguments ask for; ``--help`` and the like are answered at once.
+
+    Args:
+        run_job: for what a shell wants to have completed.
 
     Raises:
         click.UsageError: they make no sense.
@@ -94,6 +103,11 @@ def parse(arguments: Sequence[str], console: Console) -> tuple[Invocation, Job]:
         SystemExit: they asked for a shell completion script, which was printed.
     """
     invocation = Invocation(console)
+    if COMPLETION in os.environ:
+        from pipegrid.cli.completion.shells import answer_shells
+
+        answer_shells()
+        invocation.run_job = run_job
     try:
         outcome: Any = pipegrid.main(
             args=list(arguments), prog_name="pipegrid", standalone_mode=False, obj=invocation

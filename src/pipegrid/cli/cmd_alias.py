@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import alias_name
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob
@@ -111,7 +112,7 @@ def list_(read_only: bool) -> OfflineJob:
 
 
 @command.command(name="remove")
-@click.argument("name")
+@click.argument("name", shell_complete=alias_name)
 @common_options
 def remove(name: str) -> OfflineJob:
     """Forget NAME; the directory stays, and its cap is printed, since it may be the only copy."""

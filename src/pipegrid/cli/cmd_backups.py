@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="backups")
-@click.argument("cap", required=False, metavar="[CAP]")
+@click.argument("cap", required=False, metavar="[CAP]", shell_complete=grid_path)
 @grid_options
 def command(cap: str | None) -> GridJob:
     """

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import any_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
 
 
 @click.command(name="cp")
-@click.argument("arguments", nargs=-1, required=True, metavar="SOURCE... TARGET", type=click.Path())
+@click.argument(
+    "arguments",
+    nargs=-1,
+    required=True,
+    metavar="SOURCE... TARGET",
+    type=click.Path(),
+    shell_complete=any_path,
+)
 @click.option(
     "-r", "--recursive", is_flag=True, help="Copy directories, too, with all that is in them."
 )

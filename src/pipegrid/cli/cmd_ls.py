@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="ls")
-@click.argument("path", metavar="CAP[/PATH]")
+@click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
 @click.option(
     "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; with --json all comes."
 )

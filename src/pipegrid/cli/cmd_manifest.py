@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options, usage_error
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="manifest")
-@click.argument("path", metavar="CAP[/PATH]")
+@click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
 @click.option(
     "--verify-cap", "verifier", is_flag=True, help="Print verifier caps, which cannot read."
 )

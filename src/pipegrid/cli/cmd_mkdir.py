@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import format_option, grid_options, read_only_option, usage_error
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="mkdir")
-@click.argument("path", metavar="[PATH]", required=False)
+@click.argument("path", metavar="[PATH]", required=False, shell_complete=grid_path)
 @format_option
 @read_only_option
 @grid_options

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command(name="mv")
-@click.argument("source", metavar="PATH")
-@click.argument("path", metavar="PATH")
+@click.argument("source", metavar="PATH", shell_complete=grid_path)
+@click.argument("path", metavar="PATH", shell_complete=grid_path)
 @click.option("-f", "--force", is_flag=True, help="Replace what has the new name.")
 @grid_options
 def command(source: str, path: str, force: bool) -> GridJob:

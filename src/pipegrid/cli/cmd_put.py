@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli.completing import any_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
 
 
 @click.command(name="put")
-@click.argument("files", nargs=-1, required=True, metavar="FILE... [PATH]", type=click.Path())
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    metavar="FILE... [PATH]",
+    type=click.Path(),
+    shell_complete=any_path,
+)
 @click.option(
     "-r",
     "--recursive",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="restore")
-@click.argument("arguments", nargs=-1, metavar="[CAP] [PATH]")
+@click.argument("arguments", nargs=-1, metavar="[CAP] [PATH]", shell_complete=grid_path)
 @click.option(
     "-o", "--output", required=True, type=click.Path(), metavar="DIR", help="Directory to write to."
 )
@@ -48,6 +49,10 @@ def command(
     """
     if output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
+    if any(
+        not each.strip() for each in arguments
+    ):  # '/' is all of a run, an unset variable is nothing
+        raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
     rest = list(arguments)
     cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
     if len(rest) > 1:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="rm")
-@click.argument("path", metavar="PATH")
+@click.argument("path", metavar="PATH", shell_complete=grid_path)
 @click.option(
     "-r", "--recursive", is_flag=True, help="Also a directory, with all that is below it."
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="stats")
-@click.argument("path", metavar="CAP[/PATH]")
+@click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
 @reading_options
 def command(path: str) -> GridJob:
     """

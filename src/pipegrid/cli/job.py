@@ -41,6 +41,7 @@ class Invocation:
         limit_rate: bytes a second, each way, over all connections; None: no limit.
         jobs: files at once; None: as many as memory and windows allow.
         max_memory_bytes: of data; None: the usual.
+        run_job: does a job while the command line is still looked at, once; None: nobody can.
     """
 
     def __init__(self, console: Console) -> None:
@@ -52,6 +53,7 @@ class Invocation:
         self.limit_rate: int | None = None
         self.jobs: int | None = None
         self.max_memory_bytes: int | None = None
+        self.run_job: Callable[[GridJob, Invocation], int] | None = None
 
 
 class OfflineJob:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipegrid.cli.completing import grid_path
 from pipegrid.cli.job import Invocation
 from pipegrid.errors import UsageError
 
@@ -215,7 +216,10 @@ cap_file_option = click.option(
 """Names files whose caps stand in a file."""
 
 cap_arguments = as_one(
-    "caps", checked_caps, cap_file_option, click.argument("caps", nargs=-1, metavar="CAP...")
+    "caps",
+    checked_caps,
+    cap_file_option,
+    click.argument("caps", nargs=-1, metavar="CAP...", shell_complete=grid_path),
 )
 """Name files by their caps; what comes is that of ``checked_caps``."""
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ShortcutJob, failure
+from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, ShortcutJob, failure
 from pipegrid.cli.later import put_off, tls_put_off
 from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.cli.plain import plain_job
@@ -62,16 +62,21 @@ def run_process(arguments: Sequence[str], begun: HeadStart | None = None) -> int
         if begun is not None:
             begun.close()
         if found is None:
-            put_off()  # before Twisted
-            one_heap()  # before there are threads
-            ahead = _dial(invocation) if isinstance(job, GridJob) else None
-            from pipegrid.cli.app import start_job
-
-            found = _run_reactor(
-                lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
-            )
+            found = run_job(job, invocation)
         status = found
     return _flush(console, status)
+
+
+def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
+    """Do a job with a reactor, and return its exit status; once in a process."""
+    put_off()  # before Twisted
+    one_heap()  # before there are threads
+    ahead = _dial(invocation) if isinstance(job, GridJob) else None
+    from pipegrid.cli.app import start_job
+
+    return _run_reactor(
+        lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
+    )
 
 
 def _parse(
@@ -83,7 +88,7 @@ def _parse(
     put_off()  # before click
     from pipegrid.cli.app import parse
 
-    return parse(arguments, console)
+    return parse(arguments, console, run_job)
 
 
 def _dial(invocation: Invocation) -> Ahead | None:

@@ -1,0 +1,1 @@
+"""Shell completion: what a shell asks, what could come next, and how it is put into the line."""
