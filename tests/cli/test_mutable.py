@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import stat
@@ -74,6 +75,21 @@ class MutableTests(ProcessTestCase):
         self.refused("put", "--mutable", "two", "home:sdmf", said="mutable file of this name")
         self.refused("put", "--format", "mdmf", "two", said="add --mutable")
         self.refused("get", "home:sdmf", "--range", "0-9", said="--range")
+
+    def test_names_of_local_files(self) -> None:
+        """One that is not composed is the same name on the grid; one that is no text is like one."""
+        decomposed, composed = "e\u0301", "\u00e9"
+        (self.home / decomposed).write_bytes(b"new")
+        self.run_command("mkdir", "home:d")
+        cap, _ = self.run_command("put", "--mutable", "one", f"home:d/{composed}")
+        self.assertEqual(self.run_command("put", decomposed, "home:d")[0], cap)
+        self.assertEqual(self.run_command("cat", f"home:d/{decomposed}")[0], "new")
+        with open(os.fsencode(self.home) + b"/caf\xe9", "wb") as file:
+            file.write(b"odd")
+        self.run_command("put", os.fsdecode(b"caf\xe9"), "home:d")
+        self.assertEqual(self.listed("home:d"), ["caf\ufffd", composed])
+        _, err = self.run_command("put", os.fsdecode(b"caf\xe9"), "home:d", status=2)
+        self.assertIn("replace it with -f", err)
 
     def test_names(self) -> None:
         """Put, ln, mv, rm and mkdir change names; what would be lost is refused."""

@@ -77,8 +77,7 @@ async def put_at(
             await grid.overwrite(cap, source)
             show(cap)
             return
-        name = os.path.basename(file) if file != "-" else None
-        spot = await spot_at(grid, destination, name, make=True)
+        spot = await spot_at(grid, destination, _name_of(file), make=True)
         there = None if force else _overwritten(spot, format)
         if there is not None:
             await grid.overwrite(there, source)
@@ -94,6 +93,13 @@ async def put_at(
                 show(left[0])
             raise
         show(left[0])
+
+
+def _name_of(file: str) -> str | None:
+    """Return what a local file is called in a directory, as ``put -r`` and ``cp`` call it."""
+    from pipegrid.tree.metadata import entry_name
+
+    return None if file == "-" else entry_name(os.fsencode(os.path.basename(file)))[0]
 
 
 async def _put_into(
