@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -424,6 +425,39 @@ class HostileTreeTests(TreeTestCase):
         self.assertEqual((outside / "f").read_bytes(), b"precious")
         self.assertEqual(os.listdir(outside), ["f"])
         self.assertTrue((self.target / "standing").is_dir())
+
+    def test_a_link_that_comes_while_it_runs(self) -> None:
+        """In the place of the target, or of a directory in it: nothing goes through it, and that is said."""
+        outside = self.scratch / "outside"
+        random = Random(9)
+        inner = {
+            "large": random.randbytes(2_500_000),
+            "small": random.randbytes(200_000),
+            "link": (b"x", kept(0o777, link="x")),
+        }
+        cap = self.directory({"d": (inner, kept(0o500)), "f": random.randbytes(500_000)})
+        self.world.clock.advance(1)
+        for replaced, late_s in itertools.product(("", "d"), (0.0, 0.02, 0.05)):
+            shutil.rmtree(self.scratch / "moved", ignore_errors=True)
+            shutil.rmtree(outside, ignore_errors=True)
+            (outside / "d").mkdir(parents=True)
+            running = self.start(cap)
+            while not (self.target / "d").exists():
+                self.world.clock.advance(0.01)
+            self.world.clock.advance(late_s)
+            self.assertFalse(running.called)
+            place = self.target / replaced
+            place.rename(self.scratch / "moved")
+            place.symlink_to(outside)
+            result = self.world.run(running)
+            self.assertGreater(result.failed, 0)
+            found = [str(path.relative_to(outside)) for path in outside.rglob("*")]
+            self.assertEqual((found, result.links), (["d"], 0), (replaced, late_s))
+            self.assertNotEqual(stat.S_IMODE(outside.stat().st_mode), 0o500)
+            self.assertNotEqual(stat.S_IMODE((outside / "d").stat().st_mode), 0o500)
+            self.assertIn("meanwhile", " ".join(map(str, self.problems.values())))
+            place.unlink()
+            shutil.rmtree(self.target, ignore_errors=True)
 
     def test_a_file_of_two_to_the_sixtieth_bytes(self) -> None:
         """It is refused before anything is fetched, and the rest comes down."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -59,12 +60,13 @@ class _Local:
     A local directory that something is in, or comes into.
 
     Attributes:
-        path: None if it is left out, with all in it.
+        path: None if it is left out, with all in it; so is ``home``, which knows whether it is still there.
         unfinished: what is yet to end in it, the walk through it included.
         links: to be made in it.
     """
 
     path: str | None
+    home: target.Home | None
     parent: _Local | None
     depth: int
     kept: Kept
@@ -217,6 +219,7 @@ class TreeGet:
                 raise target.failed("make the directory", path, error) from error
             self._folds = target.folds_names(path)
         else:
+            _home(parent).check()
             _, mode_before = target.make_directory(path, self._force)
         self.result.directories += 1
         self._enter(path, parent, met, kept, mode_before)
@@ -232,7 +235,8 @@ class TreeGet:
         if parent is not None:
             parent.unfinished += 1
         taken = TakenNames(self._folds)
-        self._stack.append(_Local(path, parent, len(met.path), kept, taken, mode_before))
+        home = None if path is None else target.Home(path)
+        self._stack.append(_Local(path, home, parent, len(met.path), kept, taken, mode_before))
 
     def _leave_down_to(self, depth: int) -> None:
         """The walk is in no directory any more whose path is so long."""
@@ -247,12 +251,15 @@ class TreeGet:
                 return
             if local.path is not None:
                 for path, place, kept in local.links:
-                    self._make_link(path, place, kept)
-                target.finish_directory(local.path, local.kept, local.mode_before)
+                    self._make_link(_home(local), path, place, kept)
+                with suppress(PipegridError):  # it is gone, as was told of what is in it
+                    _home(local).check()
+                    target.finish_directory(local.path, local.kept, local.mode_before)
             local = local.parent
 
-    def _make_link(self, path: Path, place: str, kept: Kept) -> None:
+    def _make_link(self, home: target.Home, path: Path, place: str, kept: Kept) -> None:
         try:
+            home.check()
             target.make_link(place, kept, self._force)
         except PipegridError as error:
             self._fail(path, error)
@@ -282,7 +289,8 @@ class TreeGet:
         lent = await budget.borrow(FILE_BYTES + (size or 0) if small else 1)
         await self._jobs.borrow(1)
         parent.unfinished += 1
-        running = Deferred.fromCoroutine(self._fetch(met.path, cap, size, path, standing, kept))
+        fetching = self._fetch(met.path, cap, size, _home(parent), path, standing, kept)
+        running = Deferred.fromCoroutine(fetching)
         self._running.add(running)
 
         def ended(outcome: Any) -> None:
@@ -308,6 +316,7 @@ class TreeGet:
         path: Path,
         cap: Cap,
         size: int | None,
+        home: target.Home,
         place: str,
         standing: target.Standing,
         kept: Kept,
@@ -324,10 +333,10 @@ class TreeGet:
         got = size
         if size is not None and size <= SMALL_BYTES:
             data = cap.data if isinstance(cap, LitCap) else await self._grid.read(cap)
-            await self._workers.run(target.write_whole, place, data, replace, kept)
+            await self._workers.run(target.write_whole, home, place, data, replace, kept)
         else:
             target.room_for(os.path.dirname(place), size or 0)
-            part = target.TreePart(place, replace, kept)
+            part = target.TreePart(home, place, replace, kept)
             try:
                 result = await self._grid.get(cap, part, progress=self._counting())
                 got = result.size
@@ -383,3 +392,8 @@ class TreeGet:
         self.result.failed += 1
         if self._problem is not None:
             self._problem(path, error)
+
+
+def _home(local: _Local) -> target.Home:
+    assert local.home is not None
+    return local.home

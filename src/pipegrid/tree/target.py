@@ -31,22 +31,57 @@ class Differs(Exception):
     """A file that is there is not the one that it was taken for."""
 
 
+class Home:
+    """
+    A directory that things come into: the one that was there first, whatever has its name by now.
+
+    Raises:
+        SinkError: it is not there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._identity = self._look()
+
+    def check(self) -> None:
+        """
+        Raises:
+            SinkError: it was moved or removed, or something else, such as a link, has come into its way.
+        """
+        if self._look() != self._identity:
+            raise SinkError(
+                f"another directory has come into the place of {printable(self.path)} meanwhile, and nothing "
+                "more is written there; run the same command again"
+            )
+
+    def _look(self) -> tuple[int, int]:
+        try:
+            found = os.stat(self.path)
+        except (OSError, ValueError) as error:
+            raise failed("write in", self.path, error) from error
+        return found.st_dev, found.st_ino
+
+
 class TreePart(PartFile):
     """
     A file on its way into a tree: see ``PartFile``; mode and time come before the name.
 
     Args:
+        home: the directory that it comes into.
         path: where it shall be; a link there is replaced, not followed.
         replace: what is there, if it is a file or a link.
         kept: what its entry says of it.
     """
 
-    def __init__(self, path: str, replace: bool, kept: Kept) -> None:
+    def __init__(self, home: Home, path: str, replace: bool, kept: Kept) -> None:
         self._kept = kept
+        self._home = home
+        home.check()
         super().__init__(path, replace, follow=False)
 
     def publish(self) -> None:
         """Give it its mode, its time, and then its name."""
+        self._home.check()
         if not self.closed and self.part is not None:
             with suppress(
                 OSError
@@ -250,7 +285,7 @@ def make_link(path: str, kept: Kept, force: bool) -> bool:
     return made
 
 
-def write_whole(path: str, data: bytes, replace: bool, kept: Kept) -> None:
+def write_whole(home: Home, path: str, data: bytes, replace: bool, kept: Kept) -> None:
     """
     Write a small file in one go: under a hidden name, synced, and renamed.
 
@@ -258,7 +293,7 @@ def write_whole(path: str, data: bytes, replace: bool, kept: Kept) -> None:
         SinkError: it cannot be written.
     """
     try:
-        with TreePart(path, replace, kept) as part:
+        with TreePart(home, path, replace, kept) as part:
             part.begin(len(data))
             part.write_pieces([data])
     except OSError as error:
