@@ -11,6 +11,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
+from pipegrid.errors import PipegridError
 
 
 class Counted(io.BytesIO):
@@ -30,6 +31,23 @@ class Counted(io.BytesIO):
 
 class ConsoleTests(SynchronousTestCase):
     """Results, one by one and many together."""
+
+    def test_what_it_is_about(self) -> None:
+        """Is said before the sentence unless that names it; a word in it that looks the same does not."""
+        for about, text, said in (
+            ("a", "a file does not fit", "a: a file does not fit"),
+            ("g", "nothing more is written", "g: nothing more is written"),
+            ("a", "cannot read a: Is a directory", "cannot read a: Is a directory"),
+            ("d/a", "cannot write /x/d/a: No space", "cannot write /x/d/a: No space"),
+            ("f1", "cannot write x/f11: No space", "f1: cannot write x/f11: No space"),
+            ("f1", "cannot write x/f1: No space", "cannot write x/f1: No space"),
+            ("a.b", "there is no 'a.b'", "there is no 'a.b'"),
+            ("a long name", "of a long name it is said", "of a long name it is said"),
+            ("", "all of it", "all of it"),
+        ):
+            stderr = io.StringIO()
+            Console(None, None, stderr).complain(PipegridError(text), about)
+            self.assertEqual(stderr.getvalue(), f"pipegrid: {said}\n")
 
     def test_many_are_written_together(self) -> None:
         """Ten thousand lines are a few writes, and the same lines as one by one."""

@@ -175,7 +175,7 @@ class Console:
             self._prose("".join(traceback.format_exception(error)).rstrip())
         text = sentence(error)
         about = printable(about)
-        about = f"{about}: " if about and about not in text else ""
+        about = f"{about}: " if about and not _names(text, about) else ""
         self._prose(f"pipegrid: {about}{text}")
         return status_of(error)
 
@@ -205,6 +205,18 @@ class Console:
                 self.stderr.flush()
         except (OSError, ValueError):
             pass  # nobody listens; the exit status still tells
+
+
+def _names(text: str, about: str) -> bool:
+    """Return whether a sentence names something; that 'a' is a word of it does not tell of a file ``a``."""
+    if about not in text:
+        return False
+    import re
+
+    name = re.escape(about)
+    if len(about) < 8:  # as a path, in quotes, or before a colon
+        name = rf"/{name}(?!\w)|'{name}'|(?<![\w.]){name}:"
+    return re.search(name, text) is not None
 
 
 def _json_line(fields: dict[str, Any]) -> bytes:
