@@ -108,6 +108,15 @@ class PathTests(SynchronousTestCase):
         with self.assertRaises(UsageError) as caught:
             parse("x" + CAP + "/a")
         self.assertNotIn("a" * 20, str(caught.exception))
+        for text, said in (
+            ("home", "did you mean 'home:'?"),
+            ("home/a", "did you mean 'home:'?"),
+            ("hom/a", "written ALIAS:some/path"),
+            (" ", "the path is empty; perhaps a variable is not set"),
+        ):
+            with self.assertRaises(UsageError) as caught:
+                parse(text, {"home": CAP})
+            self.assertIn(said, str(caught.exception))
 
     def test_resolving(self) -> None:
         """A listing for each name; what is missing, or below a file, is named."""

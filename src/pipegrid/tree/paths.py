@@ -74,10 +74,15 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
         if not found or "/" in root:
             root, found, rest = text.partition("/")
         return root, names_of(rest) if found else ()
+    if not text:
+        raise UsageError("the path is empty; perhaps a variable is not set")
     alias, found, rest = text.partition(":")
     if not found or "/" in alias or not alias:
+        meant = text.partition("/")[0] if aliases else ""
+        hint = f"did you mean '{printable(meant)}:'?" if aliases and meant in aliases else ""
         raise UsageError(
-            f"'{_short(text)}' does not begin with a cap or an alias; a path is written CAP/some/path"
+            f"'{_short(text)}' does not begin with a cap or an alias; "
+            + (hint or "a path is written ALIAS:some/path or CAP/some/path")
         )
     aliases = aliases or {}
     if alias not in aliases:
@@ -92,7 +97,8 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
     Raises:
         UsageError: it is no path, there is no such alias, or the aliases cannot be read.
     """
-    return parse(text, read_aliases(directory) if names_alias(text) else None)
+    needed = not text.strip().startswith(_CAP_STARTS)
+    return parse(text, read_aliases(directory) if needed else None)
 
 
 def names_of(path: str) -> tuple[str, ...]:
