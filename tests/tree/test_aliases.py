@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -13,7 +14,9 @@ from unittest import mock
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.errors import UsageError
+from pipegrid.cli.outcome import status_of
+from pipegrid.errors import SinkError, UsageError
+from pipegrid.tree import aliases
 from pipegrid.tree.aliases import add_alias, read_aliases, remove_alias
 from tests import vectors
 
@@ -55,6 +58,22 @@ class AliasFileTests(SynchronousTestCase):
         rest = {n: c for n, c in RECORDED["parsed_by_tahoe"].items() if n != "home"}
         self.assertEqual(read_aliases(self.home), rest)
         self.assertIn(b"# a comment line\n", self.path.read_bytes())
+
+    def test_a_disk_that_is_full(self) -> None:
+        """It is nobody's mistake (status 1), nothing is lost, and the same works when there is room."""
+        add_alias(self.home, "ours", CAP)
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with mock.patch.object(aliases, "replace_file", side_effect=full):
+            for change in (
+                lambda: add_alias(self.home, "more", CAP),
+                lambda: remove_alias(self.home, "ours"),
+            ):
+                with self.assertRaises(SinkError) as caught:
+                    change()
+                self.assertEqual(status_of(caught.exception), 1)
+                self.assertIn("No space left", str(caught.exception))
+        self.assertEqual(read_aliases(self.home), {"ours": CAP})
+        add_alias(self.home, "more", CAP)
 
     def test_processes_at_once(self) -> None:
         """Processes that add aliases at the same time lose none of each other's."""

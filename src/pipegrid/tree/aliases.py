@@ -21,7 +21,7 @@ from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.text import printable
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
-from pipegrid.errors import CapError, UsageError
+from pipegrid.errors import CapError, SinkError, UsageError
 
 FILE_NAME = "aliases"
 ROOT_NAME = "root_dir.cap"
@@ -70,7 +70,8 @@ def add_alias(directory: Path, name: str, cap: str) -> None:
 
     Raises:
         CapError: it is not the cap of a directory.
-        UsageError: the name is impossible, or there already; or the file cannot be written.
+        UsageError: the name is impossible, or there already.
+        SinkError: the file cannot be written.
     """
     name = checked_name(name)
     parsed = parse_cap(cap.strip())
@@ -93,7 +94,8 @@ def remove_alias(directory: Path, name: str) -> str:
     Forget an alias; returns the cap that it stood for. The directory stays where it is.
 
     Raises:
-        UsageError: there is no such alias, or the file cannot be written.
+        UsageError: there is no such alias.
+        SinkError: the file cannot be written.
     """
     name = name.strip().removesuffix(":")
     with _locked(directory):
@@ -191,7 +193,7 @@ def _write(path: Path, data: bytes) -> None:
     try:
         replace_file(path, data)
     except OSError as error:
-        raise UsageError(f"cannot write the aliases to {path}: {error.strerror}") from error
+        raise SinkError(f"cannot write the aliases to {path}: {error.strerror}") from error
 
 
 @contextmanager
@@ -202,7 +204,7 @@ def _locked(directory: Path) -> Iterator[None]:
         private.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"cannot write aliases below {private}: {error.strerror}") from error
+        raise SinkError(f"cannot write aliases below {private}: {error.strerror}") from error
     try:
         for _ in range(_LOCK_TRIES):
             with suppress(BlockingIOError):
