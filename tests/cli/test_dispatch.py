@@ -133,6 +133,8 @@ class UsageTests(SynchronousTestCase):
             (("put", "--segment-size", "0", "x"), "'0' is not a size"),
             (("put", "--convergence", "not!", "x"), "base32"),
             (("put", "-k", "0", "x"), "-k"),
+            (("put", "-k", "three", "x"), "'three' is not a whole number"),
+            (("mirror", "verify", "--sample", "x", "."), "'x' is not a number"),
             (("-q", "-v", "status"), "choose one of -q and -v"),
             (("get", "URI:LIT:", "--force"), "goes with -o"),
         ):

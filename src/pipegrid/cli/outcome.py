@@ -110,8 +110,17 @@ def sentence(error: BaseException) -> str:
     return printable(text.strip()).rstrip(".")
 
 
+_CLICKS_WORDS = (
+    ("is not a valid integer range", "is not a whole number"),
+    ("is not a valid float range", "is not a number"),
+)
+"""How click says that something is no number at all, and how people do."""
+
+
 def _usage_sentence(error: click.UsageError) -> str:
     text = printable(" ".join(error.format_message().split())).rstrip(".")
+    for clicks, ours in _CLICKS_WORDS:
+        text = text.replace(clicks, ours)
     if error.ctx is None:
         return text
     return f"{text}; see '{error.ctx.command_path} --help'"
