@@ -459,6 +459,21 @@ class HostileTreeTests(TreeTestCase):
             place.unlink()
             shutil.rmtree(self.target, ignore_errors=True)
 
+    def test_a_target_that_goes_while_it_runs(self) -> None:
+        """Nothing more is fetched for it."""
+        random = Random(10)
+        cap = self.directory({f"f{n}": random.randbytes(50_000) for n in range(40)})
+        self.world.clock.advance(1)
+        running = self.start(cap, limits=GetTreeLimits(jobs=1))
+        while len(self.told) < 2:
+            self.world.clock.advance(0.01)
+        shutil.rmtree(self.target)
+        since = len(self.world.network.log)
+        result = self.world.run(running)
+        self.assertEqual(result.failed, 40 - len(self.told))
+        self.assertLess(self.received_bytes(since), 200_000)
+        self.assertFalse(self.target.exists())
+
     def test_a_file_of_two_to_the_sixtieth_bytes(self) -> None:
         """It is refused before anything is fetched, and the rest comes down."""
         huge = ChkCap(b"k" * 16, b"u" * 32, 3, 10, 1 << 60)

@@ -321,6 +321,7 @@ class TreeGet:
         standing: target.Standing,
         kept: Kept,
     ) -> None:
+        home.check()  # before bytes are fetched for nothing
         if standing in ("same", "perhaps"):
             if await self._is_same(cap, place):
                 if standing == "perhaps":
