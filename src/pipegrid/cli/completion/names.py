@@ -139,4 +139,5 @@ def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str
     bare.directory = invocation.directory
     if invocation.run_job is not None:
         invocation.run_job(GridJob(work), bare)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     return found
