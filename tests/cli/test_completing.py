@@ -172,6 +172,14 @@ class NamesTests(SynchronousTestCase):
         self.assertEqual(self.ask("sudo -n /usr/bin/pipegrid ls w", "fish")[0], "+work:")
         self.assertEqual(self.ask("pipegrid nonsense w", "fish")[0], "")
 
+    def test_the_directory_on_the_line(self) -> None:
+        """It is the one whose aliases count, however it is written."""
+        other = self.home / "other"
+        (other / "private").mkdir(parents=True)
+        (other / "private/aliases").write_text("elsewhere: URI:DIR2-LIT:\n")
+        for written in ("other", "~/other", "$HOME/other", "${HOME}/other"):
+            self.assertEqual(self.ask(f"pipegrid -d {written} ls ")[0], "open elsewhere:")
+
     def test_many(self) -> None:
         """Some hundred of many names, which are as far alike as all are."""
         all_names = [f"a{number:04}" for number in range(1000)] + ["bcd", "a/b\ud800"]

@@ -122,7 +122,9 @@ class _Shell(ShellComplete):
         begin = (
             names.index(self.prog_name) if self.prog_name in names else 0
         )  # behind sudo, nice...
-        items = self.get_completions(line.words[begin + 1 :], line.last)
+        # As the shell would; which of them are quoted does not matter but for who has such a directory.
+        words = [os.path.expandvars(os.path.expanduser(word)) for word in line.words[begin + 1 :]]
+        items = self.get_completions(words, line.last)
         option, found, _ = line.last.partition("=")
         if found and line.last.startswith("-"):  # click leaves out what stands before the value
             for item in items:
