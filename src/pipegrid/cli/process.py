@@ -20,6 +20,7 @@ from pipegrid.cli.plain import plain_job
 from pipegrid.disk.patience import end_waiting
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
+from pipegrid.reactor.standstill import pass_over_stops
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
 
     reactor: Any = global_reactor
     make_monotonic(reactor)
+    pass_over_stops(reactor)
     _log_to(invocation.console)
     outcome = _Outcome(reactor)
     reactor.callWhenRunning(outcome.begin, start)

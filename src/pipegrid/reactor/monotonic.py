@@ -20,6 +20,8 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any
 
+from pipegrid.reactor.standstill import is_standing
+
 
 def make_monotonic(reactor: Any) -> None:
     """
@@ -31,7 +33,7 @@ def make_monotonic(reactor: Any) -> None:
     Args:
         reactor: any that derives from ``ReactorBase``, as all of Twisted's do, asyncio's included.
     """
-    if reactor.seconds is time.monotonic:
+    if reactor.seconds is time.monotonic or is_standing(reactor):
         return
     shift_s = time.monotonic() - reactor.seconds()
     # The cancelled ones, too: they stand in the same heap.
