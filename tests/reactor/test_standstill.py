@@ -14,7 +14,8 @@ from twisted.internet.selectreactor import SelectReactor
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.reactor.monotonic import make_monotonic
-from pipegrid.reactor.standstill import StandingClock, is_standing, pass_over_stops
+from pipegrid.reactor.standstill import CLOCK, StandingClock, is_standing, pass_over_stops
+from pipegrid.wire.receiving import BoundedReceiver
 
 STOPPED_S = 1.5
 
@@ -89,6 +90,11 @@ class PassOverStopsTests(SynchronousTestCase):
         make_monotonic(reactor)
         self.assertTrue(is_standing(reactor))
         self.assertEqual(call.seconds, reactor.seconds)
+
+    def test_foolscap(self) -> None:
+        """Its connections measure silence with the same clock."""
+        self.patch(CLOCK, "_stood_s", 1000.0)
+        self.assertLess(BoundedReceiver.seconds(), time.monotonic() - 999.0)
 
 
 class CommandTests(SynchronousTestCase):

@@ -40,9 +40,13 @@ class StandingClock:
         self._stood_s = self._now() - self._last_s
 
 
+CLOCK = StandingClock()
+"""The process's; as long as no reactor counts with it, it is the monotonic clock."""
+
+
 def is_standing(reactor: Any) -> bool:
     """Return whether a reactor's time stands still while the process does."""
-    return isinstance(getattr(reactor.seconds, "__self__", None), StandingClock)
+    return bool(reactor.seconds == CLOCK.seconds)
 
 
 def pass_over_stops(reactor: Any) -> None:
@@ -52,8 +56,8 @@ def pass_over_stops(reactor: Any) -> None:
     Args:
         reactor: one that counts with the monotonic clock; see ``monotonic``.
     """
-    clock = StandingClock()
+    CLOCK.seconds()  # what was before has passed
     for call in (*reactor._pendingTimedCalls, *reactor._newTimedCalls):
-        call.seconds = clock.seconds
-    reactor.seconds = clock.seconds
-    signal.signal(signal.SIGCONT, clock.went_on)
+        call.seconds = CLOCK.seconds
+    reactor.seconds = CLOCK.seconds
+    signal.signal(signal.SIGCONT, CLOCK.went_on)

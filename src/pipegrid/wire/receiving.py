@@ -8,7 +8,6 @@ What a message may cost is ``allowance``'s to say; what the bounds are for, ``br
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from foolscap import eventual
 from foolscap.broker import Broker
 from foolscap.tokens import SIZE_LIMIT, BananaError, BananaFailure, Violation
 
+from pipegrid.reactor.standstill import CLOCK
 from pipegrid.wire import banana
 from pipegrid.wire.allowance import TOKEN_COST, Allowance, Bounds, TooMuch
 from pipegrid.wire.banana import (
@@ -79,8 +79,8 @@ class BoundedReceiver(Broker):
 
     @staticmethod
     def seconds() -> float:
-        """Return the time by which silence is measured; no clock that may be set."""
-        return time.monotonic()
+        """Return the time by which silence is measured: of no clock that may be set, or runs as we stand."""
+        return CLOCK.seconds()
 
     def connectionMade(self) -> None:
         """Begin."""
