@@ -239,6 +239,15 @@ class FailureTests(SynchronousTestCase):
         self.world.clock.advance(16)
         self.failureResultOf(waiting[1], ServerUnreachable)
 
+    def test_a_server_that_does_not_get_ready(self) -> None:
+        """It is not waited for for ever, and the sentence says how long it was."""
+        self.world.connector.results.append(Deferred())
+        waiting = self.server.list_shares(SI)
+        self.world.clock.advance(1000)
+        error = self.failureResultOf(waiting, ServerUnreachable).value
+        limit_s = self.world.settings.connect_timeout_s
+        self.assertIn(f"over Foolscap: it was not usable after {limit_s:g} s; is it", str(error))
+
     def test_a_wrong_secret_in_the_address(self) -> None:
         """A server that does not know the fURL's secret refuses."""
         self.world.tub.unregisterReference(self.world.storage)

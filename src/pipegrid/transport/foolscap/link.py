@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from foolscap.api import DeadReferenceError, Referenceable, Violation
 from foolscap.call import CopiedFailure
 from foolscap.tokens import BananaError
-from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -158,6 +158,8 @@ class FoolscapLink:
                 server,
             )
         why = _excerpt(str(failure.value)) or type(failure.value).__name__
+        if failure.check(TimeoutError):  # which says how it came about, to nobody's use
+            why = f"it was not usable after {self._connect_timeout_s:g} s"
         return ServerUnreachable(
             f"cannot connect to {server} over Foolscap: {why}; is it running, and is this its fURL?",
             server,
