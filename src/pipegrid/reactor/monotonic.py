@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import time
 
+from pipegrid.reactor.standstill import is_standing
+
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any
-
-from pipegrid.reactor.standstill import is_standing
 
 
 def make_monotonic(reactor: Any) -> None:

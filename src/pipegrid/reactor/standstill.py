@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class StandingClock:
