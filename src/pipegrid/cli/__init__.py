@@ -38,7 +38,10 @@ def main() -> None:
         from pipegrid.cli.process import run_process
 
         status = run_process(sys.argv[1:], begun)
-        if "twisted.internet.reactor" in sys.modules or "pipegrid.mirror" in sys.modules:
+        if (
+            "twisted.internet.reactor" in sys.modules
+            or "pipegrid.mirror.destination" in sys.modules
+        ):
             _leave(status)
     except KeyboardInterrupt:  # before or after the work; what runs has better ways to be stopped
         status = 130
