@@ -1,8 +1,15 @@
 import gc
 
+from hypothesis import HealthCheck, settings
+
 from tests.measured import measure
 
 measure()
+# A machine that is busy is no fault of the code: neither a slow example nor slow drawing fails a test.
+settings.register_profile(
+    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("house")
 # What was just left is found within a few thousand objects (700 is Python's default), so a fault still shows
 # near the test that made it. All that is there, every test's modules, is looked through far more seldom:
 # with the defaults that took a fifth of the time of tests with large grids.
