@@ -41,7 +41,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -148,6 +148,22 @@ def check_able() -> None:
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         raise Unable(f"the crash test needs {' and '.join(missing)}; install e2fsprogs and mount")
+
+
+@contextlib.contextmanager
+def workplace(scratch: Path | None) -> Iterator[Path]:
+    """
+    Make a directory for images, where nobody else mounts anything meanwhile.
+
+    Raises:
+        Unable: there is no hope of mounting one.
+    """
+    check_able()
+    with contextlib.ExitStack() as stack:
+        name = tempfile.mkdtemp(prefix="pipegrid-crash-", dir=scratch)
+        stack.callback(shutil.rmtree, name, ignore_errors=True)
+        stack.enter_context(alone())
+        yield Path(name)
 
 
 @attrs.frozen
@@ -399,17 +415,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ending.end_on_sigterm()
     status = 2
     try:
-        check_able()
-        with contextlib.ExitStack() as stack:
-            name = tempfile.mkdtemp(prefix="pipegrid-crash-", dir=options.scratch)
-            stack.callback(shutil.rmtree, name, ignore_errors=True)
-            stack.enter_context(alone())
-            image = stack.enter_context(Image(Path(name)))
+        with workplace(options.scratch) as place, Image(place) as image:
 
             async def campaign(reactor: Any) -> None:
                 nonlocal status
                 try:
-                    status = await run(reactor, image, Path(name), options, sys.stdout)
+                    status = await run(reactor, image, place, options, sys.stdout)
                 except Unable as error:
                     print(error, file=sys.stderr)
 

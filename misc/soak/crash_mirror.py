@@ -22,10 +22,8 @@ import argparse
 import contextlib
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,8 +33,7 @@ import attrs
 
 from misc import ending
 from misc.command import environment
-from misc.soak.crash import POLICIES, PROMISING, Image, Unable, check_able
-from misc.soak.mounting import alone
+from misc.soak.crash import POLICIES, PROMISING, Image, Unable, workplace
 from misc.speedtest.mirror.archive import Archive, Package, Shape, make_archive, wrong
 from misc.speedtest.mirror.webserver import WebServer
 from misc.speedtest.processes import ROOT
@@ -151,7 +148,8 @@ def run(scratch: Path, options: argparse.Namespace, out: TextIO) -> int:
             for policy in totals:
                 totals[policy] += play(image, f"http://{server.address}/", archive, policy, rng)
     print(
-        "| policy | named at the cut | of these wrong | reruns that did not mend it | over before |"
+        "| policy | named at the cut | of these wrong | reruns that did not mend it | over before |",
+        file=out,
     )
     print("|---|---|---|---|---|", file=out)
     for policy, outcome in totals.items():
@@ -173,12 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     ending.end_on_sigterm()
     try:
-        check_able()
-        with contextlib.ExitStack() as stack:
-            name = tempfile.mkdtemp(prefix="pipegrid-crash-", dir=options.scratch)
-            stack.callback(shutil.rmtree, name, ignore_errors=True)
-            stack.enter_context(alone())
-            return run(Path(name), options, sys.stdout)
+        with workplace(options.scratch) as place:
+            return run(place, options, sys.stdout)
     except Unable as error:
         print(error, file=sys.stderr)
         return 2

@@ -226,6 +226,14 @@ class RowsTests(SeenCase):
             self.asked = 0
             self.assertEqual((self.again().present_files, self.asked), (200, 200))
 
+    def test_a_named_pipe(self) -> None:
+        """Nobody waits for who would write into it, or read."""
+        self.rows.unlink()
+        os.mkfifo(self.rows)
+        for _ in range(2):
+            self.asked = 0
+            self.assertEqual((self.again().present_files, self.asked), (200, 200))
+
     def test_by_several_processes(self) -> None:
         """What each of them sees is written down once."""
         self.rows.unlink()

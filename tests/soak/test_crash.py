@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 
-from misc.command import environment
 from misc.soak import crash
 from misc.soak.crash import Case, Outcome
-from misc.speedtest.processes import ROOT
 from twisted.trial.unittest import SynchronousTestCase
+
+from tests.soak.support import soak
 
 
 class CrashTests(SynchronousTestCase):
@@ -19,13 +16,7 @@ class CrashTests(SynchronousTestCase):
 
     def test_one_cut(self) -> None:
         """A cut under ``batch`` loses nothing; without the right to mount, one sentence says so."""
-        done = subprocess.run(
-            [sys.executable, "-m", "misc.soak.crash", "--rounds", "1", "--durability", "batch"],
-            env=environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        done = soak("crash", "--rounds", "1", "--durability", "batch")
         if done.returncode == 2:
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
             self.assertRegex(done.stderr, r"run it as root|needs |mount .* failed|mkfs.* failed")

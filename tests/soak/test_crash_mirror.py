@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
-from misc.command import environment
 from misc.soak import crash_mirror
 from misc.soak.crash import PROMISING
 from misc.soak.crash_mirror import Outcome
-from misc.speedtest.processes import ROOT
 from twisted.trial.unittest import SynchronousTestCase
+
+from tests.soak.support import soak
 
 OPTIONS = ("--rounds", "1", "--files", "400", "--durability", "batch")
 
@@ -21,13 +17,7 @@ class CrashMirrorTests(SynchronousTestCase):
 
     def test_one_cut(self) -> None:
         """Nothing wrong has a name under ``batch``; without the right to mount, one sentence says so."""
-        done = subprocess.run(
-            (sys.executable, "-m", "misc.soak.crash_mirror", *OPTIONS),
-            env=environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        done = soak("crash_mirror", *OPTIONS)
         if done.returncode == 2:
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
             self.assertRegex(done.stderr, r"run it as root|needs |mount .* failed|mkfs.* failed")

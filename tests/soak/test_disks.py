@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
-from misc.command import environment
-from misc.speedtest.processes import ROOT
 from twisted.trial.unittest import SynchronousTestCase
+
+from tests.soak.support import soak
 
 
 class DisksTests(SynchronousTestCase):
@@ -16,13 +12,7 @@ class DisksTests(SynchronousTestCase):
 
     def test_both_troubles(self) -> None:
         """Nothing that was stored is lost; without the right to mount, one sentence says so."""
-        done = subprocess.run(
-            [sys.executable, "-m", "misc.soak.disks"],
-            env=environment() | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        done = soak("disks")
         if done.returncode == 2:
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
             self.assertRegex(done.stderr, r"run it as root|No such file or directory|Permission")

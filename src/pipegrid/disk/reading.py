@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def read_file(path: Path, most_bytes: int = -1) -> bytes:
+def read_file(path: Path | str, most_bytes: int = -1) -> bytes:
     """
     Return a file's content, or its beginning.
 

@@ -16,6 +16,8 @@ import os
 from struct import Struct
 from struct import error as StructError
 
+from pipegrid.disk.reading import read_file
+
 ROW = Struct("=32sQqqq")
 """The first 32 bytes of the hash; number, size in bytes, and both times in nanoseconds."""
 
@@ -57,10 +59,10 @@ class Seen:
 
     def _read(self) -> bytes:
         try:
-            with open(self._path, "rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size % ROW.size == 0 and size <= self._most_bytes():
-                    return file.read(size)
+            most_bytes = self._most_bytes()
+            data = read_file(self._path, most_bytes + 1)
+            if len(data) % ROW.size == 0 and len(data) <= most_bytes:
+                return data
             os.unlink(self._path)  # half a row, or too many that are old: it begins anew
         except OSError:
             pass  # there is none yet, or it cannot be read: then it helps nobody
@@ -96,7 +98,12 @@ class Seen:
         try:
             fd = os.open(
                 self._path,
-                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+                os.O_WRONLY
+                | os.O_CREAT
+                | os.O_APPEND
+                | os.O_NOFOLLOW
+                | os.O_NONBLOCK  # a named pipe in its place is none
+                | os.O_CLOEXEC,
                 0o644,
             )
         except OSError:
