@@ -70,7 +70,7 @@ def measure_apart(checkout: Path, options: argparse.Namespace) -> dict[str, floa
     line = [sys.executable, str(Path(__file__).resolve()), "--once"]
     for name in ("files", "bytes", "rtt_ms", "servers"):
         line += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    found = os.pathsep.join([str(checkout / "src"), str(checkout)])
+    found = os.pathsep.join([str(checkout / "src"), str(Path(__file__).resolve().parents[2])])
     done = subprocess.run(
         line, env={**os.environ, "PYTHONPATH": found}, check=True, stdout=subprocess.PIPE, text=True
     )
