@@ -92,7 +92,6 @@ class MutableTests(ProcessTestCase):
         _, err = self.run_command("put", os.fsdecode(b"caf\xe9"), "home:d", status=2)
         self.assertIn("replace it with -f", err)
 
-    @in_fresh_processes
     def test_names(self) -> None:
         """Put, ln, mv, rm and mkdir change names; what would be lost is refused."""
         self.run_command("put", "one", "home:a")
@@ -151,6 +150,7 @@ class MutableTests(ProcessTestCase):
         self.assertEqual(self.listed("home:new"), ["b"])
         self.assertEqual(self.listed("home:moved"), ["inner"])
 
+    @in_fresh_processes
     def test_moves_to_what_is_the_same(self) -> None:
         """Another file of the name is never taken for it, and no directory goes where nothing leads."""
         self.run_command("put", "one", "home:a")
