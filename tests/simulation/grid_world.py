@@ -16,11 +16,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
@@ -28,6 +27,7 @@ from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer, tagged_hash
+from pipegrid.core.mutable import keys
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
 from pipegrid.disk.commit import Committable, Disk, Policy
@@ -58,9 +58,12 @@ from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
+from tests.scratch import scratch_directory
 from tests.storage.support import NOW, InlineWorkers, kill
+from tests.transfer.mutable_world import KeysAtOnce
 from tests.transport.gbs_world import close_shares
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
@@ -80,13 +83,6 @@ def server_identity() -> identities.Identity:
     return identities.from_pem(identities.make_pem(), SWISSNUM, "the simulation's key")
 
 
-def scratch_directory() -> Path:
-    """Return a new directory, in memory where there is such a place: disks are not what is tested."""
-    memory = Path("/dev/shm")
-    place = memory if os.access(memory, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="pipegrid-grid-", dir=place))
-
-
 class InlineCpu(InlineWorkers):
     """Computes at once, as if that took no time."""
 
@@ -99,6 +95,25 @@ class InlineCpu(InlineWorkers):
     def stop(self) -> Deferred[None]:
         """Nothing runs."""
         return succeed(None)
+
+
+class CpuWithKeys(InlineCpu):
+    """
+    Has key pairs as well without a tenth of a second of real time for each.
+
+    Args:
+        made: gives them, each once in a world.
+    """
+
+    def __init__(self, made: KeysAtOnce) -> None:
+        self._made = made
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Call it, unless it makes a key."""
+        if function is keys.generate:
+            made: Any = self._made.take()
+            return made  # type: ignore[no-any-return]
+        return super().run(function, *args, **kwargs)
 
 
 # Disks that fail, and servers that lie.
@@ -414,6 +429,7 @@ class GridWorld:
             for n in range(servers)
         ]
         self.clients: list[Client] = []
+        self.keys = KeysAtOnce()
 
     def __getitem__(self, name: str) -> StorageHost:
         """The server of that name."""
@@ -458,7 +474,7 @@ class GridWorld:
                 windows.pipeline(clock, seen) if window is None else Pipeline(window(), clock)
             )
             peers.append(Peer(server, pipeline, "https"))
-        cpu: Any = InlineCpu()
+        cpu: Any = CpuWithKeys(self.keys)
         config = GridConfig(
             Path("."),
             params or Params(),

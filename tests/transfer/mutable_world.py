@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from tests.transport.memory import MemoryServer
 AnyLine = TypeVar("AnyLine", bound=Line)
 
 
-@lru_cache(maxsize=64)
+@cache
 def key(number: int = 0) -> SigningKey:
     """Return a key pair; each is made once in a run, since that is what takes long."""
     return keys.generate()
