@@ -21,13 +21,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer, tagged_hash
-from pipegrid.core.mutable import keys
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
 from pipegrid.disk.commit import Committable, Disk, Policy
@@ -61,7 +60,7 @@ from pipegrid.wire.nurl import Nurl
 from tests.scratch import scratch_directory
 from tests.storage.support import NOW, InlineWorkers, kill
 from tests.transfer.mutable_world import KeysAtOnce
-from tests.transport.gbs_world import close_shares
+from tests.transport.gbs_world import CpuWithKeys, close_shares
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,39 +80,6 @@ LIES = ("claims", "discards", "swaps", "garbles", "invents", "shortens", "overst
 def server_identity() -> identities.Identity:
     """The key that all servers share: making one takes longer than most tests."""
     return identities.from_pem(identities.make_pem(), SWISSNUM, "the simulation's key")
-
-
-class InlineCpu(InlineWorkers):
-    """Computes at once, as if that took no time."""
-
-    parallel = 2
-
-    def run_if_large(self, size: int, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
-        """Call it."""
-        return self.run(function, *args)
-
-    def stop(self) -> Deferred[None]:
-        """Nothing runs."""
-        return succeed(None)
-
-
-class CpuWithKeys(InlineCpu):
-    """
-    Has key pairs as well without a tenth of a second of real time for each.
-
-    Args:
-        made: gives them, each once in a world.
-    """
-
-    def __init__(self, made: KeysAtOnce) -> None:
-        self._made = made
-
-    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Call it, unless it makes a key."""
-        if function is keys.generate:
-            made: Any = self._made.take()
-            return made  # type: ignore[no-any-return]
-        return super().run(function, *args, **kwargs)
 
 
 # Disks that fail, and servers that lie.
