@@ -223,7 +223,8 @@ def become(request: Request) -> None:
     os.chdir(request.directory)
     os.environ.clear()
     os.environ.update(request.environment)
-    sys.path[0] = os.getcwd()
+    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, of Python 3.11 and later
+        sys.path[0] = os.getcwd()
     sys.argv = ["-m", *request.arguments]
     sys.orig_argv = [sys.executable, "-m", request.module, *request.arguments]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
