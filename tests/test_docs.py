@@ -3,7 +3,8 @@ The examples in the documentation work.
 
 A ``console`` block is a session: lines after ``$ `` are commands, what follows is their output, stderr
 included, where ``...`` stands for anything. A ``python NAME`` block is saved under that name for the
-commands behind it. Each page runs in one shell, in a scratch directory that is also its home.
+commands behind it. Each page runs in one shell, in a scratch directory that is also its home. On most pages
+the shell's ``pipegrid`` has a process forked (``tests.forked``); on those in ``FRESH`` it begins one itself.
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.forked import client
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+FRESH = ("README", "how-to-library", "how-to-share-a-folder", "how-to-speedtest", "tutorial")
+"""What people meet first, and what begins processes itself."""
 
 _BLOCK = re.compile(r"^```(console|python \S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -55,10 +61,6 @@ class DocsTests(SynchronousTestCase):
         self.home = Path(self.mktemp()).absolute()
         programs = self.home / "bin"
         programs.mkdir(parents=True)
-        for name, arguments in (("pipegrid", "-m pipegrid.cli "), ("python", "")):
-            program = programs / name
-            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
-            program.chmod(0o755)
         self.environment = {
             "HOME": str(self.home),
             "PATH": f"{programs}:{os.environ['PATH']}",
@@ -66,9 +68,20 @@ class DocsTests(SynchronousTestCase):
             "PYTHONWARNINGS": "ignore",
             "LC_ALL": "C.UTF-8",
         }
+        self.add_program("python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+
+    def add_program(self, name: str, script: str) -> None:
+        """Let the shell find it."""
+        program = self.home / "bin" / name
+        program.write_text(script)
+        program.chmod(0o755)
 
     def run_page(self, page: Path) -> None:
         """Run all commands of a page and compare what they print."""
+        script = f'#!/bin/sh\nexec "{sys.executable}" -m pipegrid.cli "$@"\n'
+        if page.stem not in FRESH:
+            script = client.script(self.environment, "pipegrid.cli")
+        self.add_program("pipegrid", script)
         session = commands(page)
         script = "".join(
             f"{command}\n(s=$?; echo; echo '{_MARK}'; exit $s)\n" for command, _ in session

@@ -10,7 +10,7 @@ import stat
 import subprocess
 from random import Random
 
-from tests.cli.processes import TIMEOUT_S, ProcessTestCase
+from tests.cli.processes import TIMEOUT_S, ProcessTestCase, in_fresh_processes
 
 
 class CommandTests(ProcessTestCase):
@@ -27,6 +27,7 @@ class CommandTests(ProcessTestCase):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(self.random.randbytes(size))
 
+    @in_fresh_processes
     def test_round_trip(self) -> None:
         """What was backed up is restored from the printed cap alone, modes, times and odd names included."""
         self.write("a/file", 70_000)

@@ -6,7 +6,7 @@ import json
 import os
 
 from pipegrid.storage.mutable.containers import DATA_OFFSET
-from tests.cli.processes import ProcessTestCase
+from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
 
 class CopyTests(ProcessTestCase):
@@ -118,6 +118,7 @@ class CopyTests(ProcessTestCase):
         self.run_command("cp", "two", mutable)
         self.assertEqual(self.run_command("cat", mutable)[0], "2" * 400)
 
+    @in_fresh_processes
     def test_from_the_grid(self) -> None:
         """Nothing that is there is replaced without -f, and no name leads elsewhere."""
         self.run_command("cp", "-r", "one", "two", "d", "home:from")

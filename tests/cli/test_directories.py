@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from tests.cli.processes import ProcessTestCase
+from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
 
 class DirectoryTests(ProcessTestCase):
@@ -77,6 +77,7 @@ class DirectoryTests(ProcessTestCase):
         self.refused("mkdir", "--read-only", said="write cap would be lost")
         self.refused("put", "--mutable", "--read-only", "src/file", said="write cap would be lost")
 
+    @in_fresh_processes
     def test_sums(self) -> None:
         """Contents, sizes, numbers, and a line for everything."""
         out, _ = self.run_command("cat", "home:tree/file", f"{self.tree}/sub/run.sh")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from tests.cli.processes import TIMEOUT_S, ProcessTestCase
+from tests.cli.processes import TIMEOUT_S, ProcessTestCase, in_fresh_processes
 
 
 class MutableTests(ProcessTestCase):
@@ -35,6 +35,7 @@ class MutableTests(ProcessTestCase):
         self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
         self.assertIn(said, err)
 
+    @in_fresh_processes
     def test_aliases(self) -> None:
         """They are listed and removed, for their owner alone; others' lines stay as they are."""
         path = self.private / "aliases"
@@ -149,6 +150,7 @@ class MutableTests(ProcessTestCase):
         self.assertEqual(self.listed("home:new"), ["b"])
         self.assertEqual(self.listed("home:moved"), ["inner"])
 
+    @in_fresh_processes
     def test_moves_to_what_is_the_same(self) -> None:
         """Another file of the name is never taken for it, and no directory goes where nothing leads."""
         self.run_command("put", "one", "home:a")
@@ -210,6 +212,7 @@ class MutableTests(ProcessTestCase):
         out, _ = self.run_command("put", "one", "odd:name")
         self.assertEqual(len(out.split()), 2)
 
+    @in_fresh_processes
     def test_looking_after_them(self) -> None:
         """check, renew and repair take them alone and in trees; a read cap does all but repair."""
         mutable, _ = self.run_command("put", "--mutable", "one", "home:mutable")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipegrid.core.caps import Cap, ChkCap, parse_cap
 from pipegrid.core.directory import Child, pack_immutable
-from tests.cli.processes import ProcessTestCase
+from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
 
 class TreeHardeningTests(ProcessTestCase):
@@ -59,6 +59,7 @@ class TreeHardeningTests(ProcessTestCase):
         self.run_command("restore", catalogue, "--at", runs[0].split()[0], "-o", "old")
         self.assertEqual((self.home / "old/file").read_bytes(), b"f" * 1000)
 
+    @in_fresh_processes
     def test_two_backups_at_once(self) -> None:
         """The second says so."""
         self.run_command("backup", "src")
@@ -131,6 +132,7 @@ class TreeHardeningTests(ProcessTestCase):
             out, _ = self.run_command(*arguments, cap)
             self.assertTrue(all(line.isprintable() for line in out.splitlines()), repr(out))
 
+    @in_fresh_processes
     def test_a_directory_that_vanishes(self) -> None:
         """Also the one that was named."""
         shutil.rmtree(self.source)

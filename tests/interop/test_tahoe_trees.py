@@ -25,7 +25,7 @@ def files_below(root: Path) -> dict[str, bytes | None]:
 
 
 class TahoeReadsTreesTests(SynchronousTestCase):
-    """They take their seconds to start, so one test does all with them."""
+    """A grid takes its seconds to start, so one test does all with it."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
@@ -75,7 +75,13 @@ class TahoeReadsTreesTests(SynchronousTestCase):
                     os.environ[name] = value
         return said.decode().strip()
 
-    def test_trees(self) -> None:
+    def test_trees_copies_and_backups(self) -> None:
+        """Each with names and directories of its own."""
+        self.trees(self.root / "trees")
+        self.copies(self.root / "copies")
+        self.backups_under_an_alias(self.root / "backups")
+
+    def trees(self, scratch: Path) -> None:
         """``ls``, ``cp -r``, ``manifest`` and ``deep-check`` find what was stored, in a catalogue too."""
         cap = self.ours("put", "-r", str(self.source))
         self.assertEqual(
@@ -87,8 +93,8 @@ class TahoeReadsTreesTests(SynchronousTestCase):
         found = os.stat(self.source / "literal")
         metadata = listed["literal"][1]["metadata"]
         self.assertEqual((metadata["mtime"], metadata["st_mode"]), (found.st_mtime, found.st_mode))
-        copy = self.root / "copy"
-        copy.mkdir()
+        copy = scratch / "copy"
+        copy.mkdir(parents=True)
         self.tahoe("cp", "-r", cap, str(copy))
         for path in ("empty", "literal", "\u00e9t\u00e9/small", "\u00e9t\u00e9/deep/large"):
             self.assertEqual((copy / path).read_bytes(), (self.source / path).read_bytes())
@@ -113,7 +119,7 @@ class TahoeReadsTreesTests(SynchronousTestCase):
         self.assertEqual(raw[-1]["stats"]["count-files"], 5)
         self.assertEqual(raw[-1]["stats"]["count-directories"], 5)
 
-    def test_backups_under_an_alias(self) -> None:
+    def backups_under_an_alias(self, scratch: Path) -> None:
         """Archives and Latest are those of its ``backup``: each goes on with what the other has begun."""
         self.tahoe("create-alias", "home")
         self.ours("backup", str(self.source), "--as", "home:ours")
@@ -121,8 +127,8 @@ class TahoeReadsTreesTests(SynchronousTestCase):
         self.assertEqual(len(ours), 1)
         self.assertRegex(ours[0], r"^\d{4}-\d\d-\d\d_\d\d:\d\d:\d\dZ$")
         self.assertEqual(self.tahoe("ls", "home:ours").split(), ["Archives", "Latest"])
-        copy = self.root / "copy"
-        copy.mkdir()
+        copy = scratch / "copy"
+        copy.mkdir(parents=True)
         self.tahoe("cp", "-r", "home:ours/Latest", str(copy))
         large = "\u00e9t\u00e9/deep/large"
         self.assertEqual((copy / "Latest" / large).read_bytes(), (self.source / large).read_bytes())
@@ -130,7 +136,7 @@ class TahoeReadsTreesTests(SynchronousTestCase):
         self.tahoe("backup", str(self.source), "home:ours")
         theirs = self.ours("ls", "home:ours/Archives").split()
         self.assertEqual((len(theirs), theirs[0]), (2, ours[0] + "/"))
-        back = self.root / "back"
+        back = scratch / "back"
         self.ours("get", "-r", "home:ours/Latest", "-o", str(back))
         self.assertEqual(files_below(back), files_below(self.source))
         theirs_below, ours_below = (
@@ -143,18 +149,19 @@ class TahoeReadsTreesTests(SynchronousTestCase):
         last = self.tahoe("ls", "home:ours/Archives").split()
         self.assertEqual((len(last), last[0]), (2, theirs[1].rstrip("/")))
 
-    def test_copies(self) -> None:
+    def copies(self, scratch: Path) -> None:
         """What ``cp`` links and makes is read by it, and what it has linked by ours."""
-        self.tahoe("create-alias", "home")
-        self.ours("cp", "-r", str(self.source), "home:new")
+        scratch.mkdir()
+        self.tahoe("create-alias", "other")
+        self.ours("cp", "-r", str(self.source), "other:new")
         names = ["empty", "link", "literal", "nothing", "\u00e9t\u00e9"]
-        self.assertEqual(self.tahoe("ls", "home:new/source").split(), names)
-        self.tahoe("cp", str(self.source / "literal"), "home:theirs")
-        self.ours("cp", "home:theirs", "home:new/copied")
-        self.tahoe("get", "home:new/copied", str(self.root / "got"))
-        self.assertEqual((self.root / "got").read_bytes(), (self.source / "literal").read_bytes())
-        self.ours("cp", "-r", "home:new", str(self.root / "all"))
+        self.assertEqual(self.tahoe("ls", "other:new/source").split(), names)
+        self.tahoe("cp", str(self.source / "literal"), "other:theirs")
+        self.ours("cp", "other:theirs", "other:new/copied")
+        self.tahoe("get", "other:new/copied", str(scratch / "got"))
+        self.assertEqual((scratch / "got").read_bytes(), (self.source / "literal").read_bytes())
+        self.ours("cp", "-r", "other:new", str(scratch / "all"))
         self.assertEqual(
-            (self.root / "all/new/source/literal").read_bytes(),
+            (scratch / "all/new/source/literal").read_bytes(),
             (self.source / "literal").read_bytes(),
         )

@@ -19,6 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid.reactor import bulktls
 from pipegrid.reactor.tls import BatchingTLSFactory
 from tests.reactor.test_tls import WHO
+from tests.scratch import scratch_path
 
 HOME = Path(__file__).parent.parent.parent
 
@@ -113,7 +114,7 @@ class OtherPyOpenSSLTests(TestCase):
         return Deferred.fromCoroutine(self._run_renamed("tests.transport"))
 
     async def _run_renamed(self, *suites: str) -> None:
-        own = str(Path(self.mktemp()).absolute())  # it runs in another directory
+        own = str(scratch_path(self))
         arguments = ["-m", "tests.renamed_pyopenssl", "--temp-directory", own, *suites]
         environment = {**os.environ, "PYTHONPATH": f"{HOME / 'src'}:{HOME}"}
         out, errors, status = await getProcessOutputAndValue(

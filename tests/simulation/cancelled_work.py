@@ -30,7 +30,8 @@ from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.facade import Trees
 from pipegrid.tree.upload import NOTES_NAME
 from pipegrid.tree.uploaded import TreeReports
-from tests.simulation.grid_world import GridWorld, scratch_directory
+from tests.scratch import scratch_directory
+from tests.simulation.grid_world import GridWorld
 
 PARAMS = Params(required_shares=2, total_shares=4, max_segment_bytes=64 << 10)
 HAPPY = 3

@@ -16,13 +16,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from zope.interface import implementer
@@ -58,9 +57,12 @@ from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
+from tests.scratch import scratch_directory
 from tests.storage.support import NOW, InlineWorkers, kill
-from tests.transport.gbs_world import close_shares
+from tests.transfer.mutable_world import KeysAtOnce
+from tests.transport.gbs_world import CpuWithKeys, close_shares
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
@@ -78,27 +80,6 @@ LIES = ("claims", "discards", "swaps", "garbles", "invents", "shortens", "overst
 def server_identity() -> identities.Identity:
     """The key that all servers share: making one takes longer than most tests."""
     return identities.from_pem(identities.make_pem(), SWISSNUM, "the simulation's key")
-
-
-def scratch_directory() -> Path:
-    """Return a new directory, in memory where there is such a place: disks are not what is tested."""
-    memory = Path("/dev/shm")
-    place = memory if os.access(memory, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="pipegrid-grid-", dir=place))
-
-
-class InlineCpu(InlineWorkers):
-    """Computes at once, as if that took no time."""
-
-    parallel = 2
-
-    def run_if_large(self, size: int, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
-        """Call it."""
-        return self.run(function, *args)
-
-    def stop(self) -> Deferred[None]:
-        """Nothing runs."""
-        return succeed(None)
 
 
 # Disks that fail, and servers that lie.
@@ -414,6 +395,7 @@ class GridWorld:
             for n in range(servers)
         ]
         self.clients: list[Client] = []
+        self.keys = KeysAtOnce()
 
     def __getitem__(self, name: str) -> StorageHost:
         """The server of that name."""
@@ -458,7 +440,7 @@ class GridWorld:
                 windows.pipeline(clock, seen) if window is None else Pipeline(window(), clock)
             )
             peers.append(Peer(server, pipeline, "https"))
-        cpu: Any = InlineCpu()
+        cpu: Any = CpuWithKeys(self.keys)
         config = GridConfig(
             Path("."),
             params or Params(),

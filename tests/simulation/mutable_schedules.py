@@ -47,10 +47,10 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transport.gbs.settings import GbsSettings
 from tests.core.mutable.support import key
-from tests.simulation.grid_world import InlineCpu, scratch_directory
+from tests.scratch import scratch_directory
 from tests.simulation.mutable_work import KINDS, Broken, Work
 from tests.simulation.strictness import open_files, watched
-from tests.transport.gbs_world import PORT, GbsWorld
+from tests.transport.gbs_world import PORT, GbsWorld, InlineCpu
 
 LIMIT_S = 1500.0
 PATIENCE_S = 200.0

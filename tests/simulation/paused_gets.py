@@ -28,7 +28,8 @@ from pipegrid.simulation.tcp import TcpOptions
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.gbs.settings import GbsSettings
 from tests.simulation.fault_schedules import SMALL
-from tests.simulation.grid_world import Client, GridWorld, InlineCpu
+from tests.simulation.grid_world import Client, GridWorld
+from tests.transport.gbs_world import InlineCpu
 
 P = ParamSpec("P")
 T = TypeVar("T")

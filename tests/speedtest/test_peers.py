@@ -6,6 +6,7 @@ That it runs with Tahoe-LAFS's own processes, ``make interop`` shows.
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from pathlib import Path
@@ -175,6 +176,11 @@ class _NoServers:
 
 class BenchTests(SynchronousTestCase):
     """``misc/speedtest/peers/__main__.py``."""
+
+    def setUp(self) -> None:
+        # The collector is run before each round. It need not look at the modules of all other tests.
+        gc.freeze()
+        self.addCleanup(gc.unfreeze)
 
     def compare(self, client: _Client) -> Deferred[dict[tuple[str, str], Samples]]:
         """Measure two rounds of one file."""

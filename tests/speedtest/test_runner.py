@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,6 +97,9 @@ class RunnerTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.said: list[str] = []
+        # The collector is run before each measurement. It need not look at the modules of all other tests.
+        gc.freeze()
+        self.addCleanup(gc.unfreeze)
 
     def run_on(self, target: FileTarget, some: Sequence[Scenario] = SOME, rounds: int = 2) -> Any:
         """Run; return the Deferred."""

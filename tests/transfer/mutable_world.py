@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.task import Clock, deferLater
+from twisted.internet.task import deferLater
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.leases import ClientSecrets
@@ -18,6 +18,7 @@ from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import ServerUnreachable
 from pipegrid.flow.pipeline import Pipeline
+from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.peers import Peer
@@ -30,7 +31,7 @@ from tests.transport.memory import MemoryServer
 AnyLine = TypeVar("AnyLine", bound=Line)
 
 
-@lru_cache(maxsize=64)
+@cache
 def key(number: int = 0) -> SigningKey:
     """Return a key pair; each is made once in a run, since that is what takes long."""
     return keys.generate()
@@ -94,7 +95,7 @@ class MutableWorld:
         bytes_per_s: float | None = None,
         **settings: Any,
     ) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self.lines = [Line(self.clock, number, RTT, bytes_per_s) for number in range(servers)]
         self.usual = (k, n)
         self.settings = MutableSettings(**settings)

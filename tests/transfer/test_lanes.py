@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoder import ShareWrite
@@ -14,6 +13,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
+from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import batch
 from pipegrid.transfer.put.sharestate import State
@@ -73,7 +73,7 @@ class LaneTestCase(SynchronousTestCase):
     def lane(self, **options: Any) -> ShareWay:
         peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
         return ShareWay(
-            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, Clock(), **options
+            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, HeapClock(), **options
         )
 
     def changed(self) -> None:
@@ -122,7 +122,7 @@ class FullWindowTests(LaneTestCase):
         peer = Peer(self.server, Pipeline(window))
         self.patch(batch, "BATCH_BYTES", MESSAGE // 2)
         self.way = ShareWay(
-            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, Clock()
+            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, HeapClock()
         )
 
     def test_it_leaves_with_the_answer(self) -> None:
@@ -160,7 +160,7 @@ class FullWindowTests(LaneTestCase):
             0,
             lambda: told.append(len(self.server.writes)),
             self.changed,
-            Clock(),
+            HeapClock(),
             lets_go=True,
         )
         self.send(self.way, 0, 12)  # two messages, and what may be had beside what is held
@@ -206,7 +206,7 @@ class FullWindowTests(LaneTestCase):
             0,
             self.changed,
             self.changed,
-            Clock(),
+            HeapClock(),
         )
         self.send(way, 0, 9)
         self.assertFalse(way.blocked)

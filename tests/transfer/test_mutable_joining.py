@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ChildExists, NoSuchChild, UnhappyError
+from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.mutable.joining import JoinedWrites
 
 
@@ -70,7 +70,7 @@ class JoinedFailureTests(SynchronousTestCase):
 
     def test_unhappy(self) -> None:
         """What servers have is told; what only another change had made is not."""
-        clock = Clock()
+        clock = HeapClock()
         made: Any = lambda cap, edit, **_: _Unhappy(edit)  # noqa: E731
         joined: Any = JoinedWrites(clock, made)
         waiting = [joined.join(_Cap(), edit, None, None) for edit in (remove, add, add, remove)]
@@ -81,7 +81,7 @@ class JoinedFailureTests(SynchronousTestCase):
 
     def again(self, edits: list[Any], second: bytes) -> list[Any]:
         """Return what becomes of edits that are applied again."""
-        clock = Clock()
+        clock = HeapClock()
         made: Any = lambda cap, edit, **_: _Again(edit, second)  # noqa: E731
         joined: Any = JoinedWrites(clock, made)
         waiting = [joined.join(_Cap(), edit, None, None) for edit in edits]

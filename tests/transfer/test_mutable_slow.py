@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.errors import NotEnoughSharesError, ServerTimeout
+from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.watch import Watch
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets
@@ -68,7 +68,7 @@ class BoundTests(SynchronousTestCase):
         """It ends when neither the silence nor what is under way explains it any more."""
         from twisted.internet.defer import Deferred
 
-        clock, more = Clock(), [30.0]
+        clock, more = HeapClock(), [30.0]
         watch = Watch(clock, 10.0, lambda: more[0])
         call: Deferred[None] = Deferred()
         waiting = Deferred.fromCoroutine(watch.answer(call, "alice"))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import gc
 
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.put.whole import Overdue, WholePut
 from pipegrid.transfer.settings import UploadSettings
@@ -132,7 +132,7 @@ class OverdueTests(SynchronousTestCase):
 
     def test_each_at_its_time(self) -> None:
         """However many, no more than one timer; none is left."""
-        clock = Clock()
+        clock = HeapClock()
         overdue = Overdue(clock, 2.0)
         early, late, done, nearer = Slow(3.0), Slow(4.0), Slow(1.0), Slow(60.0)
         for each in (early, late, done, nearer):

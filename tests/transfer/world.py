@@ -31,6 +31,7 @@ from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerUnreachable, Wr
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
+from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -497,9 +498,9 @@ class World:
         caches: tuple[Path, ...] = (),
         ask_first: AskFirst = "auto",
     ) -> None:
-        self.clock = Clock()
+        self.clock = HeapClock()
         self._caches = caches
-        self.network = Clock()
+        self.network = HeapClock()
         self.params = params or Params()
         self.lines = [Line(self.network, i, rtt_s, bytes_per_s) for i in range(servers)]
         self.peers = [

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 
 from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.mutable import keys
 from pipegrid.core.params import Params
 from pipegrid.core.ring import permutation_seed
 from pipegrid.disk.commit import Policy
@@ -31,7 +32,9 @@ from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 from tests.storage.support import NOW, InlineWorkers
+from tests.transfer.mutable_world import KeysAtOnce
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
@@ -121,6 +124,7 @@ class GbsWorld:
             StorageHost(self.network, f"s{n}", root / f"s{n}", policy, make_factory)
             for n in range(servers)
         ]
+        self.keys = KeysAtOnce()
 
     def connect(
         self,
@@ -168,6 +172,25 @@ class InlineCpu(InlineWorkers):
         return succeed(None)
 
 
+class CpuWithKeys(InlineCpu):
+    """
+    Has key pairs as well without a tenth of a second of real time for each.
+
+    Args:
+        made: gives them, each once in a world.
+    """
+
+    def __init__(self, made: KeysAtOnce) -> None:
+        self._made = made
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Call it, unless it makes a key."""
+        if function is keys.generate:
+            made: Any = self._made.take()
+            return made  # type: ignore[no-any-return]
+        return super().run(function, *args, **kwargs)
+
+
 def make_grid(world: GbsWorld, seed: str = "", params: Params | None = None) -> Grid:
     """
     Return a grid of all servers of a world, with windows as real grids have them.
@@ -181,5 +204,5 @@ def make_grid(world: GbsWorld, seed: str = "", params: Params | None = None) -> 
         window = AutoWindow(maximum_bytes=6 << 20)
         peers.append(Peer(server, Pipeline(window, world.client.clock), "https"))
     config = GridConfig(Path("."), params or Params(), 7, b"c" * 32, b"l" * 32, None)
-    workers: Any = InlineCpu()
+    workers: Any = CpuWithKeys(world.keys)
     return Grid(world.client.clock, config, peers, workers)

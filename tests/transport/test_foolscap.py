@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -23,6 +22,7 @@ from pipegrid.server.foolscap import service as storage_foolscap
 from pipegrid.server.foolscap.service import BucketReader
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import WriteResult
+from tests.scratch import scratch_path
 from tests.transport.contract import (
     OTHER_SI,
     OTHERS_SECRETS,
@@ -42,7 +42,7 @@ class FoolscapContractTests(StorageServerContract, SynchronousTestCase):
     LATENCY_S = 0.0
 
     def setUp(self) -> None:
-        self.world = FoolscapWorld(self, Path(self.mktemp()), self.LATENCY_S)
+        self.world = FoolscapWorld(self, scratch_path(self), self.LATENCY_S)
         super().setUp()
 
     def make_server(self, capacity_bytes: int | None = None) -> StorageServer:
@@ -63,7 +63,7 @@ class RoundTripTests(SynchronousTestCase):
     """What operations cost, in round trips of 0.1 seconds, with the connection up."""
 
     def setUp(self) -> None:
-        self.world = FoolscapWorld(self, Path(self.mktemp()), 0.05)
+        self.world = FoolscapWorld(self, scratch_path(self), 0.05)
         self.server = self.world.connect()
         self.server.version()
         self.world.settle()
@@ -125,7 +125,7 @@ class FailureTests(SynchronousTestCase):
     """When the server, or the way to it, fails."""
 
     def setUp(self) -> None:
-        self.world = FoolscapWorld(self, Path(self.mktemp()), 0.05)
+        self.world = FoolscapWorld(self, scratch_path(self), 0.05)
         self.server = self.world.connect()
 
     def begin(self) -> None:

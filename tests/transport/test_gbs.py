@@ -22,6 +22,7 @@ from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, WriteResult
+from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer, StorageServerContract
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld
 
@@ -38,7 +39,7 @@ class GbsContractTests(StorageServerContract, SynchronousTestCase):
 
     def make_world(self) -> GbsWorld:
         """Return a network with one server."""
-        return GbsWorld(Path(self.mktemp()), latency_s=0.01, policy="batch")
+        return GbsWorld(scratch_path(self), latency_s=0.01, policy="batch")
 
     def tearDown(self) -> None:
         super().tearDown()
@@ -103,11 +104,11 @@ class GbsTlsContractTests(GbsContractTests):
     """The contract, with TLS."""
 
     def make_world(self) -> GbsWorld:
-        return TlsWorld(Path(self.mktemp()), latency_s=0.01, policy="batch")
+        return TlsWorld(scratch_path(self), latency_s=0.01, policy="batch")
 
     def test_cold_start(self) -> None:
         """The first put costs two round trips more, TCP and TLS, and no third; the next one none."""
-        world = TlsWorld(Path(self.mktemp()))
+        world = TlsWorld(scratch_path(self))
         self.addCleanup(world.close)
         server = world.connect()
         for number, expected in ((0, 3.0), (1, 1.0)):
@@ -119,7 +120,7 @@ class GbsTlsContractTests(GbsContractTests):
 
     def test_goodbyes_are_not_waited_for(self) -> None:
         """From nothing to the end: three round trips, and the server sees it end in good order."""
-        world = TlsWorld(Path(self.mktemp()))
+        world = TlsWorld(scratch_path(self))
         self.addCleanup(world.close)
         ends: list[object] = []
         lost = GbsConnection.connectionLost

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerUnreachable
 from pipegrid.transport.gbs.client import GbsServer
+from tests.scratch import scratch_path
 from tests.storage.support import SECRETS, SI
 from tests.transport.gbs_world import GbsWorld
 
@@ -35,7 +35,7 @@ class BookTests(SynchronousTestCase):
     """A client's books, wherever a write is on its way."""
 
     def setUp(self) -> None:
-        self.world = GbsWorld(Path(self.mktemp()))
+        self.world = GbsWorld(scratch_path(self))
         self.server = self.world.connect()
         self.ends: list[Any] = []
 

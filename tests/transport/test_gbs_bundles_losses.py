@@ -35,6 +35,7 @@ from pipegrid.wire.gbs_bundles import (
 )
 from pipegrid.wire.gbs_http import Resource
 from pipegrid.wire.messages import Allocation, UploadSecrets, WriteResult
+from tests.scratch import scratch_path
 from tests.transport.contract import OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import CLIENT, SWISSNUM, GbsWorld, make_grid
 from tests.transport.test_gbs_bundles import (
@@ -70,7 +71,7 @@ class WorldTestCase(SynchronousTestCase):
         self, servers: int = 1, policy: Policy = "batch", latency_s: float = 0.05
     ) -> GbsWorld:
         """Return a network with servers that have nothing."""
-        root, factory = Path(self.mktemp()), self._make_factory
+        root, factory = scratch_path(self), self._make_factory
         world = GbsWorld(root, servers, policy=policy, latency_s=latency_s, make_factory=factory)
         self.addCleanup(world.close)
         return world
@@ -511,7 +512,7 @@ class GridTests(WorldTestCase):
     def try_faults(self, seed: int) -> tuple[int, int]:
         """Put small files while all kinds of things go wrong; returns how many are stored, and bundles."""
         random = Random(seed)
-        world = GbsWorld(Path(self.mktemp()), 5)
+        world = GbsWorld(scratch_path(self), 5)
         grid = make_grid(world, params=PARAMS)
         world.run(grid.status())
         names = [host.name for host in world.servers]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +13,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import GridError
 from pipegrid.simulation.driver import leaks
 from pipegrid.simulation.faults import FaultPlan
+from tests.scratch import scratch_path
 from tests.simulation.strictness import open_files
 from tests.transport.contract import SECRETS, SI
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
@@ -28,7 +28,7 @@ class FaultTests(SynchronousTestCase):
     def try_seed(self, seed: int) -> bool:
         """Return whether the file was stored, and could be read while the faults lasted."""
         random = Random(seed)
-        world = GbsWorld(Path(self.mktemp()), SERVERS, bytes_per_s=5_000_000)
+        world = GbsWorld(scratch_path(self), SERVERS, bytes_per_s=5_000_000)
         names = [host.name for host in world.servers]
         plan = FaultPlan.random(seed, [CLIENT], names, duration_s=2.0, lasting_s=20.0, faults=4)
         grid = make_grid(world, params=PARAMS)
@@ -77,7 +77,7 @@ class CrashTests(SynchronousTestCase):
 
     def test_its_files_are_closed(self) -> None:
         """The share that it was sending, too, although nobody tells its connections of the end."""
-        world = GbsWorld(Path(self.mktemp()), bytes_per_s=1_000_000)
+        world = GbsWorld(scratch_path(self), bytes_per_s=1_000_000)
         gc.collect()  # or what other tests have left is closed in the middle of this one
         files = open_files()
         server = world.connect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,6 +21,7 @@ from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import Allocation, WriteResult
+from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, GbsWorld
 
@@ -39,7 +39,7 @@ class LossTestCase(SynchronousTestCase):
 
     def make_world(self, **options: Any) -> GbsWorld:
         """Return a network with one server that has nothing."""
-        world = GbsWorld(Path(self.mktemp()), policy=self.policy, **options)
+        world = GbsWorld(scratch_path(self), policy=self.policy, **options)
         self.addCleanup(world.close)
         return world
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -24,6 +23,7 @@ from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import WriteResult
+from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld
 
@@ -73,7 +73,7 @@ class ReadingTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.world = GbsWorld(
-            Path(self.mktemp()),
+            scratch_path(self),
             bytes_per_s=2_000_000,
             make_factory=self.make_factory,
             settings=self.settings,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from pipegrid.grid.grid import Grid
 from pipegrid.links.link import Bottleneck
 from pipegrid.simulation.driver import leaks
 from pipegrid.transfer.get.download import Download
+from tests.scratch import scratch_path
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class RoundTripTests(SynchronousTestCase):
     """Bytes take no time: what is left is round trips."""
 
     def setUp(self) -> None:
-        self.world = GbsWorld(Path(self.mktemp()), servers=10)
+        self.world = GbsWorld(scratch_path(self), servers=10)
         self.addCleanup(self.world.close)
         self.random = Random(7)
         self.grid = self.open_grid()
@@ -136,7 +136,7 @@ class NarrowLineTests(SynchronousTestCase):
     BYTES_PER_S = 10_000_000
 
     def setUp(self) -> None:
-        self.world = GbsWorld(Path(self.mktemp()), servers=10)
+        self.world = GbsWorld(scratch_path(self), servers=10)
         self.addCleanup(self.world.close)
         there, back = Bottleneck(self.BYTES_PER_S), Bottleneck(self.BYTES_PER_S)
         for host in self.world.servers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -23,6 +22,7 @@ from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.uploads import CROWD_BYTES
 from pipegrid.wire.messages import Allocation, SlotResult, WriteResult
 from tests import vectors
+from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import PORT, GbsWorld
 from tests.transport.slot_contract import SLOT, SLOT_SECRETS, made
@@ -63,7 +63,7 @@ class TahoeTests(SynchronousTestCase):
     """Each recorded answer has the one meaning that the contract has for it."""
 
     def setUp(self) -> None:
-        self.world = GbsWorld(Path(self.mktemp()))
+        self.world = GbsWorld(scratch_path(self))
         self.addCleanup(self.world.close)
 
     def ask(self, answer: bytes, question: Callable[[GbsServer], Deferred[Any]]) -> Any:

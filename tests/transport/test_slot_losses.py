@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -12,6 +11,7 @@ from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.settings import GbsSettings
 from pipegrid.wire.messages import SlotResult
+from tests.scratch import scratch_path
 from tests.transport.foolscap_world import FoolscapWorld
 from tests.transport.gbs_world import CLIENT, GbsWorld
 from tests.transport.slot_contract import SLOT, SLOT_SECRETS, made, replaced
@@ -24,7 +24,7 @@ class GbsLossTests(SynchronousTestCase):
 
     def make(self) -> tuple[GbsWorld, GbsServer]:
         """Return a network with one server that has one share."""
-        world = GbsWorld(Path(self.mktemp()), settings=GbsSettings(timeout_s=10))
+        world = GbsWorld(scratch_path(self), settings=GbsSettings(timeout_s=10))
         self.addCleanup(world.close)
         writer = world.connect()
         world.run(writer.read_test_write(SLOT, SLOT_SECRETS, {0: made(OLD)}))
@@ -64,7 +64,7 @@ class FoolscapLossTests(SynchronousTestCase):
     def test_cut(self) -> None:
         """A cut fails the change; repeated on a new connection it shows whether it was made."""
         for delay_s, was_made in ((0.02, False), (0.08, True)):
-            world = FoolscapWorld(self, Path(self.mktemp()), 0.05)
+            world = FoolscapWorld(self, scratch_path(self), 0.05)
             server = world.connect()
             server.read_test_write(SLOT, SLOT_SECRETS, {0: made(OLD)})
             world.settle()
@@ -98,7 +98,7 @@ class FoolscapRoundTripTests(SynchronousTestCase):
 
     def test_every_slot_operation_is_one_round_trip(self) -> None:
         """Changes, lists, reads of all shares, leases and complaints: none needs a question first."""
-        world = FoolscapWorld(self, Path(self.mktemp()), 0.05)
+        world = FoolscapWorld(self, scratch_path(self), 0.05)
         server = world.connect()
         server.version()
         world.settle()

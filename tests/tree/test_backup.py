@@ -8,7 +8,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import tempfile
 import time
 from pathlib import Path
 from random import Random
@@ -47,6 +46,7 @@ from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.uploaded import TreeReports
+from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
 from tests.tree.test_metadata import status
@@ -160,8 +160,8 @@ class BackupTests(SynchronousTestCase):
     """Whole runs."""
 
     def setUp(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="pg"))
-        self.private = Path(tempfile.mkdtemp(prefix="pg"))
+        self.root = scratch_directory()
+        self.private = scratch_directory()
         for path in (self.root, self.private):
             self.addCleanup(shutil.rmtree, path, True)
         self.world = GridWorld(latency_s=RTT / 2)
@@ -337,7 +337,7 @@ class BackupTests(SynchronousTestCase):
         self.write("a")
         self.run_backup("one")
         cap = (self.private / "backup/catalogue.cap").read_text()
-        here, self.private = self.private, Path(tempfile.mkdtemp(prefix="pg"))
+        here, self.private = self.private, scratch_directory()
         self.addCleanup(shutil.rmtree, here, True)
         self.client, first = self.start_client(), self.client
         self.run_backup("before")
@@ -373,7 +373,7 @@ class BackupTests(SynchronousTestCase):
         """Copies of what all servers hold now."""
         copies = []
         for server in self.world.servers:
-            copies.append(Path(tempfile.mkdtemp(prefix="pg")))
+            copies.append(scratch_directory())
             self.addCleanup(shutil.rmtree, copies[-1], True)
             shutil.copytree(server.root / "shares", copies[-1], dirs_exist_ok=True)
         return copies
@@ -404,7 +404,7 @@ class BackupTests(SynchronousTestCase):
         self.run_backup("one")
         before = self.shares()
         here, client = self.private, self.client
-        self.private = Path(tempfile.mkdtemp(prefix="pg"))
+        self.private = scratch_directory()
         self.addCleanup(shutil.rmtree, here, True)
         self.client = self.start_client()
         (self.private / "backup").mkdir()
@@ -620,7 +620,7 @@ class BackupTests(SynchronousTestCase):
                 self.successResultOf(running)
                 break
             # What a killed process leaves: its transactions that were committed, and no more.
-            copy = Path(tempfile.mkdtemp(prefix="pg"))
+            copy = scratch_directory()
             self.addCleanup(shutil.rmtree, copy, True)
             shutil.copytree(self.private, copy, dirs_exist_ok=True)
             running.cancel()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -17,6 +15,7 @@ from pipegrid.tree import copying
 from pipegrid.tree.copying import Copier, CopyReports, Item, decide, local_items
 from pipegrid.tree.directory import Child, Directory, create_directory
 from tests.grid.test_mutables import GridTestCase
+from tests.scratch import scratch_directory
 from tests.tree.support import changing_cap
 
 A, B = LitCap(b"a"), LitCap(b"b")
@@ -54,7 +53,7 @@ class CopierTests(GridTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.local = Path(tempfile.mkdtemp(prefix="pg"))
+        self.local = scratch_directory()
         self.addCleanup(shutil.rmtree, self.local, True)
         self.failed: list[tuple[str, str]] = []
         self.done: list[tuple[str, str]] = []

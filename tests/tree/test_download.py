@@ -7,9 +7,7 @@ import itertools
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +24,7 @@ from pipegrid.tree import target
 from pipegrid.tree.download import TreeGet
 from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult, bounded
 from pipegrid.tree.facade import Trees
+from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
 from tests.tree.support import entry_bytes
@@ -48,8 +47,7 @@ class TreeTestCase(SynchronousTestCase):
         self.addCleanup(lambda: self.assertEqual(self.world.leaks(), []))
         self.client = self.world.client()
         warm_up(self.world, self.client)
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.scratch = Path(tempfile.mkdtemp(prefix="pipegrid-tree-", dir=memory))
+        self.scratch = scratch_directory()
         self.addCleanup(shutil.rmtree, self.scratch, ignore_errors=True)
         self.target = self.scratch / "target"
         grid: Any = self.client.grid

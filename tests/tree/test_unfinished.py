@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +20,7 @@ from pipegrid.tree.localwalk import Met
 from pipegrid.tree.unfinished import NoUnfinishedPut, UnfinishedPut, unfinished_put
 from pipegrid.tree.upload import NOTES_NAME
 from pipegrid.tree.uploaded import TreeReports, TreeResult
+from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
 
@@ -32,7 +32,7 @@ class UnfinishedTests(SynchronousTestCase):
     """Ten servers, 100 ms away; files that were made long ago, and notes that are written at once."""
 
     def setUp(self) -> None:
-        self.scratch = Path(tempfile.mkdtemp(prefix="pg"))
+        self.scratch = scratch_directory()
         self.addCleanup(shutil.rmtree, self.scratch, True)
         self.root = self.scratch / "root"
         random = Random(1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -23,6 +21,7 @@ from pipegrid.tree.metadata import restored
 from pipegrid.tree.store import GridFiles
 from pipegrid.tree.upload import tree_upload
 from pipegrid.tree.uploaded import TreeReports, TreeResult
+from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
 
@@ -33,7 +32,7 @@ class TreeUploadTests(SynchronousTestCase):
     """What is stored, and in how many round trips."""
 
     def setUp(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="pg"))
+        self.root = scratch_directory()
         self.addCleanup(shutil.rmtree, self.root, True)
         self.world = GridWorld(latency_s=RTT / 2)
         self.addCleanup(self.world.close)
@@ -105,7 +104,7 @@ class TreeUploadTests(SynchronousTestCase):
         os.utime(self.root / "d/a", ns=(1, 10**18))
         os.utime(self.root / "d", ns=(1, 10**18))
         first = self.put()
-        copy = Path(tempfile.mkdtemp(prefix="pg"))
+        copy = scratch_directory()
         self.addCleanup(shutil.rmtree, copy, True)
         shutil.copytree(self.root / "d", copy / "d")
         self.root = copy
