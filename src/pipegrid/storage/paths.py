@@ -52,7 +52,8 @@ class Paths:
 
     def final(self, storage_index: bytes, share_number: int) -> str:
         """Return the place of a complete share."""
-        return f"{self.directory(storage_index)}/{share_number:d}"
+        name = _name(storage_index)
+        return f"{self.shares}/{name[:2]}/{name}/{share_number:d}"
 
     def unfinished(self, storage_index: bytes, share_number: int) -> str:
         """Return the place of one that is being written."""

@@ -135,8 +135,10 @@ def _unpack_upload(value: Any) -> BundledUpload:
     if type(shares) is not dict or not shares.keys() <= share_numbers:
         raise ValueError("the shares are no map, or one is not among the share numbers")
     for number, data in shares.items():
-        cbor.expect_uint(number, "a share's number")
-        cbor.expect_sized(data, "a share", share_bytes)
+        if type(number) is not int:  # True is among the share numbers if 1 is
+            cbor.expect_uint(number, "a share's number")
+        if type(data) is not bytes or len(data) != share_bytes:
+            cbor.expect_sized(data, "a share", share_bytes)
     if shares and not share_bytes:
         raise ValueError("a share is empty")
     return BundledUpload(cbor.expect_index(index), secrets, share_bytes, share_numbers, shares)
@@ -177,5 +179,6 @@ def _unpack_answer(value: Any, upload: BundledUpload) -> BundledAnswer:
 def _numbers(value: Any, where: str) -> frozenset[int]:
     numbers = cbor.expect_list(value, where, MAX_SHARE_NUMBERS)
     for number in numbers:
-        cbor.expect_uint(number, where)
+        if type(number) is not int or not 0 <= number <= cbor.MAX_UINT:
+            cbor.expect_uint(number, where)
     return frozenset(numbers)

@@ -278,7 +278,7 @@ class UnfinishedUploads:
             if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
                 os.close(fd)  # nothing is to be kept free for it
                 return False
-            begun = BegunFile(fd, note)
+            begun = BegunFile(fd, path, self._paths.final(*key), note)
             upload = self._adopt(key, note.share_bytes, note.secret_hash, begun, LEFT_BEHIND)
             upload.left_behind = True
             upload.last_write = min(written, upload.last_write)
@@ -307,12 +307,13 @@ class UnfinishedUploads:
 
     def _make_lease(self, lease: LeaseSecrets) -> bytes:
         version, now = containers.WRITTEN_VERSION, self._clock()
-        return containers.make_lease(version, containers.OWNER_ALLOCATE, lease, now).pack()
+        return containers.pack_lease(version, containers.OWNER_ALLOCATE, lease, now)
 
     def _take_up(self, key: Key, secret_hash: bytes) -> ShareUpload:
         path = self._paths.unfinished(*key)
         fd, note = beginning.take_up(path, key, secret_hash, self._known_boot_id())
-        return self._adopt(key, note.share_bytes, secret_hash, BegunFile(fd, note), NOBODY)
+        begun = BegunFile(fd, path, self._paths.final(*key), note)
+        return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
 
     def _adopt(
         self, key: Key, share_bytes: int, secret_hash: bytes, begun: BegunFile, client: Client
@@ -322,8 +323,8 @@ class UnfinishedUploads:
             share_bytes,
             secret_hash,
             begun.fd,
-            self._paths.unfinished(*key),
-            self._paths.final(*key),
+            begun.path,
+            begun.final_path,
             self._known_boot_id(),
             self._clock,
             self._used,
@@ -358,7 +359,9 @@ class UnfinishedUploads:
             self._open[key] = upload
             self._open.move_to_end(key)
             excess = len(self._open) - self._max_open
-            candidates = list(self._open.items()) if excess > 0 else []
+            if excess <= 0:
+                return
+            candidates = list(self._open.items())
         for key, other in candidates:
             if excess > 0 and other is not upload and other.suspend():
                 excess -= 1

@@ -157,10 +157,14 @@ class ShareUpload(ShareWriter):
                 )
             if self.gone:
                 raise self._no_such_upload()
-            self._reopen_empty()
+            if self._fd is None:
+                self._reopen_empty()
             if self._fresh_lease is not None and end - offset == self.share_bytes:
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
+                # Asked for here and now: of all the calls to the system that a thread makes for a group each
+                # lets go of the interpreter, and fights for it anew.
+                self._inode()
                 self._on_open(self)
                 self.last_write = self._clock()
                 return
