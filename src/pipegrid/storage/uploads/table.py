@@ -34,6 +34,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 from twisted.logger import Logger
 
@@ -175,7 +176,7 @@ class UnfinishedUploads:
                 share_bytes,
                 secret_hash,
                 self._known_boot_id(),
-                lambda: self._make_lease(secrets.lease),
+                partial(self._make_lease, secrets.lease),
                 new_index,
             )
         except OSError as error:
@@ -221,7 +222,7 @@ class UnfinishedUploads:
                 upload = self._uploads.get(key) or self._take_up(key, secret_hash)
         if not hmac.compare_digest(upload.secret_hash, secret_hash):
             raise beginning.wrong_secret(upload.storage_index, share_number, "under another secret")
-        if upload.left_behind or (client != upload.client and client != NOBODY):
+        if upload.left_behind or (client is not NOBODY and client not in (upload.client, NOBODY)):
             self._hand_over(upload, client)
         return upload
 
@@ -353,7 +354,7 @@ class UnfinishedUploads:
             remaining = upload.remaining_bytes
             self._promised_bytes += remaining - upload.promised_bytes
             upload.promised_bytes = remaining
-            if upload.complete:
+            if not remaining and upload.complete:
                 self._open.pop(key, None)
                 return
             self._open[key] = upload
