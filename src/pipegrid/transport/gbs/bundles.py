@@ -6,13 +6,14 @@ one of its shares whole joins it. A hundred small files begun at once thus becom
 instead of two hundred requests. Who calls notices nothing: each call has a Deferred of its own, with the
 result or the error that requests of its own would have brought, and its own way to be cancelled.
 
-Nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that servers begin
-while the client goes on, and any other request for the uploads' connection sends what is held before it.
+As a rule nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that
+servers begin while the client goes on, and any other request for the uploads' connection sends what is held
+before it.
 
 A server that has several bundles before it gains nothing from having the next one soon, and much from having
 more in it: what a bundle costs beside its shares (waking up, TLS, the threads that sync, the answer) is as
-much as five of them. So while ``CROWD`` are unanswered one is held for as long as each turn brings more, up
-to ``CROWD_BYTES`` or ``CROWD_SHARES``; the first turn that brings nothing sends it. No clock is waited for.
+much as five of them. So while ``BUSY`` are unanswered one is held for as long as each turn brings more, up
+to ``BUSY_BYTES`` or ``BUSY_SHARES``; the first turn that brings nothing sends it. No clock is waited for.
 
 A server that says no to a bundle (it was replaced by another that knows none) is not sent one again before it
 offers it again, and the refused uploads go as ordinary requests.
@@ -58,9 +59,9 @@ One TLS record. The smallest files do not come to this in a turn, which begins a
 nine bundles for each server. Larger ones would have servers wait for the whole turn.
 """
 
-CROWD = 3
-CROWD_BYTES = 72 * 1024
-CROWD_SHARES = 64
+BUSY = 3
+BUSY_BYTES = 72 * 1024
+BUSY_SHARES = 64
 """The same while so many bundles are unanswered. The shares are as many as servers make durable together."""
 
 
@@ -187,16 +188,16 @@ class GbsBundles:
     def _is_complete(self, upload: BundledUpload) -> None:
         self._complete_bytes += gbs_bundles.upload_bytes(upload)
         self._complete_shares += len(upload.shares)
-        if self._unanswered < CROWD:
+        if self._unanswered < BUSY:
             enough = self._complete_bytes >= SEND_BYTES
         else:
-            enough = self._complete_bytes >= CROWD_BYTES or self._complete_shares >= CROWD_SHARES
+            enough = self._complete_bytes >= BUSY_BYTES or self._complete_shares >= BUSY_SHARES
         if enough:
             self._send_held([one for one in self._held.values() if one.is_complete])
 
     def _turn_over(self) -> None:
         before, self._held_before = self._held_before, len(self._held)
-        if self._unanswered >= CROWD and len(self._held) > before:
+        if self._unanswered >= BUSY and len(self._held) > before:
             self._turn.set(0)
         else:
             self.flush()
