@@ -246,8 +246,8 @@ class GbsBundles:
         bundle = SentBundle(held)
         for one in held:
             one.bundle = bundle
-        self._unanswered += 1
         request = bundle.request = self._send(self._requests.bundle(uploads))
+        self._unanswered += 1
         request.addBoth(self._ended)
         request.addCallbacks(self._answered, self._failed, (bundle, uploads), {}, (bundle,))
 
