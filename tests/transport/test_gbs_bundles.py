@@ -29,6 +29,9 @@ from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.http11.replaying import Answered
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import (
+    BUSY,
+    BUSY_BYTES,
+    BUSY_SHARES,
     MAX_SHARE_BYTES,
     SEND_BYTES,
     GbsBundles,
@@ -439,6 +442,64 @@ class HoldingTests(BundlesTestCase):
         self.calls.made[3].store()
         assert rest is not None
         self.assertTrue(self.successResultOf(rest).complete)
+
+    def keep_busy(self) -> None:
+        """Give the server so many bundles that it is busy."""
+        for number in range(200, 200 + BUSY):
+            for part in self.hold(number).all:
+                part.addErrback(lambda _: None)
+            self.turn()
+        self.assertEqual(len(self.calls.made), BUSY)
+
+    def test_turns_that_bring_more(self) -> None:
+        """A server that has several bundles before it gets what successive turns bring together."""
+        self.keep_busy()
+        self.hold(1)
+
+        numbers = [2, 3]
+
+        def turn() -> None:  # behind the end of the one before it
+            self.assertEqual(len(self.calls.made), BUSY)
+            if numbers:
+                self.hold(numbers.pop(0))
+                self.clock.callLater(0, turn)
+
+        self.clock.callLater(0, turn)
+        self.turn()
+        self.assertEqual(self.calls.names[BUSY:], ["bundle 1 2 3"])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.hold(4)
+        self.turn()
+        self.assertEqual(self.calls.names[BUSY + 1 :], ["bundle 4"])
+
+    def test_answers_end_that(self) -> None:
+        """When one of them is answered, or fails, each turn has a bundle of its own again."""
+        self.keep_busy()
+        self.calls.made[0].store()
+        for number in (1, 2):
+            self.hold(number)
+            self.turn()
+            if number == 1:
+                self.assertEqual(self.calls.names[BUSY:], ["bundle 1"])
+                self.calls.made[1].result.errback(ServerUnreachable("lost", "s0"))
+        self.assertEqual(self.calls.names[BUSY:], ["bundle 1", "bundle 2"])
+
+    def test_larger_bundles_for_busy_servers(self) -> None:
+        """What is held then leaves when it is so long, or has so many shares."""
+        self.keep_busy()
+        size = number = 0
+        while size < BUSY_BYTES:
+            self.assertEqual(len(self.calls.made), BUSY)
+            parts = self.hold(number, share_bytes=8000)
+            upload = BundledUpload(index(number), SECRETS, 8000, {0}, parts.data)
+            size += gbs_bundles.upload_bytes(upload)
+            number += 1
+        self.assertEqual(len(self.calls.made), BUSY + 1)
+        for more in range(BUSY_SHARES):
+            self.assertEqual(len(self.calls.made), BUSY + 1)
+            self.hold(100 + more, share_bytes=1)
+        self.assertEqual(len(self.calls.made), BUSY + 2)
+        self.assertEqual(len(self.calls.made[-1].uploads), BUSY_SHARES)
 
     def test_a_large_upload_leaves_alone(self) -> None:
         """An upload that is enough by itself does not wait for company."""

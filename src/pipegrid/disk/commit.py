@@ -240,7 +240,8 @@ class Commit:
     def _publish(self, share: Committable) -> Outcome:
         try:
             device = share.device
-            self._changed.update(dict.fromkeys(share.publish(), device))
+            for name in share.publish():
+                self._changed[name] = device
         except PipegridError as error:
             return error
         return None

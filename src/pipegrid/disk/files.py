@@ -66,9 +66,8 @@ def write_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
 
 def write_all_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
     """Write all of the pieces, however many calls that takes."""
-    length = sum(map(len, pieces))
     written = write_pieces(fd, pieces, offset)
-    if written < length:
+    if written < sum(map(len, pieces)):
         write_all(fd, b"".join(pieces)[written:], offset + written)
 
 

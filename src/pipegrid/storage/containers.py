@@ -128,6 +128,12 @@ def make_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> L
     return LeaseRecord(owner, renew, cancel, int(now) + LEASE_DURATION_S)
 
 
+def pack_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> bytes:
+    """Return the record of the same lease, without an object for it: every share of a bundle has one."""
+    renew, cancel = stored_secret(version, secrets.renew), stored_secret(version, secrets.cancel)
+    return _LEASE.pack(owner, renew, cancel, min(int(now) + LEASE_DURATION_S, _MAX_UINT32))
+
+
 def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:
     """
     Return the lease records in ``data``.

@@ -9,6 +9,7 @@ Source: the format reference, storage protocols, section 7.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,6 +21,8 @@ MAX_SHARE_NUMBER = 255
 
 SHARE_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
 """By the names of their files; what has another name is no share."""
+
+_POSSIBLE = frozenset(range(MAX_SHARE_NUMBER + 1))
 
 Key = tuple[bytes, int]
 """Storage index and share number."""
@@ -52,7 +55,8 @@ class Paths:
 
     def final(self, storage_index: bytes, share_number: int) -> str:
         """Return the place of a complete share."""
-        return f"{self.directory(storage_index)}/{share_number:d}"
+        name = _name(storage_index)
+        return f"{self.shares}/{name[:2]}/{name}/{share_number:d}"
 
     def unfinished(self, storage_index: bytes, share_number: int) -> str:
         """Return the place of one that is being written."""
@@ -61,18 +65,21 @@ class Paths:
 
 def check_number(share_number: int) -> None:
     """Raise UsageError if this is no share number."""
-    if not isinstance(share_number, int) or not 0 <= share_number <= MAX_SHARE_NUMBER:
+    if not (isinstance(share_number, int) and 0 <= share_number <= MAX_SHARE_NUMBER):
         raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
 
 
-def possible_numbers(share_numbers: Iterable[int]) -> set[int]:
+def possible_numbers(share_numbers: Iterable[int]) -> AbstractSet[int]:
     """Return those that a share can have; servers refuse the others in silence, as if there were no room."""
+    if isinstance(share_numbers, frozenset) and share_numbers <= _POSSIBLE:
+        return share_numbers
     return {number for number in share_numbers if 0 <= number <= MAX_SHARE_NUMBER}
 
 
 def check_key(storage_index: bytes, share_number: int) -> Key:
     """Return both, if the number is one."""
-    check_number(share_number)
+    if type(share_number) is not int or not 0 <= share_number <= MAX_SHARE_NUMBER:
+        check_number(share_number)
     return bytes(storage_index), share_number
 
 

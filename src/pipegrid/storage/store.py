@@ -37,7 +37,13 @@ from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable import files as slotfiles
 from pipegrid.storage.mutable.containers import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
-from pipegrid.storage.paths import SHARE_NUMBERS, Paths, check_key, check_number
+from pipegrid.storage.paths import (
+    MAX_SHARE_NUMBER,
+    SHARE_NUMBERS,
+    Paths,
+    check_key,
+    check_number,
+)
 from pipegrid.storage.reader import ShareReader, open_reader
 from pipegrid.storage.room import Room
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client
@@ -192,7 +198,8 @@ class ShareStore:
         What others finish between the steps is not allocated.
         """
         for number in share_numbers:
-            check_number(number)
+            if type(number) is not int or not 0 <= number <= MAX_SHARE_NUMBER:
+                check_number(number)
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
         with self._unfinished.allocate_lock:

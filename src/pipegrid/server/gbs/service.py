@@ -149,7 +149,9 @@ class GbsService:
 
         def one(upload: Committable, outcome: Ending) -> None:
             assert isinstance(upload, ShareUpload)
-            self._committed(None)
+            self.commits -= 1
+            if self._waiting_for_room:
+                self._tell_room()
             ended(upload, outcome)
 
         self._durability.commit_each(uploads, one)
@@ -161,9 +163,10 @@ class GbsService:
 
     def _tell_room(self) -> None:
         # All are called, since who is called may have gone, or have no more to write.
-        waiting, self._waiting_for_room = self._waiting_for_room, []
-        for call in waiting:
-            call()
+        if self._waiting_for_room:
+            waiting, self._waiting_for_room = self._waiting_for_room, []
+            for call in waiting:
+                call()
 
     # Requests.
 

@@ -31,11 +31,14 @@ class BegunFile:
     A file that may be written to, and is locked.
 
     Attributes:
+        path, final_path: where it is, and where the complete share will be.
         note: of what had arrived, if it is gone on with.
         lease: to be written with the first bytes; None: it is in the file.
     """
 
     fd: int
+    path: str
+    final_path: str
     note: sidecar.Note | None
     lease: bytes | None = None
 
@@ -93,7 +96,7 @@ def begin(
         if fd is not None:
             incoming.give_up(path, fd)
         raise
-    return BegunFile(fd, note, lease)
+    return BegunFile(fd, path, final_path, note, lease)
 
 
 def take_up(path: str, key: Key, secret_hash: bytes, boot_id: bytes) -> tuple[int, sidecar.Note]:

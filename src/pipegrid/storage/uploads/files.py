@@ -29,7 +29,10 @@ def open_new(path: str) -> int | None:
 
 def create(path: str) -> int | None:
     """Make and lock a file in ``incoming``; None if there is one."""
-    return _in_directory(path, lambda: disk.create_locked(path))
+    try:
+        return disk.create_locked(path)
+    except FileNotFoundError:
+        return _in_directory(path, lambda: disk.create_locked(path))
 
 
 def open_empty(path: str, final_path: str) -> int | None:

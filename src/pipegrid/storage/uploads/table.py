@@ -34,6 +34,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 from twisted.logger import Logger
 
@@ -175,7 +176,7 @@ class UnfinishedUploads:
                 share_bytes,
                 secret_hash,
                 self._known_boot_id(),
-                lambda: self._make_lease(secrets.lease),
+                partial(self._make_lease, secrets.lease),
                 new_index,
             )
         except OSError as error:
@@ -221,7 +222,7 @@ class UnfinishedUploads:
                 upload = self._uploads.get(key) or self._take_up(key, secret_hash)
         if not hmac.compare_digest(upload.secret_hash, secret_hash):
             raise beginning.wrong_secret(upload.storage_index, share_number, "under another secret")
-        if upload.left_behind or (client != upload.client and client != NOBODY):
+        if upload.left_behind or (client is not NOBODY and client not in (upload.client, NOBODY)):
             self._hand_over(upload, client)
         return upload
 
@@ -278,7 +279,7 @@ class UnfinishedUploads:
             if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
                 os.close(fd)  # nothing is to be kept free for it
                 return False
-            begun = BegunFile(fd, note)
+            begun = BegunFile(fd, path, self._paths.final(*key), note)
             upload = self._adopt(key, note.share_bytes, note.secret_hash, begun, LEFT_BEHIND)
             upload.left_behind = True
             upload.last_write = min(written, upload.last_write)
@@ -307,12 +308,13 @@ class UnfinishedUploads:
 
     def _make_lease(self, lease: LeaseSecrets) -> bytes:
         version, now = containers.WRITTEN_VERSION, self._clock()
-        return containers.make_lease(version, containers.OWNER_ALLOCATE, lease, now).pack()
+        return containers.pack_lease(version, containers.OWNER_ALLOCATE, lease, now)
 
     def _take_up(self, key: Key, secret_hash: bytes) -> ShareUpload:
         path = self._paths.unfinished(*key)
         fd, note = beginning.take_up(path, key, secret_hash, self._known_boot_id())
-        return self._adopt(key, note.share_bytes, secret_hash, BegunFile(fd, note), NOBODY)
+        begun = BegunFile(fd, path, self._paths.final(*key), note)
+        return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
 
     def _adopt(
         self, key: Key, share_bytes: int, secret_hash: bytes, begun: BegunFile, client: Client
@@ -322,8 +324,8 @@ class UnfinishedUploads:
             share_bytes,
             secret_hash,
             begun.fd,
-            self._paths.unfinished(*key),
-            self._paths.final(*key),
+            begun.path,
+            begun.final_path,
             self._known_boot_id(),
             self._clock,
             self._used,
@@ -352,13 +354,15 @@ class UnfinishedUploads:
             remaining = upload.remaining_bytes
             self._promised_bytes += remaining - upload.promised_bytes
             upload.promised_bytes = remaining
-            if upload.complete:
+            if not remaining and upload.complete:
                 self._open.pop(key, None)
                 return
             self._open[key] = upload
             self._open.move_to_end(key)
             excess = len(self._open) - self._max_open
-            candidates = list(self._open.items()) if excess > 0 else []
+            if excess <= 0:
+                return
+            candidates = list(self._open.items())
         for key, other in candidates:
             if excess > 0 and other is not upload and other.suspend():
                 excess -= 1

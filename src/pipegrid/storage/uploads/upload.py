@@ -157,10 +157,12 @@ class ShareUpload(ShareWriter):
                 )
             if self.gone:
                 raise self._no_such_upload()
-            self._reopen_empty()
+            if self._fd is None:
+                self._reopen_empty()
             if self._fresh_lease is not None and end - offset == self.share_bytes:
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
+                self._inode()  # not in the thread that syncs: each call there fights for the interpreter
                 self._on_open(self)
                 self.last_write = self._clock()
                 return
@@ -262,7 +264,7 @@ class ShareUpload(ShareWriter):
     def device(self) -> int:
         """The number of the file system that a complete upload is on."""
         with self._lock:
-            return self._inode()[0]
+            return (self._file or self._inode())[0]
 
     def sync(self) -> None:
         """Make the file's own bytes durable (``fsync``); its name is another matter."""
@@ -287,7 +289,7 @@ class ShareUpload(ShareWriter):
             assert self.complete, f"{self!r} is published too early"
             assert self._fd is not None, "a complete upload keeps its file open"
             try:
-                if not disk.names_inode(self._incoming, self._inode()):
+                if not disk.names_inode(self._incoming, self._file or self._inode()):
                     self._leave()
                     raise self._no_such_upload()
                 changed = incoming.rename(self._incoming, self._final, self.new_index)

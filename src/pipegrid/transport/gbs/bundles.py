@@ -6,8 +6,14 @@ one of its shares whole joins it. A hundred small files begun at once thus becom
 instead of two hundred requests. Who calls notices nothing: each call has a Deferred of its own, with the
 result or the error that requests of its own would have brought, and its own way to be cancelled.
 
-Nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that servers begin
-while the client goes on, and any other request for the uploads' connection sends what is held before it.
+As a rule nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that
+servers begin while the client goes on, and any other request for the uploads' connection sends what is held
+before it.
+
+A server that has several bundles before it gains nothing from having the next one soon, and much from having
+more in it: what a bundle costs beside its shares (waking up, TLS, the threads that sync, the answer) is as
+much as five of them. So while ``BUSY`` are unanswered one is held for as long as each turn brings more, up
+to ``BUSY_BYTES`` or ``BUSY_SHARES``; the first turn that brings nothing sends it. No clock is waited for.
 
 A server that says no to a bundle (it was replaced by another that knows none) is not sent one again before it
 offers it again, and the refused uploads go as ordinary requests.
@@ -52,6 +58,11 @@ SEND_BYTES = 16 * 1024
 One TLS record. The smallest files do not come to this in a turn, which begins a dozen of them: a hundred are
 nine bundles for each server. Larger ones would have servers wait for the whole turn.
 """
+
+BUSY = 3
+BUSY_BYTES = 72 * 1024
+BUSY_SHARES = 64
+"""The same while so many bundles are unanswered. The shares are as many as servers make durable together."""
 
 
 @attrs.frozen
@@ -100,8 +111,10 @@ class GbsBundles:
         self._send = send
         self._ordinary = ordinary
         self._held: dict[bytes, HeldAllocation | Whole] = {}
-        self._complete_bytes = 0
-        self._turn = Alarm(clock, self.flush)
+        self._complete_bytes = self._complete_shares = 0
+        self._unanswered = 0
+        self._held_before = 0  # how many were held when the last turn was over
+        self._turn = Alarm(clock, self._turn_over)
 
     def __repr__(self) -> str:
         return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
@@ -174,8 +187,20 @@ class GbsBundles:
 
     def _is_complete(self, upload: BundledUpload) -> None:
         self._complete_bytes += gbs_bundles.upload_bytes(upload)
-        if self._complete_bytes >= SEND_BYTES:
+        self._complete_shares += len(upload.shares)
+        if self._unanswered < BUSY:
+            enough = self._complete_bytes >= SEND_BYTES
+        else:
+            enough = self._complete_bytes >= BUSY_BYTES or self._complete_shares >= BUSY_SHARES
+        if enough:
             self._send_held([one for one in self._held.values() if one.is_complete])
+
+    def _turn_over(self) -> None:
+        before, self._held_before = self._held_before, len(self._held)
+        if self._unanswered >= BUSY and len(self._held) > before:
+            self._turn.set(0)
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Send all that is held."""
@@ -184,7 +209,8 @@ class GbsBundles:
 
     def give_up(self, reason: Callable[[], Exception]) -> None:
         """Fail all that is held."""
-        held, self._held, self._complete_bytes = list(self._held.values()), {}, 0
+        held, self._held = list(self._held.values()), {}
+        self._complete_bytes = self._complete_shares = self._held_before = 0
         self._end_turn_if_empty()
         for one in held:
             one.fail(reason())
@@ -192,7 +218,7 @@ class GbsBundles:
     def _send_held(self, chosen: Sequence[HeldAllocation | Whole]) -> None:
         for one in chosen:
             del self._held[one.upload.storage_index]
-        self._complete_bytes = 0
+        self._complete_bytes = self._complete_shares = self._held_before = 0
         self._end_turn_if_empty()
         bundled: list[HeldAllocation | Whole] = []
         size = shares = numbers = 0
@@ -221,9 +247,15 @@ class GbsBundles:
         for one in held:
             one.bundle = bundle
         request = bundle.request = self._send(self._requests.bundle(uploads))
+        self._unanswered += 1
+        request.addBoth(self._ended)
         request.addCallbacks(self._answered, self._failed, (bundle, uploads), {}, (bundle,))
 
     # Answers.
+
+    def _ended(self, result: Answered | Failure) -> Answered | Failure:
+        self._unanswered -= 1
+        return result
 
     def _answered(
         self, answered: Answered, bundle: SentBundle, uploads: Sequence[BundledUpload]
