@@ -36,7 +36,7 @@ from pipegrid.disk.commit import Policy
 from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.durations import parse_kept
-from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME
+from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME, cache_directory
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.grid.spelling import check_settings, ini_problem
@@ -206,9 +206,7 @@ def _ask_first(parser: configparser.ConfigParser, path: Path) -> AskFirst:
 
 def _cache_directory(directory: Path) -> Path:
     """Return where to remember what must not be written in ``directory``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    digest = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
-    return (Path(base) if base else Path.home() / ".cache") / "pipegrid" / digest
+    return cache_directory() / hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
 
 
 def _encoding(parser: configparser.ConfigParser, path: Path) -> tuple[Params, int]:

@@ -1,0 +1,81 @@
+"""Commands where something is missing that all processes seem to have; real ones, in real surroundings."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from unittest import skipUnless
+
+from tests.cli.processes import TIMEOUT_S, ProcessTestCase
+
+NOBODY = 54321
+"""A user whom no list of users has, as containers run programs."""
+
+
+class SurroundingsTests(ProcessTestCase):
+    """One sentence, and what can be done is done."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.home / "file").write_bytes(b"x" * 1000)
+
+    def run_so(self, before: Callable[[], None], *arguments: str, status: int) -> tuple[str, str]:
+        """Run a command in a process that was changed before; returns what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pipegrid.cli", *arguments],
+            cwd=self.home,
+            env=self.environment,
+            preexec_fn=before,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertNotIn("nobody foresaw", done.stderr)
+        return done.stdout, done.stderr
+
+    @skipUnless(os.geteuid() == 0, "only root can be somebody else")
+    def test_a_user_without_a_home(self) -> None:
+        """What needs the user's own directory says what to do; what needs none works."""
+        os.chmod(self.home, 0o755)
+        del self.environment["HOME"]
+
+        def be_nobody() -> None:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+
+        for words in (("put", "file"), ("status",), ("serve",), ("alias", "list"), ("ls", "home:")):
+            out, err = self.run_so(be_nobody, *words, status=2)
+            self.assertEqual(out, "")
+            self.assertIn("set HOME, or name the client's directory with -d", err, words)
+        os.chmod(self.home, 0o777)
+        out, _ = self.run_so(be_nobody, "encode", "file", "--shares", "shares", status=0)
+        self.assertIn("URI:CHK:", out)
+        self.run_so(be_nobody, "-d", "grid", "init", status=0)
+        out, _ = self.run_so(be_nobody, "-d", "grid", "put", "file", status=0)
+        self.assertIn("URI:CHK:", out)
+
+    def test_relative_base_directories(self) -> None:
+        """Count as not set: each working directory would have a grid that no other one knows."""
+        self.environment["XDG_DATA_HOME"] = "data"
+        cap, _ = self.run_so(lambda: None, "put", "file", status=0)
+        self.assertFalse((self.home / "data").exists())
+        self.assertTrue((self.home / ".local/share/pipegrid/pipegrid.cfg").exists())
+        del self.environment["XDG_DATA_HOME"]
+        self.assertEqual(self.run_so(lambda: None, "cat", cap.strip(), status=0)[0], "x" * 1000)
+
+    def test_no_files_to_spare(self) -> None:
+        """Not even for a reactor."""
+
+        def take_files() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))
+
+        out, err = self.run_so(take_files, "put", "file", status=1)
+        self.assertEqual((out, err.count("\n")), ("", 1), err)
+        self.assertIn("Too many open files", err)
