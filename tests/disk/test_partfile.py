@@ -38,6 +38,18 @@ class PartFileTests(SynchronousTestCase):
     def names(self) -> list[str]:
         return sorted(os.listdir(self.directory))
 
+    def test_a_pipe_behind_a_descriptor(self) -> None:
+        """``/dev/stdout``, and what a shell makes of ``>(...)``, lead to pipes without another name."""
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        self.addCleanup(os.close, writing)
+        file = PartFile(f"/dev/fd/{writing}")
+        self.addCleanup(file.close)
+        self.assertIsNone(file.part)
+        file.write(b"through")
+        file.publish()
+        self.assertEqual(os.read(reading, 100), b"through")
+
     def test_it_appears_whole(self) -> None:
         """Until then it has the documented hidden name, and is as readable as any file."""
         mask = os.umask(0o027)

@@ -105,7 +105,9 @@ class PartFile:
         self._publishing = False
         self._has_whole_pieces = False
         try:
-            mode: int | None = os.stat(self._target, follow_symlinks=follow).st_mode
+            # Of /dev/stdout, or what a shell makes of >(...), no resolved name leads to the pipe behind it.
+            there = path if follow else self._target
+            mode: int | None = os.stat(there, follow_symlinks=follow).st_mode
         except OSError as error:
             # A part could be made beside what can never have this name: all would be fetched for nothing.
             if error.errno == errno.ENAMETOOLONG:
@@ -122,7 +124,7 @@ class PartFile:
         try:
             if mode is not None and not stat.S_ISREG(mode):
                 with may_wait():  # a pipe, for its reader
-                    self._fd = os.open(self._target, os.O_WRONLY | os.O_CLOEXEC)
+                    self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             else:
                 self._open_part()
         except OSError as error:
