@@ -79,3 +79,34 @@ class SurroundingsTests(ProcessTestCase):
         out, err = self.run_so(take_files, "put", "file", status=1)
         self.assertEqual((out, err.count("\n")), ("", 1), err)
         self.assertIn("Too many open files", err)
+
+    def test_a_working_directory_that_is_gone(self) -> None:
+        """Is named; what does not need it works."""
+        gone = self.home / "gone"
+
+        def go_nowhere() -> None:
+            gone.mkdir()
+            os.chdir(gone)
+            gone.rmdir()
+
+        for words in (("put", "-r", "."), ("backup", "."), ("get", "URI:LIT:nbswy3dp", "-o", "x")):
+            _, err = self.run_so(go_nowhere, *words, status=1)
+            self.assertIn("the working directory is not there any more", err, words)
+        out, _ = self.run_so(go_nowhere, "put", str(self.home / "file"), status=0)
+        self.assertIn("URI:CHK:", out)
+
+    def test_a_standard_output_that_is_closed(self) -> None:
+        """Whoever asks for something and gets nothing is told so, once."""
+        for words in (("--version",), ("--help",), ("put", "--help"), ("--json", "put", "file")):
+            _, err = self.run_so(lambda: os.close(1), "-q", *words, status=1)
+            self.assertEqual(err.count("standard output is closed"), 1, words)
+
+    def test_json_on_a_full_disk(self) -> None:
+        """That it is full is said once, and not for the failure's own line again."""
+        for words in (("put", "file"), ("status",), ("storage-index", "URI:LIT:nbswy3dp")):
+            with open("/dev/full", "wb") as full:
+                descriptor = full.fileno()
+                _, err = self.run_so(
+                    lambda to=descriptor: os.dup2(to, 1), "-q", "--json", *words, status=1
+                )
+            self.assertEqual(err.count("No space left"), 1, words)

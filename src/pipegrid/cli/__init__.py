@@ -16,6 +16,11 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         from pipegrid.version import __version__
 
+        if sys.stdout is None:
+            from pipegrid.cli.console import CLOSED
+
+            print(f"pipegrid: {CLOSED}", file=sys.stderr)
+            sys.exit(1)
         try:
             print(f"pipegrid {__version__}", flush=True)
         except OSError as error:

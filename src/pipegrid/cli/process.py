@@ -131,7 +131,7 @@ def _flush(console: Console, status: int) -> int:
         console.results.flush()
     except Exception as error:
         status = failure(error, console)
-    if console.results.abandoned:
+    if console.results.abandoned or (console.results.failed and sys.stdout is not None):
         _forget_stdout()
     return status
 
