@@ -103,10 +103,10 @@ class SurroundingsTests(ProcessTestCase):
 
     def test_json_on_a_full_disk(self) -> None:
         """That it is full is said once, and not for the failure's own line again."""
+
+        def write_there() -> None:
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
         for words in (("put", "file"), ("status",), ("storage-index", "URI:LIT:nbswy3dp")):
-            with open("/dev/full", "wb") as full:
-                descriptor = full.fileno()
-                _, err = self.run_so(
-                    lambda to=descriptor: os.dup2(to, 1), "-q", "--json", *words, status=1
-                )
+            _, err = self.run_so(write_there, "-q", "--json", *words, status=1)
             self.assertEqual(err.count("No space left"), 1, words)
