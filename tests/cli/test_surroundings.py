@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -110,3 +111,20 @@ class SurroundingsTests(ProcessTestCase):
         for words in (("put", "file"), ("status",), ("storage-index", "URI:LIT:nbswy3dp")):
             _, err = self.run_so(write_there, "-q", "--json", *words, status=1)
             self.assertEqual(err.count("No space left"), 1, words)
+
+    def test_servers_that_are_away_over_foolscap(self) -> None:
+        """It is said that they cannot be reached, and not what the lost connection made of the writes."""
+        (self.home / "large").write_bytes(os.urandom(3_000_000))
+        private = self.home / "grid/private"
+        private.mkdir(parents=True)
+        furl = f"pb://{'a' * 32}@tcp:127.0.0.1:1/swissnum"
+        servers = {
+            f"s{n}": {"ann": {"anonymous-storage-FURL": furl.replace("a" * 9, "abcdefghi"[n] * 9)}}
+            for n in range(3)
+        }
+        (private / "servers.yaml").write_text(json.dumps({"storage": servers}))
+        self.run_so(lambda: None, "-d", "grid", "init", status=0)
+        for name in ("file", "large"):
+            _, err = self.run_so(lambda: None, "-d", "grid", "put", name, status=3)
+            self.assertIn("refused (s1, s2 too)", err)
+            self.assertNotIn("unfinished upload", err)
