@@ -66,6 +66,19 @@ class PartFileTests(SynchronousTestCase):
         file.publish()
         self.assertIsNone(file.leave())
 
+    def test_the_permissions_of_what_is_replaced(self) -> None:
+        """Stay: who could not read the old file reads neither the new one nor its part."""
+        for mode in (0o600, 0o400, 0o755, 0o444):
+            self.path.write_bytes(b"old")
+            self.path.chmod(mode)
+            file = self.open(replace=True)
+            file.write(b"new")
+            self.assertEqual(stat.S_IMODE(self.part.stat().st_mode), mode | 0o600)
+            file.publish()
+            self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), mode)
+            self.assertEqual(self.path.read_bytes(), b"new")
+            self.path.unlink()
+
     def test_many_small_pieces(self) -> None:
         """More than the system takes at a time, and a system that takes less than it is given."""
         pwritev = os.pwritev
