@@ -102,6 +102,35 @@ class SurroundingsTests(ProcessTestCase):
             _, err = self.run_so(lambda: os.close(1), "-q", *words, status=1)
             self.assertEqual(err.count("standard output is closed"), 1, words)
 
+    def test_no_file_takes_the_place_of_a_standard_stream(self) -> None:
+        """What a library writes to one that was closed is in no share, and goes to no client."""
+        code = (
+            "import os, sys\n"
+            "from pipegrid.cli import main\n"
+            "sys.argv = ['pipegrid', 'put', 'file']\n"
+            "try:\n"
+            "    main()\n"
+            "except SystemExit:\n"
+            "    pass\n"
+        )
+
+        def close_all() -> None:
+            os.closerange(0, 3)
+
+        ends = "os._exit = lambda status: open('told', 'w').write(' '.join(map(names, range(3))))\n"
+        names = "names = lambda n: os.readlink(f'/proc/self/fd/{n}')\n"
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("try:", f"{names}{ends}try:", 1)],
+            cwd=self.home,
+            env=self.environment,
+            preexec_fn=close_all,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0)
+        told = (self.home / "told").read_text().split()
+        self.assertEqual(told, [os.devnull] * 3)
+
     def test_json_on_a_full_disk(self) -> None:
         """That it is full is said once, and not for the failure's own line again."""
 
