@@ -139,6 +139,17 @@ class RetentionTests(SynchronousTestCase):
         runs = self.runs("11-01_01", "11-02_01") + self.runs("10-01_01", name="etc")
         self.assertEqual(self.kept(runs, last=0), ["11-02_01", "10-01_01"])
 
+    def test_runs_of_nothing(self) -> None:
+        """A disk that was not mounted for nights has no run forgotten that has files."""
+        full = [attrs.evolve(run, files=3) for run in self.runs("11-01_01", "11-02_01", "11-03_01")]
+        empty = self.runs("11-04_01", "11-05_01", "11-06_01", "11-07_01")
+        for rules, expected in (
+            ({"last": 2}, ["11-02_01", "11-03_01", "11-06_01", "11-07_01"]),
+            ({"daily": 1}, ["11-03_01", "11-07_01"]),
+            ({"last": 3}, ["11-01_01", "11-02_01", "11-03_01", "11-05_01", "11-06_01", "11-07_01"]),
+        ):
+            self.assertEqual(self.kept([*full, *empty], **rules), expected)
+
     def test_what_claims_to_be_later(self) -> None:
         """Stays, and counts for no rule: the newest of what is not later stay beside it."""
         runs = self.runs("11-01_01", "11-02_01", "11-03_01", "12-01_01", "12-02_01")
