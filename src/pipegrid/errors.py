@@ -12,6 +12,19 @@ from __future__ import annotations
 class PipegridError(Exception):
     """Something went wrong in a way that PipeGrid foresaw; the text says what to do."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """
+        Say how to make it again, in another process or as a copy, with its facts.
+
+        Python's own way calls the class with the text alone, which some do not take: a pool of processes then
+        waits for ever for a result that it cannot read.
+        """
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[PipegridError], args: tuple[object, ...]) -> PipegridError:
+    return kind.__new__(kind, *args)
+
 
 class UsageError(PipegridError):
     """The caller asked for the impossible; repeating the same call cannot help."""

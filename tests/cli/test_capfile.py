@@ -139,6 +139,22 @@ class CapFileTests(SynchronousTestCase):
         self.assertEqual([each["exit_status"] for each in failed], [1, 1])
         self.run_command("get", "--cap-file", str(self.caps), "-fo", str(self.out))
 
+    def test_a_directory_that_is_replaced(self) -> None:
+        """What would come into it afterwards is named and left out; a link in its place is not followed."""
+        elsewhere = self.directory / "elsewhere"
+        elsewhere.mkdir()
+        for jobs in ("1", "2"):
+            grid = FakeGrid(hold=True)
+            run = Run("get", ONE, TWO, "-o", str(self.out), "--jobs", jobs, grid=grid)
+            self.out.rename(self.directory / f"moved {jobs}")
+            self.out.symlink_to("elsewhere")
+            while grid.held:
+                grid.held.popitem()[1].callback(None)
+            self.assertEqual(self.successResultOf(run.finished), 1)
+            self.assertEqual(run.stderr.count("another directory has come into the place of"), 2)
+            self.assertEqual(list(elsewhere.iterdir()), [])
+            self.out.unlink()
+
     def test_without_names(self) -> None:
         """They are called after the storage index, or what stands for it."""
         self.run_command("get", ONE, TWO, "-o", str(self.out))

@@ -62,6 +62,38 @@ class InitTests(SynchronousTestCase):
         (made,) = self.init("--tahoe", str(node), "-n", "9").objects
         self.assertEqual((made["required_shares"], made["total_shares"]), (2, 9))
 
+    def test_a_tahoe_node_whose_files_cannot_be_read(self) -> None:
+        """Nothing is made of it: its servers would be missing, and nobody would know."""
+        for name, content, words in (
+            ("servers", b'storage: {"\xff": {}}', "mend it by hand"),
+            ("introducers", b"\xff", "mend it by hand"),
+            ("servers", "storage: {}".encode("utf-16"), "is no UTF-8"),
+            ("servers", None, "Is a directory"),
+            ("introducers", None, "Is a directory"),
+        ):
+            node = Path(self.mktemp())
+            make_node(node)
+            file = node / "private" / f"{name}.yaml"
+            file.unlink(missing_ok=True)
+            if content is None:
+                file.mkdir()
+            else:
+                file.write_bytes(content)
+            run = self.init("--tahoe", str(node), status=2)
+            self.assertIn(f"{name}.yaml", run.stderr)
+            self.assertIn(words, run.stderr)
+            self.assertFalse(self.directory.exists())
+
+    def test_a_link_to_the_settings(self) -> None:
+        """Stays; the file changes."""
+        self.init()
+        settings, other = self.directory / "pipegrid.cfg", Path(self.mktemp())
+        settings.rename(other)
+        settings.symlink_to(other.absolute())
+        self.init("-k", "2")
+        self.assertTrue(settings.is_symlink())
+        self.assertIn("shares.needed = 2", other.read_text())
+
     def test_servers_that_were_meant(self) -> None:
         """Servers that cannot be used are no reason to make a local grid instead; ``--local`` is."""
         (self.directory / "private").mkdir(parents=True)

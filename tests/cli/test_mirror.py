@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from hashlib import sha256
 from pathlib import Path
@@ -112,6 +113,52 @@ class MirrorTests(TestCase):
     def test_delete(self) -> Deferred[None]:
         """What is not wanted goes, and empty directories with it; a dry run only says so."""
         return Deferred.fromCoroutine(self._test_delete())
+
+    async def _test_deleting_what_is_not_ours(self) -> None:
+        thesis = self.dest / "work/thesis"
+        thesis.parent.mkdir(parents=True)
+        thesis.write_bytes(b"all there is")
+        origin = ("--from", self.urls[0], "--delete")
+        for words in (
+            ("list", str(self.list), str(self.dest), *origin),
+            ("debian", str(self.dest), *origin, "--suite", "sid", "--allow-unsigned"),
+            ("rpm", str(self.dest), *origin, "--allow-unsigned"),
+            ("rpm", str(self.dest), "--from-grid", "URI:DIR2-LIT:", "--delete"),
+        ):
+            status, _, err = await self.run_command(*words)
+            self.assertEqual(status, 2, err)
+            self.assertIn("was no mirror until now, and --delete would remove", err)
+            self.assertEqual(os.listdir(self.dest), ["work"])
+        thesis.rename(self.dest / "work/link")  # nor a link, nor what it leads to
+        thesis.symlink_to("link")
+        (self.dest / "work/link").unlink()
+        self.assertEqual((await self.mirror_list("--delete"))[0], 2)
+        # Directories without files, as on a new disk, are no reason; nor is who says that it belongs here.
+        thesis.unlink()
+        self.assertEqual((await self.mirror_list("--delete"))[0], 0)
+        thesis.parent.mkdir(exist_ok=True)
+        thesis.write_bytes(b"all there is")
+        self.assertEqual((await self.mirror_list())[0], 0)
+        self.assertTrue(thesis.exists())
+        self.assertEqual((await self.mirror_list("--delete"))[0], 0)
+        self.assertEqual(self.found(), self.files)
+
+    def test_deleting_what_is_not_ours(self) -> Deferred[None]:
+        """A directory that was no mirror is not emptied for a slip in its name."""
+        return Deferred.fromCoroutine(self._test_deleting_what_is_not_ours())
+
+    async def _test_a_list_of_nothing(self) -> None:
+        await self.mirror_list()
+        for text in ("", "# made by a job that failed\n"):
+            self.list.write_text(text)
+            status, _, err = await self.mirror_list("--delete")
+            self.assertEqual((status, self.found()), (2, self.files))
+            self.assertIn("names no files, and --delete would remove all", err)
+            self.assertEqual((await self.mirror_list())[0], 0)
+
+    def test_a_list_of_nothing(self) -> Deferred[None]:
+        """Does not empty a mirror: what made it has failed."""
+        return Deferred.fromCoroutine(self._test_a_list_of_nothing())
 
     async def _test_dry_run(self) -> None:
         status, out, _ = await self.mirror_list("--dry-run")

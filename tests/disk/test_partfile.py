@@ -38,6 +38,18 @@ class PartFileTests(SynchronousTestCase):
     def names(self) -> list[str]:
         return sorted(os.listdir(self.directory))
 
+    def test_a_pipe_behind_a_descriptor(self) -> None:
+        """``/dev/stdout``, and what a shell makes of ``>(...)``, lead to pipes without another name."""
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        self.addCleanup(os.close, writing)
+        file = PartFile(f"/dev/fd/{writing}")
+        self.addCleanup(file.close)
+        self.assertIsNone(file.part)
+        file.write(b"through")
+        file.publish()
+        self.assertEqual(os.read(reading, 100), b"through")
+
     def test_it_appears_whole(self) -> None:
         """Until then it has the documented hidden name, and is as readable as any file."""
         mask = os.umask(0o027)
@@ -53,6 +65,19 @@ class PartFileTests(SynchronousTestCase):
         self.assertTrue(file.closed)
         file.publish()
         self.assertIsNone(file.leave())
+
+    def test_the_permissions_of_what_is_replaced(self) -> None:
+        """Stay: who could not read the old file reads neither the new one nor its part."""
+        for mode in (0o600, 0o400, 0o755, 0o444):
+            self.path.write_bytes(b"old")
+            self.path.chmod(mode)
+            file = self.open(replace=True)
+            file.write(b"new")
+            self.assertEqual(stat.S_IMODE(self.part.stat().st_mode), mode | 0o600)
+            file.publish()
+            self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), mode)
+            self.assertEqual(self.path.read_bytes(), b"new")
+            self.path.unlink()
 
     def test_many_small_pieces(self) -> None:
         """More than the system takes at a time, and a system that takes less than it is given."""

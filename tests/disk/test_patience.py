@@ -129,4 +129,5 @@ class ReadingTests(SynchronousTestCase):
         self.assertEqual((read_file(file), read_file(file, 2)), (b"hello", b"he"))
         self.assertEqual(read_file(Path("/dev/null")), b"")
         self.assertRaises(FileNotFoundError, read_file, directory / "none")
-        self.assertRaises(IsADirectoryError, read_file, directory)
+        error = self.assertRaises(IsADirectoryError, read_file, directory)
+        self.assertEqual(error.filename, str(directory))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import selectors
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from misc.command import environment
@@ -92,6 +97,48 @@ class DialTests(SynchronousTestCase):
         (directory / SERVERS_NAME).unlink()
         (directory / SERVERS_NAME).mkdir()
         self.assertIs(dial(directory), None)
+
+    def test_what_looks_like_an_address(self) -> None:
+        """A slip in an entry takes no other away, and is not looked up as a name: whoever opens it tells."""
+
+        def refuse(*_arguments: object) -> None:
+            raise AssertionError("looked up")
+
+        self.patch(socket, "getaddrinfo", refuse)
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            directory = Path(self.mktemp())
+            (directory / "private").mkdir(parents=True)
+            hosts = ("..", "300.1.1.1", "1.2.3", "[1::2::3]", "[:]", "[12345::]", "127.0.0.1")
+            port = listening.getsockname()[1]
+            text = "".join(entry(number, host, port) for number, host in enumerate(hosts))
+            (directory / SERVERS_NAME).write_text(text, "ascii")
+            ahead = dial(directory)
+            assert ahead is not None
+            self.addCleanup(ahead.close)
+            self.assertEqual(list(ahead._on_their_way), [("127.0.0.1", port)])
+
+    def test_without_files_or_threads(self) -> None:
+        """Nothing is made ahead; the command goes on as long as it can."""
+        directory = Path(self.mktemp())
+        (directory / "private").mkdir(parents=True)
+        (directory / SERVERS_NAME).write_text(entry(1, "127.0.0.1", 9), "ascii")
+
+        def refuse(*_arguments: object, **_more: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        def refuse_threads(*_arguments: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        for place, name, refusal in (
+            (selectors, "DefaultSelector", refuse),
+            (socket, "socketpair", refuse),
+            (threading.Thread, "start", refuse_threads),
+        ):
+            patched = self.patch(place, name, refusal)
+            self.assertIs(dial(directory), None)
+            patched.restore()
 
     def test_before_all_else(self) -> None:
         """It imports neither Twisted nor what describes servers; with nobody to connect to, no TLS either."""

@@ -120,6 +120,14 @@ class ReadingTests(SynchronousTestCase):
         self.assertEqual({path.parent for path in caches}, {Path("/somewhere/cache/pipegrid")})
         self.assertEqual(len(caches), 2)
 
+    def test_a_user_without_a_home(self) -> None:
+        """Uses the node's directory all the same, and remembers nothing."""
+        with (
+            mock.patch.dict("os.environ", {"XDG_CACHE_HOME": ""}),
+            mock.patch.object(Path, "home", side_effect=RuntimeError),
+        ):
+            self.assertEqual(load(self.node).caches, ())
+
     def test_one_bad_file_leaves_the_other(self) -> None:
         """YAML that nobody can read is a warning, and everything else is used."""
         (self.node / "private" / "servers.yaml").write_text("storage: [")

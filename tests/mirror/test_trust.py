@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import bz2
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -96,6 +97,35 @@ class TrustTests(SynchronousTestCase):
                 self.refused("not signed at all", data, ours.keyring)
             self.assertFalse(trace.exists())
 
+    def test_what_stands_in_a_signatures_place(self) -> None:
+        """
+        Signatures, as bytes or text, one or several, reach gpgv; packed packets do not, alone or among them.
+
+        Two kilobytes that unpack to a gigabyte kept it busy for as long as it was let.
+        """
+        ours, other = self.signer(), self.signer()
+        armored = ours.detached(TEXT)
+        packets = _joined(armored)
+        crlf = armored.replace(b"\n", b"\r\n")
+        commented = armored.replace(b"-----\n\n", b"-----\nVersion: 1\nComment: none\n\n", 1)
+        for good in (packets, armored, crlf, commented, other.detached(TEXT) + armored):
+            check_signature(TEXT, good, (ours.keyring,), "x")
+
+        def refuse(*_arguments: object, **_more: object) -> None:
+            raise AssertionError("gpgv was asked")
+
+        self.patch(subprocess, "run", refuse)
+        bomb = _compressed(_literal(bytes(1000)))
+        for packed in (bomb, packets + bomb, bomb + packets, _literal(TEXT), packets[:-1], b"\xc2"):
+            for bad in (packed, _armored(packed)):
+                with self.assertRaises(NotSigned) as caught:
+                    check_signature(TEXT, bad, (ours.keyring,), "x")
+                self.assertIn("in a signature's place", str(caught.exception))
+            text = b"-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA512\n\nevil\n" + _armored(packed)
+            self.refused("in a signature's place", text, ours.keyring)
+        for bad in (b"", b"\n", b"<html>", b"x" + armored, armored + b"x", armored[:-5]):
+            self.assertRaises(NotSigned, check_signature, TEXT, bad, (ours.keyring,), "x")
+
     def test_expired(self) -> None:
         """A key that has expired does not count, though gpgv itself calls that a success."""
         old = Signer("2021-01-01", at="20200601T000000!")
@@ -158,6 +188,12 @@ class TrustTests(SynchronousTestCase):
         self.patch(tempfile, "tempdir", None)
         signed_content(ours.inline(TEXT), (ours.armored,), "x")
         self.assertEqual(os.listdir(directory), [])
+
+
+def _armored(packets: bytes) -> bytes:
+    """A signature as text."""
+    lines = binascii.b2a_base64(packets)
+    return b"-----BEGIN PGP SIGNATURE-----\n\n" + lines + b"-----END PGP SIGNATURE-----\n"
 
 
 def _joined(armored: bytes) -> bytes:

@@ -59,6 +59,7 @@ class IdentityTests(SynchronousTestCase):
         for name, text in (
             ("private/node.privkey", "x"),
             ("permutation-seed", "1"),
+            ("permutation-seed", ""),
             ("announcement-seqnum", "many"),
         ):
             path = self.directory / name

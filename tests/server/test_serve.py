@@ -14,6 +14,7 @@ import attrs
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from OpenSSL import SSL
 from twisted.internet import reactor, ssl
+from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
@@ -149,6 +150,14 @@ class SettingsTests(SynchronousTestCase):
         self.assertEqual(location.endpoint_text("80"), "tcp:80")
         self.assertEqual(location.endpoint_text("80", "::1"), "tcp:80:interface=::1")
         self.assertEqual(location.endpoint_text("unix:x"), "unix:x")
+        self.assertEqual(location.endpoint_text("\u0663"), "\u0663")  # a digit, elsewhere
+
+    def test_no_port_at_all(self) -> None:
+        """Of a socket in the file system no address can be made that leads there; port 0 was printed."""
+        host = UNIXAddress("socket")
+        error = self.assertRaises(UsageError, location.where, None, host)
+        self.assertIn("--location", str(error))
+        self.assertEqual(location.where("a.example:80", host), ("tcp:a.example:80",))
 
     def test_locations(self) -> None:
         """A location is a host and a port, IPv6 with or without brackets."""

@@ -51,6 +51,15 @@ class SinkTests(SynchronousTestCase):
         sink.finish()
         self.assertEqual(quiet.taken, b"something")
 
+    def test_a_file_that_is_open_for_reading(self) -> None:
+        """Is told so; there is no reason of the disk's."""
+        path = self.mktemp()
+        open(path, "wb").close()
+        with open(path, "rb") as file, self.assertRaises(SinkError) as caught:
+            open_sink(file, self.changed).write([b"x"])
+        self.assertIn("give a file that is open for writing", str(caught.exception))
+        self.assertNotIn("None", str(caught.exception))
+
     def test_a_file_that_would_block(self) -> None:
         """An unbuffered, non-blocking one that takes nothing is an error, not silence."""
 

@@ -44,6 +44,17 @@ class AliasFileTests(SynchronousTestCase):
         self.private.mkdir(parents=True)
         self.path = self.private / "aliases"
 
+    def test_a_link(self) -> None:
+        """To another program's file, or among files under version control, stays; the file changes."""
+        theirs = self.home / "theirs"
+        theirs.write_text(f"there: {CAP}\n")
+        self.path.symlink_to("../theirs")
+        add_alias(self.home, "ours", CAP)
+        self.assertTrue(self.path.is_symlink())
+        self.assertEqual(theirs.read_text(), f"there: {CAP}\nours: {CAP}\n")
+        remove_alias(self.home, "there")
+        self.assertEqual(theirs.read_text(), f"ours: {CAP}\n")
+
     def test_recorded(self) -> None:
         """Lines are read as Tahoe-LAFS reads them; what we add, it finds behind them, and they stay."""
         text = RECORDED["file_utf8"]

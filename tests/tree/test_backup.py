@@ -37,6 +37,7 @@ from pipegrid.tree.backup.changes import (
     Signature,
     is_due,
     is_unchanged,
+    signature_of,
 )
 from pipegrid.tree.backup.database import Database
 from pipegrid.tree.backup.retention import Retention, kept
@@ -87,6 +88,18 @@ class ChangesTests(SynchronousTestCase):
         self.assertFalse(is_unchanged(self.recorded(10 * 10**9 + RACY_NS), found))
         self.assertFalse(is_unchanged(self.recorded(10 * 10**9 - 1), found))
 
+    def test_beyond_64_bits(self) -> None:
+        """Inodes without a sign, and years that 64 bits of nanoseconds do not reach, are as good as any."""
+        for inode, mtime_ns in ((1 << 63, 1), ((1 << 64) - 1, 1), (77, 1 << 63), (77, 10**19)):
+            fields = (0o100644, inode, 1, 1, 0, 0, 5, 1, 10, 0)
+            found = os.stat_result(fields, {"st_mtime_ns": mtime_ns, "st_ctime_ns": 9})
+            signature = signature_of(found)
+            for number in attrs.astuple(signature):
+                self.assertTrue(-(1 << 63) <= number < 1 << 63, number)
+            self.assertTrue(is_unchanged(Recorded(signature, 10 * RACY_NS), found))
+            other = attrs.evolve(signature, inode=signature.inode ^ 1)
+            self.assertFalse(is_unchanged(Recorded(other, 10 * RACY_NS), found))
+
     def test_due(self) -> None:
         """Each at an age of its own, none earlier or later than said."""
         ages = []
@@ -125,6 +138,17 @@ class RetentionTests(SynchronousTestCase):
         """Of every backup, whatever the rules."""
         runs = self.runs("11-01_01", "11-02_01") + self.runs("10-01_01", name="etc")
         self.assertEqual(self.kept(runs, last=0), ["11-02_01", "10-01_01"])
+
+    def test_runs_of_nothing(self) -> None:
+        """A disk that was not mounted for nights has no run forgotten that has files."""
+        full = [attrs.evolve(run, files=3) for run in self.runs("11-01_01", "11-02_01", "11-03_01")]
+        empty = self.runs("11-04_01", "11-05_01", "11-06_01", "11-07_01")
+        for rules, expected in (
+            ({"last": 2}, ["11-02_01", "11-03_01", "11-06_01", "11-07_01"]),
+            ({"daily": 1}, ["11-03_01", "11-07_01"]),
+            ({"last": 3}, ["11-01_01", "11-02_01", "11-03_01", "11-05_01", "11-06_01", "11-07_01"]),
+        ):
+            self.assertEqual(self.kept([*full, *empty], **rules), expected)
 
     def test_what_claims_to_be_later(self) -> None:
         """Stays, and counts for no rule: the newest of what is not later stay beside it."""
@@ -235,6 +259,18 @@ class BackupTests(SynchronousTestCase):
         self.assertLessEqual(again.elapsed_s, 1.1 * RTT)
         self.assertEqual(again.catalogue, first.catalogue)
         self.assertEqual(len(self.names_in(again.catalogue)), 2)
+
+    def test_a_file_of_a_far_year(self) -> None:
+        """Is stored and remembered as any other; one such file, be it a camera's, cost the whole run."""
+        self.write("a")
+        self.write("b")
+        far_ns = 13_569_465_600 * 10**9  # in 2400
+        os.utime(self.root / "b", ns=(far_ns, far_ns))
+        self.assertEqual(self.run_backup().counts.sent_files, 2)
+        self.days += 1
+        self.assertEqual(self.run_backup().counts.sent_files, 0)
+        self.assertEqual(self.opened, [])
+        self.assertEqual((self.said, self.left_out), ([], []))
 
     def test_ten_files_changed(self) -> None:
         """They are read and sent, with the directories above them, and the list: two round trips."""

@@ -72,6 +72,33 @@ class DirectoryTests(GridTestCase):
             Directory(self.grid, inner.cap.file)
         self.assertIsInstance(inner.cap.file, MutableCap)
 
+    def test_wrong_arguments(self) -> None:
+        """Are told in a sentence, before anything is written; a name that no path could lead to as well."""
+        directory, grid = self.directory, self.grid
+        trees = Trees(grid, grid._workers, grid._start)
+        wrong: Any = 5
+        changes: list[tuple[Any, str]] = [
+            (lambda: directory.link(wrong, A), "the name of a child is text, not 5 (int)"),
+            (lambda: directory.link("a", wrong), "a capability is text, or what a put gave"),
+            (lambda: directory.link("", A), "a character at least"),
+            (lambda: directory.put("", b"x"), "a character at least"),
+            (lambda: directory.put(wrong, b"x"), "the name of a child is text, not 5 (int)"),
+            (lambda: directory.unlink(wrong), "the name of a child is text, not 5 (int)"),
+            (lambda: directory.rename(wrong, "a"), "the name of a child is text, not 5 (int)"),
+            (lambda: directory.rename("a", ""), "a character at least"),
+            (lambda: directory.change(wrong), "a list of edits, not 5 (int)"),
+            (lambda: directory.change([wrong]), "a Link, an Unlink or a Rename, not 5 (int)"),
+            (lambda: directory.change([Link("a", wrong)]), "a capability is text"),
+            (lambda: trees.resolve(wrong), "a path on a grid is text, not 5 (int)"),
+            (lambda: trees.list_directory(wrong), "a capability is text"),
+            (lambda: trees.get_tree(wrong, "x"), "a capability is text"),
+        ]
+        for change, words in changes:
+            with self.assertRaises(UsageError) as caught:
+                self.world.run(change())
+            self.assertIn(words, str(caught.exception))
+        self.assertEqual(self.names(), [])
+
     def test_two_writers(self) -> None:
         """Both links are there, also in a directory that was empty."""
         other = Directory(self.open(), self.directory.cap)

@@ -225,6 +225,21 @@ class RestoreTests(TreeTestCase):
         self.assertEqual((result.files, result.links, result.directories), (4, 1, 3))
         self.assertEqual(result.size, len(self.big) + len(self.medium) + 106)
 
+    def test_far_years(self) -> None:
+        """Times beyond 2262 come back as well, as far as the file system has them."""
+        far_ns = 13_569_465_600 * 10**9  # in 2400
+        probe = self.scratch / "probe"
+        probe.touch()
+        os.utime(probe, ns=(far_ns, far_ns))
+        cap = self.directory(
+            {"f": (b"x" * 100, kept(0o600, far_ns)), "d": ({}, kept(0o700, far_ns))}
+        )
+        self.get(cap)
+        for name in ("f", "d"):
+            found = (self.target / name).stat()
+            self.assertEqual(found.st_mtime_ns, probe.stat().st_mtime_ns, name)
+        self.assertEqual(self.get(cap).present, 1)
+
     def test_a_rerun_fetches_only_directories(self) -> None:
         """What is there is not fetched again; what is missing is, and nothing else changes."""
         cap = self.tree()

@@ -66,6 +66,12 @@ class MetadataTests(SynchronousTestCase):
         kept = restored({"ctime": 5.5, "mtime": 1.5, "st_mode": 0o100600, "st_ino": 4})
         self.assertEqual(kept, Kept(0o600, 1_500_000_000))
 
+    def test_far_years(self) -> None:
+        """Nanoseconds since 1970 may have more than 64 bits: file systems know years beyond 2262."""
+        for mtime_ns in (-(10**19), 1 << 63, 15_032_385_535 * 10**9):
+            kept = self.there_and_back(entry_metadata(status(mtime_ns=mtime_ns)))
+            self.assertEqual(kept.mtime_ns, mtime_ns)
+
     def test_nobody_else_runs_it(self) -> None:
         """A file is not brought back set-user-ID; a directory passes its group on as it did."""
         self.assertEqual(restored(entry_metadata(status(0o107755))).mode, 0o1755)

@@ -13,9 +13,15 @@ import sys
 
 def main() -> None:
     """Run the command line that this process was started with, and exit with its status."""
+    _fill_standard_streams()
     if sys.argv[1:] == ["--version"]:
         from pipegrid.version import __version__
 
+        if sys.stdout is None:
+            from pipegrid.cli.console import CLOSED
+
+            print(f"pipegrid: {CLOSED}", file=sys.stderr)
+            sys.exit(1)
         try:
             print(f"pipegrid {__version__}", flush=True)
         except OSError as error:
@@ -46,6 +52,25 @@ def main() -> None:
     except KeyboardInterrupt:  # before or after the work; what runs has better ways to be stopped
         status = 130
     sys.exit(status)
+
+
+def _fill_standard_streams() -> None:
+    """
+    Have no file or connection of ours take the number of a standard stream that is closed.
+
+    What a library says there when nothing else helps would be in the midst of a share, or go to a client.
+    """
+    for number in (0, 1, 2):
+        if not _is_open(number):
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest that is free, which is this one
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _leave(status: int) -> None:

@@ -116,6 +116,8 @@ def parse(
         raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version
         status = outcome
+        if status == ExitStatus.DONE:
+            console.results.write(b"")  # click says nothing of a standard output that is closed
         return invocation, OfflineJob(lambda _console: status)
     job: Job = outcome
     return invocation, job

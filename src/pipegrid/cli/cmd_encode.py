@@ -88,9 +88,14 @@ def command(
 
 def _configuration(directory: str | None) -> GridConfig | None:
     """Return what the client's directory says; None if none was named and the user has none."""
+    from pipegrid.errors import UsageError
     from pipegrid.grid.config import load
     from pipegrid.grid.homes import default_directory, is_configured
 
-    if directory is None and not is_configured(default_directory()):
+    if directory is not None:
+        return load(directory)
+    try:
+        own = default_directory()
+    except UsageError:  # without a home there is none, either
         return None
-    return load(directory or default_directory())
+    return load(own) if is_configured(own) else None

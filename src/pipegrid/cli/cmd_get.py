@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -132,7 +133,8 @@ async def fetch_files(
             file = await located(grid, file, fetchable)
             part = _part_of(file.cap, byte_range)
             call = None if progress is None else progress.transfer()
-            return await fetch(grid, console, file.cap, part, place, force, call)
+            places.check()
+            return await fetch(grid, console, file.cap, part, place, force, call, places.check)
 
         def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
             lead = f"{file.label}: " if len(files) > 1 else ""
@@ -198,8 +200,9 @@ async def fetch(
     output: str | None,
     force: bool,
     progress: ProgressCall | None,
+    check: Callable[[], None] = lambda: None,
 ) -> GetResult:
-    """Fetch a part of a file, given as start and length, to where it shall go."""
+    """Fetch a part of a file, given as start and length, to where it shall go, unless ``check`` raises."""
     from pipegrid.cli.outfile import OutputFile
 
     with ExitStack() as stack:
@@ -211,6 +214,7 @@ async def fetch(
         sink.flush()
         if output is not None:
             file.tell(result)
+            check()
     return result
 
 

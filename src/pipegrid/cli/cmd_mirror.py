@@ -195,6 +195,7 @@ def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
     """Return the job that fetches a mirror from the grid."""
     if fetching.urls or fetching.to_grid:
         raise usage_error("--from-grid goes with neither --from nor --to-grid; leave them out")
+    fetching.check_deleting(dest)
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
         from pipegrid.cli.mirroring import Display

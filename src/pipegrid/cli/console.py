@@ -19,6 +19,8 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO
 
+CLOSED = "standard output is closed; send it somewhere, even to /dev/null"
+
 _GATHERED_BYTES = 64 << 10
 """Of results that are printed together."""
 
@@ -30,11 +32,13 @@ class ResultStream(io.BufferedIOBase):
     Attributes:
         abandoned: the reader went away (``pipegrid get CAP | head -c 100``), or read no more, and the
             command was told to end.
+        failed: it cannot be written to, and that was an error.
     """
 
     def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream
         self.abandoned = False
+        self.failed = False
 
     @property
     def name(self) -> str:
@@ -61,13 +65,14 @@ class ResultStream(io.BufferedIOBase):
         return len(memoryview(data))
 
     def flush(self) -> None:
-        """Hand over what was written; raises as ``write`` does."""
-        if not self.abandoned and self._stream is not None:
+        """Hand over what was written; raises as ``write`` does, unless that did already."""
+        if not (self.abandoned or self.failed) and self._stream is not None:
             self._guard(lambda stream: stream.flush())
 
     def _guard(self, act: Callable[[BinaryIO], Any]) -> None:
         if self._stream is None:
-            raise SinkError("standard output is closed; send it somewhere, even to /dev/null")
+            self.failed = True
+            raise SinkError(CLOSED)
         try:
             with may_wait(self._stream.fileno):
                 act(self._stream)
@@ -75,6 +80,7 @@ class ResultStream(io.BufferedIOBase):
             self.abandoned = True
             raise
         except OSError as error:
+            self.failed = True
             raise SinkError(f"cannot write to standard output: {error.strerror}") from error
         except BaseException:  # told to end while nobody read it: whatever is left would wait again
             self.abandoned = True
@@ -190,6 +196,8 @@ class Console:
             more: what JSON says behind the error.
         """
         status = self.complain(error, about)
+        if self.results.failed:  # nothing can be told there, as was just said or is about to be
+            return status
         self.json_result({**fields, "error": sentence(error), "exit_status": int(status), **more})
         return status
 

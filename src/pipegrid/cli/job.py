@@ -203,7 +203,7 @@ def failure(error: Exception, console: Console) -> int:
     if isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError):
         return ExitStatus.FAILED
     status = console.complain(error)
-    if console.json and not console.results.abandoned:
+    if console.json and not (console.results.abandoned or console.results.failed):
         try:
             console.result("", {"error": sentence(error), "exit_status": int(status)})
         except Exception as second:

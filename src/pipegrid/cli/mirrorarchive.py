@@ -93,7 +93,13 @@ class ArchiveRun:
         self._begun: tuple[Coroutine[Any, Any, int], EarlyMirror] | None = None
 
     def job(self) -> ReactorJob | GridJob:
-        """Return what does it."""
+        """
+        Return what does it.
+
+        Raises:
+            UsageError: it would delete what is not its own.
+        """
+        self._fetching.check_deleting(self._dest)
         if self._fetching.may_cut_short:
             return ShortcutJob(self.early, self.run)
         return job_of(self.run, self._fetching.to_grid)

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
+from pipegrid.errors import UsageError
+from pipegrid.mirror import HIDDEN
 from pipegrid.mirror.value import Value
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -110,6 +112,20 @@ class Fetching(Value):
     def may_cut_short(self) -> bool:
         """Whether a run needs a reactor only for mirrors that do not what they should."""
         return not (self.dry_run or self.to_grid) and self.limit_bytes_per_s is None
+
+    def check_deleting(self, dest: str) -> None:
+        """
+        Raises:
+            UsageError: files would be deleted that no run of ours has met, be it for a slip in ``dest``.
+        """
+        if not self.delete or self.dry_run or os.path.lexists(os.path.join(dest, HIDDEN)):
+            return
+        for above, directories, files in os.walk(dest):
+            if files or any(os.path.islink(os.path.join(above, each)) for each in directories):
+                raise UsageError(
+                    f"{dest} was no mirror until now, and --delete would remove the files that are in it; if "
+                    "they belong to this one, mirror once without --delete"
+                )
 
     def direct_addresses(self) -> list[Address] | None:
         """Return those of the mirrors, if one can begin to ask them without a reactor."""

@@ -9,6 +9,7 @@ from pipegrid.cli.job import GridJob, ReactorJob, ShortcutJob
 from pipegrid.cli.mirroring import Display, Fetching, job_of
 from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.outcome import Interrupted, unreadable
+from pipegrid.errors import UsageError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class ListRun:
             return None
         with ExitStack() as stack:
             source = stack.enter_context(self._open())
+            self._check_deleting(source)
             ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
             from pipegrid.mirror.destination import Destination
@@ -93,6 +95,8 @@ class ListRun:
         fetching = self._fetching
         work = self._begun
         with self._open() as source:
+            if work is None:
+                self._check_deleting(source)
             async with fetching.mirror(
                 reactor, console, self._dest if work is None else work.destination
             ) as mirror:
@@ -116,6 +120,20 @@ class ListRun:
             return open(self._file, "rb")
         except OSError as error:
             raise unreadable(self._file, error) from error
+
+    def _check_deleting(self, source: BinaryIO) -> None:
+        """
+        Raises:
+            UsageError: everything would be deleted, for the list is empty; or what is not ours.
+        """
+        fetching = self._fetching
+        fetching.check_deleting(self._dest)
+        deletes = fetching.delete and not fetching.dry_run
+        if deletes and next(self._entries(source), None) is None:
+            raise UsageError(
+                f"{self._file} names no files, and --delete would remove all that is in {self._dest}; look "
+                "at what made the list"
+            )
 
     def _all(self, source: BinaryIO, console: Console) -> Iterator[Wanted]:
         """Yield what the list names; at its end there are answers to wait for, and time to get ready."""

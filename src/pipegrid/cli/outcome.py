@@ -7,6 +7,7 @@ Statuses are an interface, documented in ``docs/reference-cli.md``.
 from __future__ import annotations
 
 import enum
+import os
 import sys
 from collections.abc import Collection
 
@@ -99,6 +100,8 @@ def sentence(error: BaseException) -> str:
         return _usage_sentence(error)
     if isinstance(error, PipegridError):
         text = str(error) or " ".join((type(error).__doc__ or "").split())
+    elif isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
+        text = "the working directory is not there any more; change to one that is"
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
         text = where + (error.strerror or str(error) or type(error).__name__)
@@ -108,6 +111,15 @@ def sentence(error: BaseException) -> str:
             "run the command again with -v, and report what it shows"
         )
     return printable(text.strip()).rstrip(".")
+
+
+def _is_nowhere() -> bool:
+    """Whether the working directory was removed, so that no relative name leads anywhere."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 _CLICKS_WORDS = (

@@ -11,6 +11,7 @@ from pipegrid.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
+    from pipegrid.tree.target import Home
 
 
 class Places:
@@ -28,6 +29,7 @@ class Places:
         self, files: Sequence[NamedFile[Any]], paths: Sequence[str | None], directory: str | None
     ) -> None:
         self.directory = directory
+        self._home: Home | None = None
         self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
 
     def of(self, file: NamedFile[Any]) -> str | None:
@@ -48,6 +50,17 @@ class Places:
             raise SinkError(
                 f"cannot make the directory {self.directory}: {error.strerror}"
             ) from error
+        from pipegrid.tree.target import Home
+
+        self._home = Home(self.directory)
+
+    def check(self) -> None:
+        """
+        Raises:
+            SinkError: another directory, or a link, has come into the place of the one that files go into.
+        """
+        if self._home is not None:
+            self._home.check()
 
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> Places:

@@ -62,9 +62,10 @@ def run_process(arguments: Sequence[str], begun: HeadStart | None = None) -> int
         found = _cut_short(job, console) if isinstance(job, ShortcutJob) else None
         if begun is not None:
             begun.close()
-        if found is None:
-            found = run_job(job, invocation)
-        status = found
+        try:
+            status = run_job(job, invocation) if found is None else found
+        except Exception as error:  # not even a reactor can be had, as without files to spare
+            status = failure(error, console)
     return _flush(console, status)
 
 
@@ -130,7 +131,7 @@ def _flush(console: Console, status: int) -> int:
         console.results.flush()
     except Exception as error:
         status = failure(error, console)
-    if console.results.abandoned:
+    if console.results.abandoned or (console.results.failed and sys.stdout is not None):
         _forget_stdout()
     return status
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import get_args
 
 import attrs
 
@@ -222,6 +223,19 @@ def parse_cap(text: str) -> Cap:
             cap = _parse_bare(text[len(prefix) :])
             return cap if _keeps_promise(cap, prefix) else UnknownCap(text)
     return _parse_bare(text)
+
+
+def as_cap(cap: str | Cap) -> Cap:
+    """
+    Return what a caller of the library gave as a cap: one, or its text, perhaps with blanks around it.
+
+    Raises:
+        CapError, UsageError: as ``parse_cap``; or it is neither.
+    """
+    if isinstance(cap, str):
+        return parse_cap(cap.strip())
+    check_kind(cap, get_args(Cap), "a capability", "text, or what a put gave as 'result.cap'")
+    return cap
 
 
 def _parse_bare(text: str) -> Cap:

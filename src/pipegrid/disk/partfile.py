@@ -73,7 +73,7 @@ class PartFile:
 
     Args:
         path: where the file shall be. A link there stays, and what it points to is replaced.
-        replace: replace an existing file.
+        replace: replace an existing file, whose permissions stay, unless links are not followed.
         resume: take up what an interrupted writer has left; otherwise it is cleared away, and nothing is
             left by us.
         follow: a link there; otherwise it, or a device or pipe, is replaced as a file would be.
@@ -92,11 +92,11 @@ class PartFile:
         self, path: str, replace: bool = False, resume: bool = True, follow: bool = True
     ) -> None:
         self.path = path
-        self.found_bytes = 0
-        self.position = 0
+        self.found_bytes = self.position = 0
         self.part: str | None = None
         self._replace = replace
         self._resume = resume
+        self._mode: int | None = None  # of the file that is replaced
         directory, name = os.path.split(path)
         self._target = os.path.realpath(path)
         if not follow:
@@ -105,7 +105,9 @@ class PartFile:
         self._publishing = False
         self._has_whole_pieces = False
         try:
-            mode: int | None = os.stat(self._target, follow_symlinks=follow).st_mode
+            # Of /dev/stdout, or what a shell makes of >(...), no resolved name leads to the pipe behind it.
+            there = path if follow else self._target
+            mode: int | None = os.stat(there, follow_symlinks=follow).st_mode
         except OSError as error:
             # A part could be made beside what can never have this name: all would be fetched for nothing.
             if error.errno == errno.ENAMETOOLONG:
@@ -117,12 +119,14 @@ class PartFile:
             mode = stat.S_IFREG
         if mode is not None and stat.S_ISDIR(mode):
             raise SinkError(f"cannot write {path}: it is a directory; name a file in it")
-        if mode is not None and stat.S_ISREG(mode) and not replace:
-            raise self._exists()
+        if mode is not None and stat.S_ISREG(mode):
+            self._mode = mode & 0o777 if follow else None
+            if not replace:
+                raise self._exists()
         try:
             if mode is not None and not stat.S_ISREG(mode):
                 with may_wait():  # a pipe, for its reader
-                    self._fd = os.open(self._target, os.O_WRONLY | os.O_CLOEXEC)
+                    self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             else:
                 self._open_part()
         except OSError as error:
@@ -147,6 +151,7 @@ class PartFile:
             self._resume = False
             self._fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self.part = part
+        self._set_mode(0o600)
         if not self._resume:
             os.ftruncate(self._fd, 0)
         self.found_bytes = os.fstat(self._fd).st_size
@@ -214,6 +219,11 @@ class PartFile:
         os.umask(mask)
         if mode & mask & 0o777:
             os.fchmod(fd, stat.S_IMODE(mode) & ~mask)
+
+    def _set_mode(self, more: int = 0) -> None:
+        if self._mode is not None:  # who could not read the file that was there, cannot now
+            with suppress(OSError):  # a file system without modes
+                os.fchmod(self._fd, self._mode | more)
 
     # Bytes.
 
@@ -293,6 +303,7 @@ class PartFile:
         self._publishing = True
         try:
             if self.part is not None:
+                self._set_mode()
                 self._sync(self._fd)
                 self._give_name(self.part)
                 self._sync_directory()
@@ -327,9 +338,8 @@ class PartFile:
     def close(self) -> None:
         """Let go of the lock and the file."""
         fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):
-                os.close(fd)
+        with suppress(OSError):  # it may be none
+            os.close(fd)
 
     @property
     def closed(self) -> bool:

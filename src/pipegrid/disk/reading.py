@@ -23,11 +23,14 @@ def read_file(path: Path | str, most_bytes: int = -1) -> bytes:
         most_bytes: no more than these are read; -1: all.
 
     Raises:
-        OSError: it cannot be read, or is a named pipe.
+        OSError: it cannot be read, or is a directory or named pipe.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISDIR(mode):
         os.close(fd)
+        if stat.S_ISDIR(mode):  # of which Python would say that "11" is one
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is a named pipe; put a file in its place", str(path))
     with os.fdopen(fd, "rb") as file:
         return file.read(most_bytes)

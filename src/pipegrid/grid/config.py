@@ -36,7 +36,7 @@ from pipegrid.disk.commit import Policy
 from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.durations import parse_kept
-from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME
+from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME, cache_directory
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.grid.spelling import check_settings, ini_problem
@@ -85,7 +85,7 @@ class GridConfig:
         introducers: those that ``private/introducers.yaml`` names, and what is wrong with it.
         preferred: ids of servers that come first on every file's ring.
         nickname: what the directory's owner is called, as introducers are told; perhaps empty.
-        caches: directories with what introducers said, the first of which may be written.
+        caches: directories with what introducers said, the first of which may be written; perhaps none.
         force_foolscap: Foolscap is spoken with servers that speak HTTPS as well.
         ask_first: whether puts ask where shares are before they send any; a setting of PipeGrid's own.
     """
@@ -136,7 +136,7 @@ def load(directory: Path | str) -> GridConfig:
         ),
         preferred=_preferred(parser),
         nickname=nickname_of(parser),
-        caches=(_cache_directory(directory), private) if is_tahoe else (private,),
+        caches=_caches(directory) if is_tahoe else (private,),
         force_foolscap=_flag(parser, path, "client", "force_foolscap"),
         ask_first="auto" if is_tahoe else _ask_first(parser, path),
     )
@@ -204,11 +204,14 @@ def _ask_first(parser: configparser.ConfigParser, path: Path) -> AskFirst:
         raise UsageError(f"{path}: [client] {error}") from None
 
 
-def _cache_directory(directory: Path) -> Path:
-    """Return where to remember what must not be written in ``directory``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    digest = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
-    return (Path(base) if base else Path.home() / ".cache") / "pipegrid" / digest
+def _caches(node: Path) -> tuple[Path, ...]:
+    """Return where to remember what must not be written in a node's directory, and where it remembers."""
+    try:
+        own = cache_directory()
+    except UsageError:
+        return ()  # a user without a home remembers nothing
+    digest = hashlib.sha256(os.fsencode(node.resolve())).hexdigest()[:32]
+    return own / digest, node / "private"
 
 
 def _encoding(parser: configparser.ConfigParser, path: Path) -> tuple[Params, int]:

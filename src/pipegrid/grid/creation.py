@@ -28,7 +28,8 @@ from pipegrid.grid.config import (
     load,
 )
 from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME, is_configured
-from pipegrid.grid.introducers import INTRODUCERS_NAME
+from pipegrid.grid.introducers import INTRODUCERS_NAME, load_introducers
+from pipegrid.grid.servers import load_static_servers
 from pipegrid.grid.spelling import settings_in
 
 DEFAULT_HAPPY = 7
@@ -122,6 +123,10 @@ def create_like_tahoe(
     Make ``directory`` a client's that stores files as a Tahoe-LAFS node does, and return what it says.
 
     Numbers, secrets, introducers, servers and preferences are copied; the node's directory is only read.
+
+    Raises:
+        UsageError: as ``create_client``; or a file of the node's cannot be read as a whole: servers would be
+            missing, and nobody would know.
     """
     node = Path(node)
     if not (node / TAHOE_CONFIG_NAME).is_file():
@@ -129,6 +134,8 @@ def create_like_tahoe(
             f"{node} is no Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
         )
     theirs = load(node)
+    load_static_servers(node)  # which raise what ``load`` warns of
+    load_introducers(node)
     files = {
         "private/convergence": base32.encode(theirs.convergence) + "\n",
         "private/secret": base32.encode(theirs.lease_secret) + "\n",
@@ -136,7 +143,10 @@ def create_like_tahoe(
     if theirs.introducers.addresses:
         files[INTRODUCERS_NAME] = theirs.introducers.as_text()
     if (node / SERVERS_NAME).is_file():
-        files[SERVERS_NAME] = read_file(node / SERVERS_NAME).decode("utf-8")
+        try:
+            files[SERVERS_NAME] = read_file(node / SERVERS_NAME).decode("utf-8")
+        except UnicodeDecodeError:  # YAML may be UTF-16
+            raise UsageError(f"{node / SERVERS_NAME} is no UTF-8; save it as that") from None
     return create_client(
         directory,
         params=params or theirs.params,
@@ -187,7 +197,9 @@ def change(
         with path.open(encoding="utf-8-sig", newline="") as file:
             text = file.read()
         replace_file(
-            path, with_settings(text, settings).encode("utf-8"), mode=path.stat().st_mode & 0o777
+            path.resolve(),  # where there is a link, it stays
+            with_settings(text, settings).encode("utf-8"),
+            mode=path.stat().st_mode & 0o777,
         )
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; change it by hand") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipegrid.disk.reading import read_file
+from pipegrid.errors import UsageError
 from pipegrid.grid.homes import SERVERS_NAME, default_directory
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ def dial(directory: str | os.PathLike[str] | None) -> Ahead | None:
     Args:
         directory: None for the user's own.
     """
-    path = (default_directory() if directory is None else Path(directory)) / SERVERS_NAME
     try:
+        path = (default_directory() if directory is None else Path(directory)) / SERVERS_NAME
         text = read_file(path, _MOST_BYTES + 1)
-    except OSError:
+    except (OSError, UsageError):
         return None  # whoever opens the grid tells what is wrong
     addresses = addresses_in(text) if len(text) <= _MOST_BYTES else []
     if not addresses:
@@ -64,4 +65,7 @@ def dial(directory: str | os.PathLike[str] | None) -> Ahead | None:
     from pipegrid.reactor.ahead import Ahead
     from pipegrid.reactor.clientcontext import http_context
 
-    return Ahead(addresses, http_context())
+    try:
+        return Ahead(addresses, http_context())
+    except (OSError, RuntimeError):
+        return None  # without files or threads to spare

@@ -40,7 +40,7 @@ class Discovery:
 
     Args:
         connect: makes connections: a tub's ``getReference``.
-        caches: directories with what was said before; the first is where it is written.
+        caches: directories with what was said before; the first is where it is written, if there is one.
         found: given every server, and again when its address changes.
         warn: given a sentence for everything that is skipped or out of reach.
     """
@@ -189,7 +189,7 @@ class Discovery:
             self._writing.cancel()
         self._writing = None
         self._write_after_s = _WRITE_AGAIN_AFTER_S
-        for client in self.clients:
+        for client in self.clients if self._caches else ():
             if not client.answered:
                 continue
             heard = [

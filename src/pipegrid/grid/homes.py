@@ -5,18 +5,47 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pipegrid.errors import UsageError
+
 CONFIG_NAME = "pipegrid.cfg"
 TAHOE_CONFIG_NAME = "tahoe.cfg"
 SERVERS_NAME = "private/servers.yaml"
 
 
 def default_directory() -> Path:
-    """Return the user's own directory: $PIPEGRID_DIR, or ``pipegrid`` among the user's data."""
+    """
+    Return the user's own directory: $PIPEGRID_DIR, or ``pipegrid`` among the user's data.
+
+    Raises:
+        UsageError: nobody knows where those are.
+    """
     explicit = os.environ.get("PIPEGRID_DIR")
     if explicit:
         return Path(explicit)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "pipegrid"
+    return _users("XDG_DATA_HOME", ".local/share") / "pipegrid"
+
+
+def cache_directory() -> Path:
+    """Return where the user has what may be lost; raises as ``default_directory`` does."""
+    return _users("XDG_CACHE_HOME", ".cache") / "pipegrid"
+
+
+def _users(variable: str, usual: str) -> Path:
+    """
+    Return one of the user's base directories.
+
+    A variable with a relative path counts as none, as its specification (XDG Base Directory) wants: each
+    working directory would have a grid of its own, in which nothing is found that another one has.
+    """
+    base = os.environ.get(variable, "")
+    if os.path.isabs(base):
+        return Path(base)
+    try:
+        return Path.home() / usual
+    except RuntimeError:  # a container's user, whom no list of users has
+        raise UsageError(
+            "nobody knows where your home directory is; set HOME, or name the client's directory with -d"
+        ) from None
 
 
 def is_configured(directory: Path) -> bool:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pipegrid.mirror.signatures import signature_packets
 from pipegrid.mirror.wanted import MirrorError
 
 TIMEOUT_S = 60
@@ -26,7 +27,7 @@ _MESSAGE = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _WHOLE = re.compile(
     _MESSAGE
     + rb"\n(?:Hash: [^\n]*\n)*\n(?:(?!-)[^\n]*\n|- [^\n]*\n)*"
-    + rb"-----BEGIN PGP SIGNATURE-----\n(?:(?!-)[^\n]*\n)*-----END PGP SIGNATURE-----\n*"
+    + rb"(-----BEGIN PGP SIGNATURE-----\n(?:(?!-)[^\n]*\n)*-----END PGP SIGNATURE-----\n*)"
 )
 """One message, and nothing before, in between or behind it; lines that begin with a dash are escaped."""
 
@@ -68,13 +69,16 @@ def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
 
     if not keyrings:
         raise _no_keyring(name)
-    if _WHOLE.fullmatch(signed) is None:
+    whole = _WHOLE.fullmatch(signed)
+    if whole is None:
         if _MESSAGE not in signed:
             # gpgv also takes packets, which it unpacks before it knows whose they are: a few hundred bytes of
             # anybody's would be gigabytes on the disk.
             raise NotSigned(f"{name} is {NOT_SIGNED} (it is not signed at all)")
         # It would be published as it is, to readers who may look at more than what was signed.
         raise NotSigned(f"{name} is not signed as a whole: there is something around it")
+    if signature_packets(whole[1]) is None:
+        raise _no_signature(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         path = _write(directory, "signed", signed)
         output = os.path.join(directory, "content")
@@ -92,8 +96,13 @@ def check_signature(content: bytes, signature: bytes, keyrings: Sequence[str], n
     """
     import tempfile
 
+    if not keyrings:
+        raise _no_keyring(name)
+    packets = signature_packets(signature)
+    if packets is None:
+        raise _no_signature(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
-        paths = [_write(directory, "signature", signature), _write(directory, "content", content)]
+        paths = [_write(directory, "signature", packets), _write(directory, "content", content)]
         _gpgv(paths, keyrings, name)
 
 
@@ -133,6 +142,10 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
     reason = refusal(done.stdout)
     if reason is not None:
         raise NotSigned(f"{name} is {NOT_SIGNED} ({reason})")
+
+
+def _no_signature(name: str) -> NotSigned:
+    return NotSigned(f"{name} is {NOT_SIGNED} (what stands in a signature's place is none)")
 
 
 def _no_keyring(name: str) -> MirrorError:

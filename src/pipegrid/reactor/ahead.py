@@ -109,13 +109,17 @@ class Ahead:
     Makes connections in a thread, from now on.
 
     Args:
-        addresses: each is connected to once, and no more than ``MOST`` of them.
+        addresses: each is connected to once, and no more than ``MOST`` of them; what is none is passed over.
         context: for TLS.
+
+    Raises:
+        OSError, RuntimeError: there are no files or threads for it.
     """
 
     def __init__(self, addresses: Iterable[Address], context: ssl.SSLContext) -> None:
         self._lock = threading.Lock()
         self._closed = False
+        self._selector = selectors.DefaultSelector()  # here, where one that cannot be had is told
         self._told, self._tell = socket.socketpair()
         self._told.setblocking(False)
         self._on_their_way: dict[Address, _Connecting] = {}
@@ -159,6 +163,8 @@ class Ahead:
 
     def _begin(self, context: ssl.SSLContext, address: Address) -> None:
         try:
+            # What looks like an address and is none would be looked up as a name, which may take long.
+            socket.inet_pton(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address[0])
             it = _Connecting(context, address)
         except OSError:
             return
@@ -169,7 +175,7 @@ class Ahead:
 
     def _run(self) -> None:
         ends_at = time.monotonic() + KEPT_S
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(self._told, selectors.EVENT_READ)
             with self._lock:
                 for address, it in self._on_their_way.items():

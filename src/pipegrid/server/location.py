@@ -15,7 +15,7 @@ _LOCATION = re.compile(
 
 def endpoint_text(text: str, interface: str = "") -> str:
     """Return an endpoint's description; a bare number is a TCP port."""
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         return text
     return f"tcp:{text}:interface={interface}" if interface else f"tcp:{text}"
 
@@ -33,9 +33,14 @@ def where(location: str | None, host: Any) -> tuple[str, ...]:
     """
     if location is None:
         name = str(getattr(host, "host", ""))
+        port = int(getattr(host, "port", 0))
+        if not port:  # a socket in the file system, behind something that clients reach
+            raise UsageError(
+                "nobody can find a server that listens on no TCP port; give HOST:PORT with --location"
+            )
         if name in ("", "0.0.0.0", "::"):
             name = socket.gethostname()
-        return (_hint(name, int(getattr(host, "port", 0))),)
+        return (_hint(name, port),)
     hints = []
     for text in location.split(","):
         match = _LOCATION.match(text.strip())

@@ -216,10 +216,11 @@ class StorageNode:
             port = await serverFromString(self._reactor, text).listen(factory)
         except (ValueError, TypeError, LookupError) as error:
             raise UsageError(
-                f"{text!r} is no port or endpoint ({error}); give one such as tcp:8098"
+                f"{text!r} is no port or endpoint ({str(error).rstrip('.')}); give one such as tcp:8098"
             ) from error
         except Exception as error:  # CannotListenError, for one
-            raise UsageError(f"cannot listen on {text}: {error}; choose another port") from error
+            why = str(error).rstrip(".")
+            raise UsageError(f"cannot listen on {text}: {why}; choose another port") from error
         self._ports.append(port)
         return port
 

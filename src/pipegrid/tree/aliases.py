@@ -189,9 +189,9 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put the file in place, for nobody else to read."""
+    """Put the file in place, for nobody else to read; a link to it, perhaps of another program's, stays."""
     try:
-        replace_file(path, data)
+        replace_file(Path(os.path.realpath(path)), data)
     except OSError as error:
         raise SinkError(f"cannot write the aliases to {path}: {error.strerror}") from error
 

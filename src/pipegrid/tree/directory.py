@@ -8,14 +8,15 @@ there now, so that nobody's change is lost, and several changes of one call are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
+from pipegrid.arguments import check_kind
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, as_cap
 from pipegrid.core.mutable.edits import (
     Edit,
     Link,
@@ -28,7 +29,7 @@ from pipegrid.core.mutable.edits import (
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
 from pipegrid.core.params import Params
-from pipegrid.errors import CapError
+from pipegrid.errors import CapError, UsageError
 from pipegrid.reactor.together import as_deferred
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.results import PutResult
@@ -109,7 +110,7 @@ class Directory:
     def __init__(
         self, grid: ChangesFiles, cap: str | Cap, now: Callable[[], float] = time.time
     ) -> None:
-        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+        parsed = as_cap(cap)
         if not isinstance(parsed, DirectoryCap):
             raise CapError("this is not the cap of a directory, and this works on directories only")
         self._grid = grid
@@ -154,9 +155,7 @@ class Directory:
             CapError, UsageError: the cap is malformed, reads nothing, or cannot be linked.
             and what ``change`` raises.
         """
-
-        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
-        return await self.change([Link(name, parsed, metadata=metadata, replace=replace)])
+        return await self.change([Link(name, as_cap(cap), metadata=metadata, replace=replace)])
 
     def put(
         self,
@@ -216,6 +215,7 @@ class Directory:
         told: Callable[[Cap], object],
     ) -> S:
         self._writekey()
+        _check_name(name)  # before anything is stored
         looking = self._grid.look_ahead(self.cap)
         looking.addErrback(lambda _: None)  # the change will meet it again, and say so
         try:
@@ -258,8 +258,9 @@ class Directory:
             DirectoryError: what is stored is no directory.
             UnhappyError: too few servers took it.
             UncoordinatedWriteError: others wrote so much that this never had its turn.
+            UsageError: what was given are no edits, or of children whom no path could name.
         """
-        edits = list(edits)  # the caller's may change meanwhile
+        edits = _checked(edits)
         key = self._writekey()
         repeated = False
 
@@ -322,6 +323,31 @@ class Directory:
         check_writable(self.cap)
         assert isinstance(self.cap.file, MutableCap)
         return self.cap.file.secret
+
+
+def _checked(edits: Sequence[Edit]) -> list[Edit]:
+    """Return edits of a caller's, who may change them meanwhile."""
+    check_kind(edits, Iterable, "what is to be changed", "a list of edits")
+    edits = list(edits)
+    for edit in edits:
+        check_kind(edit, get_args(Edit), "an edit", "a Link, an Unlink or a Rename")
+        if isinstance(edit, Link):
+            _check_name(edit.name)
+            as_cap(edit.cap)
+        elif isinstance(edit, Rename):
+            check_kind(edit.old, str, "the name of a child", "text")
+            _check_name(edit.new)
+        else:
+            check_kind(edit.name, str, "the name of a child", "text")
+    return edits
+
+
+def _check_name(name: str) -> None:
+    check_kind(name, str, "the name of a child", "text")
+    if not name:
+        raise UsageError(
+            "the name of a child has a character at least; no path leads to an empty one"
+        )
 
 
 def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryCap:

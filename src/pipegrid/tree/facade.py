@@ -58,8 +58,10 @@ class Trees:
             UsageError, CapError: it is no path, or there is no such alias.
             DirectoryError: a directory on the way is damaged.
         """
+        from pipegrid.arguments import check_kind
         from pipegrid.tree.paths import parse_here, resolve
 
+        check_kind(path, str, "a path on a grid", "text")
         root, names = parse_here(path, self._grid.config.directory)
         return await resolve(self._grid, root, names, limits)
 
@@ -72,11 +74,11 @@ class Trees:
             CapError: not the cap of a directory.
             DirectoryError: it is damaged, or beyond the limits.
         """
-        from pipegrid.core.caps import DirectoryCap, parse_cap
+        from pipegrid.core.caps import DirectoryCap, as_cap
         from pipegrid.errors import CapError
         from pipegrid.tree.listing import read_listing
 
-        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+        parsed = as_cap(cap)
         if not isinstance(parsed, DirectoryCap):
             raise CapError("this is not the cap of a directory, and only those can be listed")
         return await read_listing(self._grid, parsed, limits)
@@ -133,11 +135,11 @@ class Trees:
             SinkError: the directory cannot be made.
             PipegridError: the root cannot be read.
         """
-        from pipegrid.core.caps import parse_cap
+        from pipegrid.core.caps import as_cap
         from pipegrid.tree.download import TreeGet
         from pipegrid.tree.downloading import bounded
 
-        parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+        parsed = as_cap(cap)
         get = TreeGet(
             self._grid,
             self._workers,

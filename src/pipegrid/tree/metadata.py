@@ -40,7 +40,8 @@ _MODE_BITS = 0o7777
 _MAX_BYTES = 64 << 10
 """Of a name or a link; no system takes longer ones."""
 
-_MAX_NS = 1 << 63
+_MAX_NS = 10**9 << 39
+"""Seventeen thousand years. ext4 takes dates to 2446, XFS to 2486; 64 bits of nanoseconds end in 2262."""
 
 
 @attrs.frozen

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import attrs
 
-from pipegrid.core.caps import Cap, DirectoryCap, UnknownCap, parse_cap
+from pipegrid.core.caps import Cap, DirectoryCap, UnknownCap, as_cap
 from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
@@ -151,7 +151,7 @@ async def resolve(
         DirectoryError: a directory on the way is damaged, or beyond the limits.
         PipegridError: the grid could not fetch it.
     """
-    cap: Cap | None = parse_cap(root.strip()) if isinstance(root, str) else root
+    cap: Cap | None = as_cap(root)
     place = PathEnd(cap)
     for depth, name in enumerate(names):
         directory = place.best or place.cap

@@ -114,13 +114,15 @@ class FileSink:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise SinkError(f"cannot write {self._name}: {error.strerror}") from error
+            raise SinkError(f"cannot write {self._name}: {error.strerror or error}") from error
         except ValueError as error:
             raise SinkError(f"cannot write {self._name}: {error}") from error
 
 
 def _unwritable(name: str, error: OSError) -> SinkError:
     advice = "free some space or choose another place"
+    if isinstance(error, io.UnsupportedOperation):  # of a file object, not of a disk
+        return SinkError(f"cannot write {name}: {error}; give a file that is open for writing")
     return SinkError(f"cannot write {name}: {error.strerror}; {advice}")
 
 

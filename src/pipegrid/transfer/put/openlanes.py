@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 
+from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.pace import is_silent
@@ -86,10 +87,17 @@ class OpenLanes:
             if lane.bug is not None:
                 lane.bug.raiseException()
             if lane.error is not None and not is_unexplained(lane.state, lane.error):
-                self.reasons[lane.peer.name] = str(lane.error)
+                self._note(lane.peer.name, lane.error)
             if lane.is_useless:
                 self.forget(lane)
         return ended
+
+    def _note(self, server: str, error: ServerError) -> None:
+        """Remember why a share is not there; a server that does not know it was lost, or refused, before."""
+        if isinstance(error, NoSuchShare):
+            self.reasons.setdefault(server, str(error))
+        else:
+            self.reasons[server] = str(error)
 
     def let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         """

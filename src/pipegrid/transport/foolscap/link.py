@@ -157,7 +157,7 @@ class FoolscapLink:
                 " out where it is now, and copy its fURL anew",
                 server,
             )
-        why = _excerpt(str(failure.value)) or type(failure.value).__name__
+        why = _excerpt(str(failure.value)).removesuffix(".") or type(failure.value).__name__
         if failure.check(TimeoutError):  # which says how it came about, to nobody's use
             why = f"it was not usable after {self._connect_timeout_s:g} s"
         return ServerUnreachable(

@@ -32,7 +32,7 @@ days: a weekly backup renews them in time.
 
 @attrs.frozen
 class Signature:
-    """What tells one state of a file from another."""
+    """What tells one state of a file from another: numbers of 64 bits with a sign, as SQLite keeps them."""
 
     size: int
     mtime_ns: int
@@ -55,7 +55,19 @@ class Recorded:
 
 def signature_of(found: os.stat_result) -> Signature:
     """Return what is compared of a file."""
-    return Signature(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return Signature(
+        found.st_size, _kept(found.st_mtime_ns), _kept(found.st_ctime_ns), _kept(found.st_ino)
+    )
+
+
+def _kept(number: int) -> int:
+    """
+    Return the number of 64 bits that stands for one that may have more.
+
+    Inodes have no sign, and network and FUSE file systems use all of their bits; files may be of years that
+    64 bits of nanoseconds do not reach (2262).
+    """
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def is_unchanged(recorded: Recorded, found: os.stat_result) -> bool:

@@ -35,6 +35,9 @@ def kept(runs: Sequence[BackupRun], rules: Retention, now: str | None = None) ->
     """
     Return the runs that some rule keeps, in the order given; the newest of each backup always stays.
 
+    Runs without a single file displace none that has some: a disk that was not mounted looks like that, night
+    after night. So the rules are applied to all runs, and once more to those with files.
+
     Args:
         now: the time (UTC) of the run that is listed just now. What claims to be later, because a clock was
             wrong once, stays and counts for no rule: it would have what is really new forgotten.
@@ -48,11 +51,11 @@ def kept(runs: Sequence[BackupRun], rules: Retention, now: str | None = None) ->
             key=lambda run: run.time,
             reverse=True,
         )
-        keep.update(newest_first[: max(1, rules.last or 0)])
-        keep.update(_first_of_each(newest_first, rules.daily or 0, lambda at: at.date()))
-        keep.update(
-            _first_of_each(newest_first, rules.weekly or 0, lambda at: at.isocalendar()[:2])
-        )
+        keep.update(newest_first[:1])
+        for counted in (newest_first, [run for run in newest_first if run.files]):
+            keep.update(counted[: rules.last or 0])
+            keep.update(_first_of_each(counted, rules.daily or 0, lambda at: at.date()))
+            keep.update(_first_of_each(counted, rules.weekly or 0, lambda at: at.isocalendar()[:2]))
     return [run for run in runs if run in keep]
 
 

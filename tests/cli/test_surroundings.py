@@ -1,0 +1,159 @@
+"""Commands where something is missing that all processes seem to have; real ones, in real surroundings."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from unittest import skipUnless
+
+from tests.cli.processes import TIMEOUT_S, ProcessTestCase
+
+NOBODY = 54321
+"""A user whom no list of users has, as containers run programs."""
+
+
+class SurroundingsTests(ProcessTestCase):
+    """One sentence, and what can be done is done."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.home / "file").write_bytes(b"x" * 1000)
+
+    def run_so(self, before: Callable[[], None], *arguments: str, status: int) -> tuple[str, str]:
+        """Run a command in a process that was changed before; returns what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pipegrid.cli", *arguments],
+            cwd=self.home,
+            env=self.environment,
+            preexec_fn=before,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertNotIn("nobody foresaw", done.stderr)
+        return done.stdout, done.stderr
+
+    @skipUnless(os.geteuid() == 0, "only root can be somebody else")
+    def test_a_user_without_a_home(self) -> None:
+        """What needs the user's own directory says what to do; what needs none works."""
+        os.chmod(self.home, 0o755)
+        del self.environment["HOME"]
+
+        def be_nobody() -> None:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+
+        for words in (("put", "file"), ("status",), ("serve",), ("alias", "list"), ("ls", "home:")):
+            out, err = self.run_so(be_nobody, *words, status=2)
+            self.assertEqual(out, "")
+            self.assertIn("set HOME, or name the client's directory with -d", err, words)
+        os.chmod(self.home, 0o777)
+        out, _ = self.run_so(be_nobody, "encode", "file", "--shares", "shares", status=0)
+        self.assertIn("URI:CHK:", out)
+        self.run_so(be_nobody, "-d", "grid", "init", status=0)
+        out, _ = self.run_so(be_nobody, "-d", "grid", "put", "file", status=0)
+        self.assertIn("URI:CHK:", out)
+
+    def test_relative_base_directories(self) -> None:
+        """Count as not set: each working directory would have a grid that no other one knows."""
+        self.environment["XDG_DATA_HOME"] = "data"
+        cap, _ = self.run_so(lambda: None, "put", "file", status=0)
+        self.assertFalse((self.home / "data").exists())
+        self.assertTrue((self.home / ".local/share/pipegrid/pipegrid.cfg").exists())
+        del self.environment["XDG_DATA_HOME"]
+        self.assertEqual(self.run_so(lambda: None, "cat", cap.strip(), status=0)[0], "x" * 1000)
+
+    def test_no_files_to_spare(self) -> None:
+        """Not even for a reactor."""
+
+        def take_files() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))
+
+        out, err = self.run_so(take_files, "put", "file", status=1)
+        self.assertEqual((out, err.count("\n")), ("", 1), err)
+        self.assertIn("Too many open files", err)
+
+    def test_a_working_directory_that_is_gone(self) -> None:
+        """Is named; what does not need it works."""
+        gone = self.home / "gone"
+
+        def go_nowhere() -> None:
+            gone.mkdir()
+            os.chdir(gone)
+            gone.rmdir()
+
+        for words in (("put", "-r", "."), ("backup", "."), ("get", "URI:LIT:nbswy3dp", "-o", "x")):
+            _, err = self.run_so(go_nowhere, *words, status=1)
+            self.assertIn("the working directory is not there any more", err, words)
+        out, _ = self.run_so(go_nowhere, "put", str(self.home / "file"), status=0)
+        self.assertIn("URI:CHK:", out)
+
+    def test_a_standard_output_that_is_closed(self) -> None:
+        """Whoever asks for something and gets nothing is told so, once."""
+        for words in (("--version",), ("--help",), ("put", "--help"), ("--json", "put", "file")):
+            _, err = self.run_so(lambda: os.close(1), "-q", *words, status=1)
+            self.assertEqual(err.count("standard output is closed"), 1, words)
+
+    def test_no_file_takes_the_place_of_a_standard_stream(self) -> None:
+        """What a library writes to one that was closed is in no share, and goes to no client."""
+        code = (
+            "import os, sys\n"
+            "from pipegrid.cli import main\n"
+            "sys.argv = ['pipegrid', 'put', 'file']\n"
+            "try:\n"
+            "    main()\n"
+            "except SystemExit:\n"
+            "    pass\n"
+        )
+
+        def close_all() -> None:
+            os.closerange(0, 3)
+
+        ends = "os._exit = lambda status: open('told', 'w').write(' '.join(map(names, range(3))))\n"
+        names = "names = lambda n: os.readlink(f'/proc/self/fd/{n}')\n"
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("try:", f"{names}{ends}try:", 1)],
+            cwd=self.home,
+            env=self.environment,
+            preexec_fn=close_all,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0)
+        told = (self.home / "told").read_text().split()
+        self.assertEqual(told, [os.devnull] * 3)
+
+    def test_json_on_a_full_disk(self) -> None:
+        """That it is full is said once, and not for the failure's own line again."""
+
+        def write_there() -> None:
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+        for words in (("put", "file"), ("status",), ("storage-index", "URI:LIT:nbswy3dp")):
+            _, err = self.run_so(write_there, "-q", "--json", *words, status=1)
+            self.assertEqual(err.count("No space left"), 1, words)
+
+    def test_servers_that_are_away_over_foolscap(self) -> None:
+        """It is said that they cannot be reached, and not what the lost connection made of the writes."""
+        (self.home / "large").write_bytes(os.urandom(3_000_000))
+        private = self.home / "grid/private"
+        private.mkdir(parents=True)
+        furl = f"pb://{'a' * 32}@tcp:127.0.0.1:1/swissnum"
+        servers = {
+            f"s{n}": {"ann": {"anonymous-storage-FURL": furl.replace("a" * 9, "abcdefghi"[n] * 9)}}
+            for n in range(3)
+        }
+        (private / "servers.yaml").write_text(json.dumps({"storage": servers}))
+        self.run_so(lambda: None, "-d", "grid", "init", status=0)
+        for name in ("file", "large"):
+            _, err = self.run_so(lambda: None, "-d", "grid", "put", name, status=3)
+            self.assertIn("refused (s1, s2 too)", err)
+            self.assertNotIn("unfinished upload", err)
