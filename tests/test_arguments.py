@@ -265,7 +265,7 @@ class NamesTests(SynchronousTestCase):
         found = {
             name
             for name, each in vars(errors).items()
-            if getattr(each, "__module__", "") == errors.__name__
+            if getattr(each, "__module__", "") == errors.__name__ and not name.startswith("_")
         }
         self.assertEqual(found - set(pipegrid.__all__), set())
         for name in pipegrid.__all__:
