@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -22,4 +23,6 @@ def scratch_path(test: SynchronousTestCase) -> Path:
     """Return a path in such a directory, where nothing is yet; what is made there goes with the test."""
     directory = scratch_directory()
     test.addCleanup(shutil.rmtree, directory, ignore_errors=True)
+    # Servers that a test only abandons may still write there when they are collected.
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory / "scratch"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cli.pty import OnTerminal, TerminalTestCase
+from tests.forked import client
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reference-cli.md"
 
@@ -116,10 +116,10 @@ class CompletionTestCase(TerminalTestCase):
         """A grid with names in it that shells take for more than they are."""
 
         def pipegrid(*argv: str) -> None:
-            program = [str(self.home / "bin" / "pipegrid"), "-q", *argv]
-            subprocess.run(
-                program, env=self.environment, cwd=self.home, capture_output=True, check=True
+            done = client.run(
+                *("pipegrid.cli", "-q", *argv), cwd=self.home, env=self.environment, timeout=60
             )
+            self.assertEqual(done.returncode, 0, done.stderr)
 
         pipegrid("init")
         pipegrid("alias", "create", "work")

@@ -374,7 +374,7 @@ class BackupTests(SynchronousTestCase):
         self.run_backup("one")
         cap = (self.private / "backup/catalogue.cap").read_text()
         here, self.private = self.private, scratch_directory()
-        self.addCleanup(shutil.rmtree, here, True)
+        self.addCleanup(shutil.rmtree, self.private, True)
         self.client, first = self.start_client(), self.client
         self.run_backup("before")
         (self.private / "backup/catalogue.cap").write_text(cap)
@@ -441,7 +441,7 @@ class BackupTests(SynchronousTestCase):
         before = self.shares()
         here, client = self.private, self.client
         self.private = scratch_directory()
-        self.addCleanup(shutil.rmtree, here, True)
+        self.addCleanup(shutil.rmtree, self.private, True)
         self.client = self.start_client()
         (self.private / "backup").mkdir()
         shutil.copy(here / "backup/catalogue.cap", self.private / "backup")
