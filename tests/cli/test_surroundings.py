@@ -212,7 +212,7 @@ class SurroundingsTests(ProcessTestCase):
 
             def have_little_room() -> None:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
                 os.dup2(os.open("copy", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
 
             _, err = self.run_so(have_little_room, "get", cap, status=1)
