@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from unittest import skipUnless
 
@@ -157,3 +160,60 @@ class SurroundingsTests(ProcessTestCase):
             _, err = self.run_so(lambda: None, "-d", "grid", "put", name, status=3)
             self.assertIn("refused (s1, s2 too)", err)
             self.assertNotIn("unfinished upload", err)
+
+    def test_a_standard_output_that_does_not_wait(self) -> None:
+        """As another program may have made a pipe: all of a file comes through, buffered or not."""
+        data = os.urandom(400_000)
+        (self.home / "large").write_bytes(data)
+        cap = self.run_so(lambda: None, "-q", "put", "large", status=0)[0].strip()
+        for unbuffered in ("", "1"):
+            reading, writing = os.pipe()
+            os.set_blocking(writing, False)
+            with subprocess.Popen(
+                [sys.executable, "-m", "pipegrid.cli", "get", cap],
+                cwd=self.home,
+                env={**self.environment, "PYTHONUNBUFFERED": unbuffered},
+                stdout=writing,
+            ) as process:
+                os.close(writing)
+                select.select([reading], [], [], TIMEOUT_S)
+                time.sleep(0.3)  # it has written what a pipe holds
+                with os.fdopen(reading, "rb") as file:
+                    self.assertEqual(file.read(), data)
+            self.assertEqual(process.returncode, 0)
+
+    def test_a_standard_input_that_does_not_wait(self) -> None:
+        """All of a cap file is read, whenever it comes."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        with subprocess.Popen(
+            [sys.executable, "-m", "pipegrid.cli", "storage-index", "-"],
+            cwd=self.home,
+            env=self.environment,
+            stdin=reading,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            os.close(reading)
+            for content in (b"nbswy3dp", b"nbuqu", b"pafa"):
+                time.sleep(0.2)
+                os.write(writing, b"URI:LIT:%s\n" % content)
+            os.close(writing)
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        self.assertEqual((process.returncode, out.count("\n")), (0, 3), err)
+
+    def test_a_disk_that_fills_up_within_the_last_write(self) -> None:
+        """Is told of where standard output has no buffer, too, as in many containers."""
+        (self.home / "file").write_bytes(os.urandom(90_000))
+        cap = self.run_so(lambda: None, "-q", "put", "file", status=0)[0].strip()
+        for unbuffered in ("", "1"):
+            self.environment["PYTHONUNBUFFERED"] = unbuffered
+
+            def have_little_room() -> None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
+                os.dup2(os.open("copy", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+
+            _, err = self.run_so(have_little_room, "get", cap, status=1)
+            self.assertIn("cannot write to standard output: File too large", err)

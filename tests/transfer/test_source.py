@@ -131,6 +131,15 @@ class SourceTests(SynchronousTestCase):
                 open_source(path)
             self.assertIn(reason, str(caught.exception))
 
+    def test_what_does_not_wait(self) -> None:
+        """A pipe with nothing in it at the moment has not come to its end."""
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, writing)
+        os.set_blocking(reading, False)
+        with os.fdopen(reading, "rb") as file, self.assertRaises(SourceError) as caught:
+            open_source(file)
+        self.assertIn("does not wait", str(caught.exception))
+
     def test_what_cannot_be_copied(self) -> None:
         """Text, closed files, and pipes while there is no room for the copy."""
         closed = io.BytesIO(b"x")

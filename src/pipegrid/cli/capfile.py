@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from pipegrid.cli.outcome import printable, unreadable
+from pipegrid.cli.stdin import read_whole
 from pipegrid.errors import SourceError, UsageError
 
 MAX_BYTES = 16 << 20
@@ -82,7 +83,7 @@ def read_cap_file(path: str, stdin: BinaryIO | None) -> list[CapLine]:
         elif stdin is None:
             raise SourceError("cannot read standard input: it is closed")
         else:
-            data = stdin.read(MAX_BYTES + 1)
+            data = read_whole(stdin, MAX_BYTES + 1)
     except OSError as error:
         raise unreadable(name, error) from error
     except ValueError as error:

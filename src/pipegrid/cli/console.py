@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.core.text import harmless, printable
-from pipegrid.disk.patience import may_wait
+from pipegrid.disk.patience import may_wait, wait_for_room
 from pipegrid.errors import SinkError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -61,21 +62,30 @@ class ResultStream(io.BufferedIOBase):
             BrokenPipeError: the reader went away.
             SinkError: there is no standard output, or its disk is full.
         """
-        self._guard(lambda stream: stream.write(data))
-        return len(memoryview(data))
-
-    def flush(self) -> None:
-        """Hand over what was written; raises as ``write`` does, unless that did already."""
-        if not (self.abandoned or self.failed) and self._stream is not None:
-            self._guard(lambda stream: stream.flush())
-
-    def _guard(self, act: Callable[[BinaryIO], Any]) -> None:
         if self._stream is None:
             self.failed = True
             raise SinkError(CLOSED)
+        view = memoryview(data).cast("B")
+        length = len(view)
+        while view:
+            view = view[self._guard(partial(_written, data=view)) :]
+        return length
+
+    def flush(self) -> None:
+        """Hand over what was written; raises as ``write`` does, unless that did already."""
+        while not (self.abandoned or self.failed) and self._stream is not None:
+            if self._guard(_is_flushed):
+                return
+
+    def _guard(self, act: Callable[[BinaryIO], int]) -> int:
+        """Do a part of the work; returns what ``act`` does, having waited if that is nothing."""
+        assert self._stream is not None
         try:
             with may_wait(self._stream.fileno):
-                act(self._stream)
+                done = act(self._stream)
+                if not done:
+                    wait_for_room(self._stream.fileno())
+                return done
         except BrokenPipeError:
             self.abandoned = True
             raise
@@ -85,6 +95,30 @@ class ResultStream(io.BufferedIOBase):
         except BaseException:  # told to end while nobody read it: whatever is left would wait again
             self.abandoned = True
             raise
+
+
+def _written(stream: BinaryIO, data: memoryview) -> int:
+    """
+    Return how many bytes a stream takes now.
+
+    An unbuffered one (``PYTHONUNBUFFERED``, as in many containers) takes what the disk has room for, or the
+    pipe; and where another program has a pipe not wait, no stream does.
+    """
+    try:
+        taken: int | None = stream.write(data)
+    except BlockingIOError as error:
+        return error.characters_written
+    if taken is None:  # what tells nothing takes all, but for a file of the system's
+        return 0 if isinstance(stream, io.RawIOBase) else len(data)
+    return taken
+
+
+def _is_flushed(stream: BinaryIO) -> bool:
+    try:
+        stream.flush()
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Console:

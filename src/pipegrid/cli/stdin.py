@@ -67,6 +67,31 @@ class NoInput:
         raise SourceError("cannot read standard input: it is closed")
 
 
+def read_whole(file: BinaryIO, most: int) -> bytes:
+    """
+    Return what there is to read, or its beginning, however long that takes.
+
+    Another program may have made standard input one that does not wait: then a read returns what is there by
+    now, or None, and not what there will be.
+    """
+    try:
+        waits = os.get_blocking(file.fileno())
+    except (OSError, ValueError):  # not a file at all
+        waits = True
+    if waits:
+        return file.read(most)
+    data = b""
+    while len(data) < most:
+        piece: bytes | None = file.read(most - len(data))
+        if piece is None:
+            select.select([file], [], [])
+        elif not piece:
+            break
+        else:
+            data += piece
+    return data
+
+
 def interruptible(file: BinaryIO) -> BinaryIO | InterruptibleInput:
     """Return standard input in a form that nobody gets stuck on; a regular file is fine as it is."""
     try:

@@ -12,6 +12,7 @@ import click
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.options import EMPTY_NAME, as_one, usage_error
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
+from pipegrid.cli.stdin import read_whole
 from pipegrid.errors import PipegridError, SourceError
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def _text_of(path: str) -> str:
         raise usage_error(f"FILE: {EMPTY_NAME}")
     try:
         if path == "-":
-            data = sys.stdin.buffer.read(MAX_LIST_BYTES + 1)
+            if sys.stdin is None:
+                raise SourceError("cannot read standard input: it is closed")
+            data = read_whole(sys.stdin.buffer, MAX_LIST_BYTES + 1)
         else:
             with open(path, "rb") as file:
                 data = file.read(MAX_LIST_BYTES + 1)

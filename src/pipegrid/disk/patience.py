@@ -54,6 +54,13 @@ def end_waiting(error: BaseException) -> None:
         raise error
 
 
+def wait_for_room(fd: int) -> None:
+    """Wait until somebody has read from a pipe that does not wait by itself."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll()
+
+
 def _would_wait() -> bool:
     fileno = _waiting[-1]
     if fileno is None:

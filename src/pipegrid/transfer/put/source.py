@@ -8,6 +8,7 @@ methods block and are meant for a worker thread.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -212,7 +213,10 @@ def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
 
 def _next(file: BinaryIO, name: str) -> bytes:
     try:
-        return file.read(1 << 20)
+        data: bytes | None = file.read(1 << 20)
+        if data is None:  # which is not its end
+            raise BlockingIOError(errno.EAGAIN, "it has nothing at the moment, and does not wait")
+        return data
     except io.UnsupportedOperation:
         raise  # it was opened for writing
     except OSError as error:
