@@ -94,7 +94,8 @@ links: $(INSTALLED)
 builds: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.builds_check
 
-# Enemies of a storage server, one after the other; at most ten minutes, on a machine that does nothing else.
+# Enemies of a storage server, one after the other; at most ten minutes, on a machine that does nothing else, files on a
+# rested disk or in memory (`TMPDIR=/dev/shm make attack`).
 # `make attack ATTACK="--only slow_bodies --seconds 100"` runs one; docs/reference-security.md.
 attack: $(INSTALLED)
 	$(BIN)/python -m misc.attack $(ATTACK)

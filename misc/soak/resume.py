@@ -426,6 +426,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
     seed = int.from_bytes(os.urandom(4), "big") if options.seed is None else options.seed
     todo = [each for kind in options.kind or (PIPEGRID,) for each in rounds(kind)]
     end_on_sigterm()
+    # A shell starts what runs in its background with SIGINT ignored, and so would the puts be.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="pipegrid-resume-") as scratch:
         return run(todo, options.servers, options.size, seed, Path(scratch), out)
 
