@@ -27,6 +27,8 @@ FRESH = ("README", "how-to-library", "how-to-share-a-folder", "how-to-speedtest"
 
 _BLOCK = re.compile(r"^```(console|python \S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+_ANCHORED = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
+_HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 _MARK = "--- end of command ---"
 
 
@@ -52,6 +54,18 @@ def matches(expected: str, actual: str) -> bool:
     pattern = re.sub(r"^\\\.\\\.\\\.\\?\n", "(?:.*\n)*?", pattern, flags=re.MULTILINE)
     pattern = pattern.replace(r"\.\.\.", ".*?")
     return re.fullmatch(pattern, actual.strip() + "\n") is not None
+
+
+def anchors(text: str) -> set[str]:
+    """Return what links can name in a page: its headings, as GitHub makes anchors of them."""
+    found: set[str] = set()
+    for heading in _HEADING.findall(text):
+        anchor = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        number = 0
+        while (unique := f"{anchor}-{number}" if number else anchor) in found:
+            number += 1
+        found.add(unique)
+    return found
 
 
 class DocsTests(SynchronousTestCase):
@@ -110,6 +124,21 @@ class DocsTests(SynchronousTestCase):
             if not (page.parent / target).exists()
         ]
         self.assertEqual(broken, [])
+
+    def test_links_lead_to_a_heading(self) -> None:
+        """Every link with an anchor names a heading of the page to which it leads."""
+        broken = [
+            f"{page.name}: {target}#{anchor}"
+            for page in PAGES
+            for target, anchor in _ANCHORED.findall(page.read_text("utf-8"))
+            if (anchored := page.parent / target if target else page).suffix == ".md"
+            and anchor not in anchors(anchored.read_text("utf-8"))
+        ]
+        self.assertEqual(broken, [])
+        self.assertEqual(
+            anchors("# `a b` *c*: d's\n## A\n## A\n### init [-n N]"),
+            {"a-b-c-ds", "a", "a-1", "init--n-n"},
+        )
 
     def test_output_that_differs_is_noticed(self) -> None:
         """The comparison can fail."""
