@@ -16,6 +16,7 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError, PipegridError, ServerUnreachable, UsageError
 from pipegrid.grid.creation import create_local
+from pipegrid.grid.readiness import WAIT_FOR_S
 from pipegrid.transfer.peers import Peer
 from tests.transfer.world import CONVERGENCE, RTT, Told, World, content
 
@@ -120,6 +121,21 @@ class GridTests(SynchronousTestCase):
         self.assertEqual(status[3].available_bytes, 5000)
         self.assertIn("is down", status[1].reason or "")
         self.assertIn("silent for 10 s", status[2].reason or "")
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_status_of_servers_to_wait_for(self) -> None:
+        """It waits for those that come back in time, and tells how all are if too few do."""
+        self.world.lines[0].down = self.world.lines[1].down = True
+        waiting = self.world.client(wait_for=9).status()
+        self.world.clock.pump([0.1] * 100)
+        self.assertNoResult(waiting)
+        self.world.lines[0].down = False
+        status = self.world.run(waiting)
+        self.assertEqual([s.reachable for s in status], [True, False] + [True] * 8)
+        began = self.world.clock.seconds()
+        status = self.world.run(self.world.client(wait_for=10).status())
+        self.assertGreaterEqual(self.world.clock.seconds() - began, WAIT_FOR_S)
+        self.assertEqual([s.reachable for s in status], [True, False] + [True] * 8)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
     def test_closing(self) -> None:

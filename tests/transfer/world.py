@@ -512,7 +512,7 @@ class World:
         self.ask_first: AskFirst = ask_first
         self.grid = self.client()
 
-    def client(self, lease_secret: bytes = b"s" * 32) -> Grid:
+    def client(self, lease_secret: bytes = b"s" * 32, wait_for: int = 0) -> Grid:
         """Return another client of the same grid, with windows of its own."""
         config = GridConfig(
             Path(),
@@ -540,6 +540,7 @@ class World:
             InlineWorkers(),
             upload_settings=upload,
             download_settings=download,
+            wait_for=wait_for,
         )
 
     # Time.

@@ -27,6 +27,9 @@ def command() -> GridJob:
     A line for each: nickname, id, protocol, address, then round trip, room and version, or why it
     cannot be reached; then one for each introducer.
 
+    With --wait-for it first waits for as many servers, and then tells how all of them are, whether
+    they came or not.
+
     The exit status is 3 if fewer servers take shares than an upload needs: one that is full or
     read-only takes none.
     """

@@ -207,9 +207,14 @@ class BaseGrid:
 
     @started
     async def status(self) -> list[ServerStatus]:
-        """Ask every server how it is; those that do not answer say why."""
+        """
+        Ask every server how it is; those that do not answer say why.
+
+        Of a grid that was opened with ``wait_for``, when so many have answered, or after a minute.
+        """
         from pipegrid.grid.status import status_of
 
+        await self._readiness.up_or_late()
         if self._discovery is not None:
             await self._discovery.wait_settled()
         asked = [Deferred.fromCoroutine(status_of(peer, self._reactor)) for peer in self._peers]

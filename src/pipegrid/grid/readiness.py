@@ -7,6 +7,7 @@ is there. Only who asks for it (``--wait-for N``) waits until servers have answe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -62,9 +63,7 @@ class Readiness:
         Raises:
             UnhappyError: there are no servers at all, or too few answered.
         """
-        if self._wait_for > 0:
-            await self._until_up(self._wait_for)
-            self._wait_for = 0
+        await self._asked_for()
         if self._discovery is None:
             return
         if all_told:
@@ -80,6 +79,11 @@ class Readiness:
                 needed,
             )
 
+    async def up_or_late(self) -> None:
+        """Wait for as many servers as were asked for, and no longer than that may take."""
+        with contextlib.suppress(UnhappyError):  # whoever tells how they are tells that, too
+            await self._asked_for()
+
     async def more_servers(self) -> bool:
         """Wait for introducers that have not told what they know; returns whether that was news."""
         if self._discovery is None or self._discovery.settled:
@@ -87,6 +91,11 @@ class Readiness:
         before = set(self._peers)
         await self._discovery.wait_settled()
         return not before >= set(self._peers)
+
+    async def _asked_for(self) -> None:
+        if self._wait_for > 0:
+            await self._until_up(self._wait_for)
+            self._wait_for = 0
 
     async def _until_up(self, wanted: int) -> None:
         """Ask all servers again and again until so many have answered once."""
