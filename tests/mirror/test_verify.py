@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from hashlib import sha256
@@ -94,6 +95,36 @@ class VerifyTests(VerifyCase):
                 (found.failed, found.failed_files, found.present_files),
                 (alone.failed, alone.failed_files, alone.present_files),
             )
+
+    def test_what_was_found_to_be_wrong(self) -> None:
+        """Stays wrong, though it looks as it did when it was right, as on a disk that forgets."""
+        for has_attributes in (True, False):
+            if not has_attributes:
+
+                def refuse(*_: object, **__: object) -> None:
+                    raise OSError(errno.ENOTSUP, "there are no attributes")
+
+                for name in ("getxattr", "setxattr", "removexattr"):
+                    self.patch(os, name, refuse)
+            for processes, each in zip((1, 3), (self.entries[0], self.entries[-1]), strict=True):
+                self.assertEqual(self.look_anew(processes).failed_files, 0)
+                path = self.dest / each.path
+                right, status = path.read_bytes(), path.stat()
+                path.write_bytes(bytes(len(right)))
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+                self.destination._verified.seen.add(each.digest, path.stat())  # no clock has moved
+                self.assertEqual(self.look_anew(processes).failed_files, 0)
+                for paranoid in (True, False, False):
+                    found = self.look_anew(processes, paranoid)
+                    self.assertEqual([name for name, _ in found.failed], [each.path])
+                path.write_bytes(right)
+
+    def look_anew(self, processes: int, paranoid: bool = False) -> Report:
+        """Do it as another command would."""
+        self.destination.close()
+        self.destination = Destination(str(self.dest))
+        self.addCleanup(self.destination.close)
+        return self.look(processes, paranoid)
 
     def test_helpers_that_say_nothing(self) -> None:
         """Their parts are looked at here: nothing is right because nobody has looked."""
