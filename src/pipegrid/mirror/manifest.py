@@ -40,7 +40,7 @@ def noting(
         further: is written down, too, and not yielded.
     """
     try:
-        with open(_new(destination), "wb") as file:
+        with open(_new(destination), "wb", opener=_open_own) as file:
             file.writelines(list_line(each) for each in further)
             for each in entries:
                 file.write(list_line(each))
@@ -52,7 +52,7 @@ def noting(
 def begin_manifest(destination: Destination) -> None:
     """Note that a run has begun that will give files their names, whatever they will be."""
     try:
-        with open(_new(destination), "ab"):
+        with open(_new(destination), "ab", opener=_open_own):
             pass
     except OSError as error:
         raise destination.error(error, "note what it holds") from error
@@ -132,6 +132,11 @@ def _open(destination: Destination) -> BinaryIO:
 
 def _new(destination: Destination) -> str:
     return os.path.join(os.path.dirname(destination.manifest), NEW_MANIFEST)
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file of the mirror's own; a link in its place leads nowhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _incomplete(path: str) -> MirrorError:
