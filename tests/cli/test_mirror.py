@@ -40,9 +40,9 @@ class MirrorTests(TestCase):
         self.write_list(self.files)
         self.urls = [self.serve(self.archive) for _ in range(2)]
 
-    def serve(self, directory: Path) -> str:
+    def serve(self, directory: Path, kind: type[File] = File) -> str:
         """Start a web server; returns its URL."""
-        site = Site(File(str(directory)))
+        site = Site(kind(str(directory)))
         port: Any = reactor.listenTCP(0, site, interface="127.0.0.1")  # type: ignore[arg-type]
         self.addCleanup(port.stopListening)
         return f"http://127.0.0.1:{port.getHost().port}/"
@@ -87,6 +87,15 @@ class MirrorTests(TestCase):
         self.assertEqual((status, told["fetched"], told["present"]), (0, 0, len(self.files)))
         status, out, _ = await self.run_command("verify", str(self.dest))
         self.assertEqual(status, 0)
+        self.files["pool/\x9b2J"] = b"with what some terminals take for an order"
+        (self.archive / "pool/\x9b2J").write_bytes(self.files["pool/\x9b2J"])
+        self.write_list(self.files)
+        self.assertEqual((await self.mirror_list())[0], 0)
+        (self.dest / "pool/\x9b2J").unlink()
+        status, _, err = await self.run_command("verify", str(self.dest))
+        self.assertEqual((status, err.count("\x9b")), (5, 0))
+        self.assertIn("pool/\\x9b2J: it is missing", err)
+        self.assertEqual((await self.mirror_list())[0], 0)
         path = min(self.files)
         (self.dest / path).write_bytes(b"?")
         status, out, err = await self.run_command("verify", str(self.dest))
@@ -146,6 +155,71 @@ class MirrorTests(TestCase):
     def test_deleting_what_is_not_ours(self) -> Deferred[None]:
         """A directory that was no mirror is not emptied for a slip in its name."""
         return Deferred.fromCoroutine(self._test_deleting_what_is_not_ours())
+
+    async def _test_looking_at_what_is_not_ours(self) -> None:
+        self.dest.mkdir()
+        (self.dest / "thesis").write_bytes(b"all there is")
+        status, out, err = await self.run_command("verify", str(self.dest))
+        self.assertEqual((status, out), (1, ""))
+        self.assertIn("no run to it was complete", err)
+        self.assertEqual(os.listdir(self.dest), ["thesis"])
+        status, out, _ = await self.mirror_list("--delete", "--dry-run", "--json")
+        self.assertEqual((status, json.loads(out)["removed"]), (0, 1))
+        status, _, err = await self.mirror_list("--delete")
+        self.assertEqual(status, 2, err)
+        self.assertIn("was no mirror until now, and --delete would remove", err)
+        self.assertEqual(self.found(), {"thesis": b"all there is"})
+
+    def test_looking_at_what_is_not_ours(self) -> Deferred[None]:
+        """Does not make a mirror of a directory, which the next run could empty then."""
+        return Deferred.fromCoroutine(self._test_looking_at_what_is_not_ours())
+
+    async def _test_going_on_with_what_was_cut_off(self) -> None:
+        (self.archive / "pool/large").rename(self.archive / "elsewhere")
+        self.assertEqual((await self.mirror_list("--delete"))[0], 1)
+        (self.archive / "elsewhere").rename(self.archive / "pool/large")
+        (self.dest / "old").write_bytes(b"old")
+        self.assertEqual((await self.mirror_list("--delete"))[0], 0)
+        self.assertEqual(self.found(), self.files)
+
+    def test_going_on_with_what_was_cut_off(self) -> Deferred[None]:
+        """A run that was not complete has made a mirror of its destination."""
+        return Deferred.fromCoroutine(self._test_going_on_with_what_was_cut_off())
+
+    async def _test_a_list_that_changes(self) -> None:
+        await self.mirror_list()
+        (self.dest / min(self.files)).unlink()
+        text = self.list.read_bytes()
+
+        class Changing(File):
+            """While it is asked for a file, the list is written anew, and not complete yet."""
+
+            def render_GET(changing, request: Any) -> Any:
+                self.list.write_bytes(text[:200])
+                return File.render_GET(changing, request)
+
+        self.urls = [self.serve(self.archive, Changing)]
+        status, _, err = await self.mirror_list("--delete")
+        self.assertEqual((status, self.found()), (1, self.files))
+        self.assertIn("was changed while it was read, so nothing is deleted", err)
+
+    def test_a_list_that_changes(self) -> Deferred[None]:
+        """Nothing is deleted for a list that is written while it is read."""
+        return Deferred.fromCoroutine(self._test_a_list_that_changes())
+
+    async def _test_a_list_that_is_read_once(self) -> None:
+        ours, theirs = os.pipe()
+        os.write(theirs, self.list.read_bytes()[:200])
+        os.close(theirs)
+        self.addCleanup(os.close, ours)
+        given = (f"/dev/fd/{ours}", str(self.dest), "--from", self.urls[0])
+        status, _, err = await self.run_command("list", *given)
+        self.assertEqual(status, 2)
+        self.assertIn("can be read once only, and a list is read more often", err)
+
+    def test_a_list_that_is_read_once(self) -> Deferred[None]:
+        """A pipe is none; that is said of it, and not of the destination."""
+        return Deferred.fromCoroutine(self._test_a_list_that_is_read_once())
 
     async def _test_a_list_of_nothing(self) -> None:
         await self.mirror_list()

@@ -191,7 +191,7 @@ class DebianTests(DebianCase):
     async def _test_defaults(self) -> None:
         self.serve(self.made())
         short = ["mirror", "debian", str(self.dest), "--from", self.url, "--suite", "sid"]
-        self.patch(mirrorarchive, "DEBIAN_KEYRING", "/nowhere")
+        self.patch(mirrorarchive, "DEBIAN_KEYRING", "/nowhere/ring")
         status, _, err = await self.run_command(*short)
         self.assertEqual((status, self.found()), (1, set()))
         self.assertIn("give --keyring, or --allow-unsigned", err)
@@ -211,7 +211,7 @@ class DebianTests(DebianCase):
             (["--component", "contrib"], "names no contrib"),
             (["--arch", "m68k"], "the architectures all amd64"),
             (["--allow-unsigned"], "give one of them"),
-            (["--keyring", "/nowhere"], "/nowhere cannot be read"),
+            (["--keyring", "/nowhere/ring"], "/nowhere/ring cannot be read"),
             (["--also"], "requires an argument"),
         ):
             status, out, err = await self.run_command(*self.arguments(*options))

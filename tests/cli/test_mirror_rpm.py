@@ -116,7 +116,7 @@ class RpmTests(RpmCase):
         self.addCleanup(other.close)
         for arguments, words in (
             (plain, "give --keyring, or --allow-unsigned"),
-            ([*plain, "--keyring", "/nowhere"], "/nowhere cannot be read"),
+            ([*plain, "--keyring", "/nowhere/ring"], "/nowhere/ring cannot be read"),
             ([*plain, "--keyring", other.keyring], "it is signed by another key"),
             (self.arguments("--allow-unsigned"), "give one of them"),
             ([*self.arguments(), "--from", "ftp://x"], "is not the URL of a mirror"),

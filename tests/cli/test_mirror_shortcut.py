@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from hashlib import sha256
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -105,6 +105,26 @@ class ShortcutTests(SynchronousTestCase):
         self.assertEqual(sorted(self.server.asked), sorted(self.files))
         out, _ = modules(_COMMAND, "--json", "mirror", "verify", str(self.dest))
         self.assertEqual(json.loads(out)["right"], 200)
+
+    def test_a_list_that_changes(self) -> None:
+        """Nothing is deleted for a list that is written while it is read; that is what it wants by then."""
+        from pipegrid.cli.console import Console
+        from pipegrid.cli.mirroring import Fetching
+        from pipegrid.cli.mirrorlist import ListRun
+        from pipegrid.errors import SourceError
+
+        self.mirror()
+        text = self.list.read_bytes()
+        fetching = Fetching((self.server.url,), False, True, False, 4, None, "batch", 0.0, False)
+        run = ListRun(str(self.list), str(self.dest), fetching)
+
+        def changing() -> bool:
+            self.list.write_bytes(text[:500])
+            return False
+
+        with self.assertRaisesRegex(SourceError, "was changed while it was read"):
+            run.sprint(Console(BytesIO(), BytesIO(), StringIO()), changing)
+        self.assertEqual(self.found(), self.files)
 
     def test_stopped_while_looking(self) -> None:
         """A run that was told to stop while it looked at what is there is not one that was complete."""

@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
 from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
 from pipegrid.errors import CapError, NotEnoughSharesError, PipegridError, UnhappyError
+from pipegrid.mirror import NEW_MANIFEST
 from pipegrid.mirror.gridfetch import GridFetch
 from pipegrid.mirror.gridstore import GRID_CAP, NOTES, GridStore
 from pipegrid.mirror.lists import list_line
@@ -247,6 +248,7 @@ class FetchTests(GridCase):
             [path for path, _ in fetch.report.failed], ["pool/a/a 1.deb", "pool/a/same.deb"]
         )
         self.assertEqual(set(self.found(self.back)), {"top", "pool/b/é.deb"})
+        self.assertTrue((self.back / HIDDEN / NEW_MANIFEST).exists())  # so --delete may go on there
         self.grid.lost.clear()
         fetch, _ = self.fetch(cap, self.back)
         self.assertEqual((fetch.report.present_files, fetch.report.fetched_files), (2, 4))

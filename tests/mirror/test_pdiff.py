@@ -133,6 +133,16 @@ class ApplyTests(PatchCase):
         for pack in (gzip.compress, lzma.compress, bz2.compress, zstandard.compress):
             self.assertEqual(self.patched(pack(b"a\nb\n"), pack(b"2c\nc\n.\n")), b"a\nc\n")
 
+    def test_packed_in_parts(self) -> None:
+        """Several files of one kind are one, as programs make them that pack with several processors."""
+        text = b"".join(b"%d\n" % number for number in range(40_000))
+        for pack in (gzip.compress, lzma.compress, bz2.compress, zstandard.compress):
+            parts = [pack(text[at : at + 50_000]) for at in range(0, len(text), 50_000)]
+            zeros = b"" if pack is zstandard.compress else bytes(512)
+            for packed in (b"".join(parts), zeros.join((*parts, b""))):
+                patch = pack(b"2c\n") + pack(b"c\n.\n")
+                self.assertEqual(self.patched(packed, patch), text.replace(b"1\n", b"c\n", 1))
+
     def test_the_ends(self) -> None:
         """Before the first line, behind the last, and a last line that has no end."""
         self.assertEqual(self.patched(b"a\n", b"1a\nz\n.\n0a\nx\n.\n"), b"x\na\nz\n")
@@ -229,6 +239,28 @@ class DamageTests(PatchCase):
         text, rest = merge([first, second])
         self.assertLess(time.process_time() - begun, 3)  # it is 0.05 s, and was 10 s
         self.assertEqual((len(text), rest), (count // 2, (0, pdiff.END)))
+
+    def test_cut_off(self) -> None:
+        """Whatever it is packed with, and wherever: what is left is not taken for all of it."""
+        text = random.Random(5).randbytes(300_000)
+        with_sum = zstandard.ZstdCompressor(write_checksum=True).compress
+        no_size = zstandard.ZstdCompressor(write_content_size=False).compress
+        packs = (gzip.compress, lzma.compress, bz2.compress, zstandard.compress, with_sum, no_size)
+        for pack in packs:
+            packed = pack(text)
+            self.assertEqual(self.patched(packed), text)
+            self.assertEqual(self.patched(packed + pack(bytes(9))), text + bytes(9))
+            for cut in (packed[:-1], packed[:-5], packed[:150_000], packed + packed[:-1]):
+                error = self.assertRaises(PatchError, self.patched, cut)
+                self.assertIn("is cut off", str(error))
+            error = self.assertRaises(PatchError, self.patched, packed + b"no such thing")
+            self.assertIn("is damaged", str(error))
+        skipped = b"\x50\x2a\x4d\x18" + (100).to_bytes(4, "little") + bytes(100)
+        packed = zstandard.compress(text)
+        self.assertEqual(self.patched(packed + skipped + packed), text * 2)
+        self.assertEqual(self.patched(packed + skipped), text)
+        for cut in (skipped[:-1], skipped[:5], packed[:3], packed[:7]):
+            self.assertRaises(PatchError, self.patched, packed + cut)
 
     def test_bombs(self) -> None:
         """A patch that unpacks to more than one may have is given up before it is held."""

@@ -165,7 +165,7 @@ class TrustTests(SynchronousTestCase):
         damaged.write_text(Path(ours.armored).read_text()[:-40])
         for rings, words in (
             ((), "give --keyring"),
-            (("/nowhere/ring.gpg",), "cannot be read (No such file"),
+            ((self.mktemp(),), "cannot be read (No such file"),
             ((str(damaged),), "is damaged"),
         ):
             error = self.assertRaises(MirrorError, signed_content, signed, rings, "x")
@@ -175,9 +175,10 @@ class TrustTests(SynchronousTestCase):
         """The sentence says what to install."""
         ours = self.signer()
         signed = ours.inline(TEXT)
-        self.patch(os, "environ", {**os.environ, "PATH": "/nowhere"})
-        error = self.assertRaises(MirrorError, signed_content, signed, (ours.keyring,), "x")
-        self.assertIn("there is no gpgv", str(error))
+        for path in (self.mktemp(), ours.keyring):
+            self.patch(os, "environ", {**os.environ, "PATH": path})
+            error = self.assertRaises(MirrorError, signed_content, signed, (ours.keyring,), "x")
+            self.assertIn("there is no gpgv", str(error))
 
     def test_nothing_is_left(self) -> None:
         """No file of a check stays."""

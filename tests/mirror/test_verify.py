@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import manifest
+from pipegrid.mirror import HIDDEN, NEW_MANIFEST, manifest
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import list_line
-from pipegrid.mirror.manifest import parts_of_manifest, read_pieces, write_manifest
+from pipegrid.mirror.manifest import begin_manifest, parts_of_manifest, read_pieces, write_manifest
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import MAX_SHOWN, Report
 from pipegrid.mirror.verified import is_noted_at
 from pipegrid.mirror.verify import verify
-from pipegrid.mirror.wanted import Wanted
+from pipegrid.mirror.wanted import MirrorError, Wanted
 
 
 class VerifyCase(SynchronousTestCase):
@@ -94,6 +96,47 @@ class VerifyTests(VerifyCase):
                 (found.failed, found.failed_files, found.present_files),
                 (alone.failed, alone.failed_files, alone.present_files),
             )
+
+    def test_a_link_in_place_of_a_manifest(self) -> None:
+        """Leads nowhere: what is outside stays as it is."""
+        outside = Path(self.mktemp())
+        outside.write_bytes(b"somebody's")
+        (self.dest / HIDDEN / NEW_MANIFEST).symlink_to(outside.absolute())
+        for write in (partial(write_manifest, entries=self.entries), begin_manifest):
+            error = self.assertRaises(MirrorError, write, self.destination)
+            self.assertIn("cannot note what it holds", str(error))
+        self.assertEqual(outside.read_bytes(), b"somebody's")
+        self.assertEqual(self.look(1).wanted_files, len(self.entries))
+
+    def test_what_was_found_to_be_wrong(self) -> None:
+        """Stays wrong, though it looks as it did when it was right, as on a disk that forgets."""
+        for has_attributes in (True, False):
+            if not has_attributes:
+
+                def refuse(*_: object, **__: object) -> None:
+                    raise OSError(errno.ENOTSUP, "there are no attributes")
+
+                for name in ("getxattr", "setxattr", "removexattr"):
+                    self.patch(os, name, refuse)
+            for processes, each in zip((1, 3), (self.entries[0], self.entries[-1]), strict=True):
+                self.assertEqual(self.look_anew(processes).failed_files, 0)
+                path = self.dest / each.path
+                right, status = path.read_bytes(), path.stat()
+                path.write_bytes(bytes(len(right)))
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+                self.destination._verified.seen.add(each.digest, path.stat())  # no clock has moved
+                self.assertEqual(self.look_anew(processes).failed_files, 0)
+                for paranoid in (True, False, False):
+                    found = self.look_anew(processes, paranoid)
+                    self.assertEqual([name for name, _ in found.failed], [each.path])
+                path.write_bytes(right)
+
+    def look_anew(self, processes: int, paranoid: bool = False) -> Report:
+        """Do it as another command would."""
+        self.destination.close()
+        self.destination = Destination(str(self.dest))
+        self.addCleanup(self.destination.close)
+        return self.look(processes, paranoid)
 
     def test_helpers_that_say_nothing(self) -> None:
         """Their parts are looked at here: nothing is right because nobody has looked."""

@@ -55,6 +55,9 @@ class PathTests(SynchronousTestCase):
             "a/" * 20 + "x" * 1000,
             ".pipegrid-mirror/lock",
             ".pipegrid-mirror",
+            ".PipeGrid-Mirror/lock",  # the same where file systems do not tell letters apart
+            " a",
+            "\u00a0a",  # a list begins a path with what is no blank
         ):
             with self.subTest(path):
                 error = self.assertRaises(BadEntry, check_path, path)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
 from pipegrid.errors import UsageError
-from pipegrid.mirror import HIDDEN
+from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
 from pipegrid.mirror.value import Value
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -118,7 +118,7 @@ class Fetching(Value):
         Raises:
             UsageError: files would be deleted that no run of ours has met, be it for a slip in ``dest``.
         """
-        if not self.delete or self.dry_run or os.path.lexists(os.path.join(dest, HIDDEN)):
+        if not self.delete or self.dry_run or _was_mirrored_to(dest):
             return
         for above, directories, files in os.walk(dest):
             if files or any(os.path.islink(os.path.join(above, each)) for each in directories):
@@ -166,6 +166,13 @@ class Fetching(Value):
                 yield mirror
             finally:
                 await mirror.close()
+
+
+def _was_mirrored_to(dest: str) -> bool:
+    """Return whether a run has begun there that was no dry one; who only looks leaves a lock there, too."""
+    return any(
+        os.path.lexists(os.path.join(dest, HIDDEN, name)) for name in (MANIFEST, NEW_MANIFEST)
+    )
 
 
 Work = Callable[..., Awaitable[int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
@@ -9,7 +10,7 @@ from pipegrid.cli.job import GridJob, ReactorJob, ShortcutJob
 from pipegrid.cli.mirroring import Display, Fetching, job_of
 from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.outcome import Interrupted, unreadable
-from pipegrid.errors import UsageError
+from pipegrid.errors import SourceError, UsageError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ListRun:
         self._fetching = fetching
         self._jobs = min(jobs, fetching.connections)
         self._begun: Work | None = None
+        self._looked: tuple[int, int] | None = None
 
     def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
@@ -51,7 +53,7 @@ class ListRun:
             ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
             from pipegrid.mirror.destination import Destination
-            from pipegrid.mirror.manifest import keep_manifest, noting
+            from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
             from pipegrid.mirror.present import Doubt
             from pipegrid.mirror.work import Work
 
@@ -79,9 +81,12 @@ class ListRun:
             report = work.sum_up()
             removed: list[str] = []
             if not report.failed_files:
+                if fetching.delete:
+                    self._check_same(source)
                 keep_manifest(destination)
                 if fetching.delete:
-                    removed = destination.delete_others(each.path for each in self._entries(source))
+                    kept = read_manifest(destination)
+                    removed = destination.delete_others(each.path for each in kept)
             return tell(console, report, self._dest, removed, False)
 
     def _each(self) -> int:
@@ -92,6 +97,8 @@ class ListRun:
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do it, or what ``sprint`` left of it."""
+        from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
+
         fetching = self._fetching
         work = self._begun
         with self._open() as source:
@@ -100,26 +107,59 @@ class ListRun:
             async with fetching.mirror(
                 reactor, console, self._dest if work is None else work.destination
             ) as mirror:
-                if work is None:
+                destination = mirror.destination
+                if work is not None:
+                    report = await mirror.finish(work)
+                elif fetching.dry_run:
                     report = await mirror.sync(self._entries(source))
                 else:
-                    report = await mirror.finish(work)
+                    report = await mirror.sync(noting(destination, self._entries(source)))
                 removed: list[str] = []
                 if not report.failed_files:
+                    kept = self._entries(source)
                     if not fetching.dry_run:
-                        await mirror.complete(self._entries(source))
+                        if fetching.delete:
+                            self._check_same(source)
+                        await mirror.run(keep_manifest, destination)
+                        kept = read_manifest(destination)
                     if fetching.delete:
                         removed = await mirror.delete_others(
-                            (each.path for each in self._entries(source)), fetching.dry_run
+                            (each.path for each in kept), fetching.dry_run
                         )
                 further = await store(mirror, grid, report, fetching)
         return tell(console, report, self._dest, removed, fetching.dry_run, further)
 
     def _open(self) -> BinaryIO:
         try:
-            return open(self._file, "rb")
+            return self._looked_at(open(self._file, "rb"))
         except OSError as error:
             raise unreadable(self._file, error) from error
+
+    def _looked_at(self, source: BinaryIO) -> BinaryIO:
+        """
+        Return it, having noted how it looks when it is read first.
+
+        Raises:
+            UsageError: it cannot be read once more, as some runs have to.
+        """
+        if not source.seekable():
+            source.close()
+            raise UsageError(
+                f"{self._file} can be read once only, and a list is read more often; write it into a file"
+            )
+        if self._looked is None:
+            self._looked = _look_of(source)
+        return source
+
+    def _check_same(self, source: BinaryIO) -> None:
+        """
+        Raises:
+            SourceError: the list is another one now, perhaps because it is just being written.
+        """
+        if _look_of(source) != self._looked:
+            raise SourceError(
+                f"{self._file} was changed while it was read, so nothing is deleted for it; run it again"
+            )
 
     def _check_deleting(self, source: BinaryIO) -> None:
         """
@@ -146,3 +186,8 @@ class ListRun:
 
         source.seek(0)
         yield from read_list(lines_of(source), self._file)
+
+
+def _look_of(source: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(source.fileno())
+    return status.st_size, status.st_mtime_ns

@@ -111,7 +111,7 @@ def _ranked(tally: Tally) -> str:
 def tell_verified(console: Console, report: Report, dest: str) -> int:
     """Print what ``verify`` has found; returns the exit status."""
     for path, why in report.failed:
-        console.say(f"pipegrid: {path}: {why}")
+        console.say(f"pipegrid: {printable(path)}: {printable(why)}")
     _tell_how_many_more(console, report)
     text = f"{report.present_files} of {report.wanted_files} files are there and right"
     console.result(

@@ -18,9 +18,11 @@ def verify_job(dest: str, paranoid: bool, sample: float) -> OfflineJob:
 
     def work(console: Console) -> int:
         from pipegrid.mirror.destination import Destination
+        from pipegrid.mirror.manifest import check_complete
         from pipegrid.mirror.present import Doubt
         from pipegrid.mirror.verify import verify
 
+        check_complete(dest)
         with Display(console) as display:
             destination = Destination(dest)
             try:

@@ -5,3 +5,6 @@ HIDDEN = ".pipegrid-mirror"
 
 MANIFEST = "manifest"
 """In ``HIDDEN``: what the last complete run wanted."""
+
+NEW_MANIFEST = "manifest.new"
+"""In ``HIDDEN``: what one wants that has begun to give files their names, and is not complete."""

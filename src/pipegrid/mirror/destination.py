@@ -137,6 +137,7 @@ class Destination:
             if not paranoid and self._verified.is_known(fd, wanted, status):
                 return True
             if hash_file(fd, wanted.algorithm) != wanted.digest:
+                self._verified.withdraw(fd, wanted, status)
                 return False
             if not (paranoid and self._verified.is_known(fd, wanted, status)):
                 self.note(fd, wanted)  # once: this, too, changes how the file looks

@@ -24,6 +24,7 @@ from pipegrid.errors import CapError, PipegridError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.directories import hash_file
 from pipegrid.mirror.lists import lines_of, read_list
+from pipegrid.mirror.manifest import begin_manifest
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.sync import LOOKED_AT_ONCE
@@ -106,6 +107,7 @@ class GridFetch:
             report.fetched_bytes = sum(each.size or 0 for each in missing)
         else:
             caps = await self._find(top, missing)
+            await self._mirror.run(begin_manifest, self._destination)
             for staged in (False, True):
                 part = [each for each in missing if each.path.startswith(INDEXES) == staged]
                 await self._each(part, lambda each, s=staged: self._keep(each, caps, s, progress))  # type: ignore[misc]

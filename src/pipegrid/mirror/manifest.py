@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from pipegrid.mirror import MANIFEST
+from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import MAX_LINE_BYTES, lines_of, list_line, read_list
 from pipegrid.mirror.wanted import MirrorError, Wanted
@@ -40,7 +40,7 @@ def noting(
         further: is written down, too, and not yielded.
     """
     try:
-        with open(destination.manifest + ".new", "wb") as file:
+        with open(_new(destination), "wb", opener=_open_own) as file:
             file.writelines(list_line(each) for each in further)
             for each in entries:
                 file.write(list_line(each))
@@ -49,13 +49,32 @@ def noting(
         raise destination.error(error, "note what it holds") from error
 
 
+def begin_manifest(destination: Destination) -> None:
+    """Note that a run has begun that will give files their names, whatever they will be."""
+    try:
+        with open(_new(destination), "ab", opener=_open_own):
+            pass
+    except OSError as error:
+        raise destination.error(error, "note what it holds") from error
+
+
+def check_complete(path: str) -> None:
+    """
+    Look without leaving anything behind.
+
+    Raises:
+        MirrorError: no run to this directory was complete.
+    """
+    if not os.path.lexists(os.path.join(path, HIDDEN, MANIFEST)):
+        raise _incomplete(os.path.abspath(path))
+
+
 def keep_manifest(destination: Destination) -> None:
     """What was noted is what the last complete run wanted."""
-    path = destination.manifest
     try:
-        with open(path + ".new", "rb") as file:
+        with open(_new(destination), "rb") as file:
             os.fsync(file.fileno())
-        os.replace(path + ".new", path)
+        os.replace(_new(destination), destination.manifest)
     except OSError as error:
         raise destination.error(error, "note what it holds") from error
 
@@ -108,6 +127,17 @@ def _open(destination: Destination) -> BinaryIO:
     try:
         return open(destination.manifest, "rb")
     except FileNotFoundError:
-        raise MirrorError(
-            f"{destination.path} does not say what it should hold: no run to it was complete yet"
-        ) from None
+        raise _incomplete(destination.path) from None
+
+
+def _new(destination: Destination) -> str:
+    return os.path.join(os.path.dirname(destination.manifest), NEW_MANIFEST)
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file of the mirror's own; a link in its place leads nowhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _incomplete(path: str) -> MirrorError:
+    return MirrorError(f"{path} does not say what it should hold: no run to it was complete yet")

@@ -13,6 +13,7 @@ Synchronous, for the thread that has the destination.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from struct import Struct
 from struct import error as StructError
 
@@ -89,6 +90,20 @@ class Seen:
         self._new.append(row)
         if len(self._new) >= GATHERED:
             self.keep()
+
+    def withdraw(self, digest: bytes, status: os.stat_result) -> None:
+        """
+        A file that looks so does not have this hash, whatever its row says.
+
+        All rows go, since other processes may be adding theirs: what is right is looked at more closely once.
+        """
+        row = row_of(digest, status)
+        if row is None or row not in self.rows:
+            return
+        self.rows.discard(row)
+        self._new = [each for each in self._new if each != row]
+        with suppress(OSError):
+            os.unlink(self._path)
 
     def keep(self) -> None:
         """Write down what is new; where that cannot be, files are looked at more closely next time."""

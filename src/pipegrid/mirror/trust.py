@@ -131,7 +131,7 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
                 timeout=TIMEOUT_S,
                 check=False,
             )
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
             raise MirrorError(
                 f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
             ) from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bz2
 import lzma
 import zlib
-from collections.abc import Iterator
-from io import FileIO
+from collections.abc import Callable, Iterator
+from functools import partial
+from io import SEEK_END, FileIO
 from typing import Any
 
 from pipegrid.errors import PipegridError
@@ -14,6 +15,9 @@ from pipegrid.errors import PipegridError
 CHUNK_BYTES = 1 << 20
 MAX_XZ_MEMORY_BYTES = 128 << 20
 MAX_ZSTD_WINDOW_BYTES = 128 << 20
+_RUN = 1  # a kind of block: one byte, so many times
+_HAS_CHECKSUM = 4
+_LEAST_BYTES = 8  # of a frame
 
 
 class PatchError(PipegridError):
@@ -72,13 +76,25 @@ def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
     file.seek(0)
     if head[:4] == b"\x28\xb5\x2f\xfd":
         return _unpacked_zstandard(file, path)
-    unpacker = _unpacker(head)
-    return None if unpacker is None else _unpacked(file, path, unpacker)
+    kind = _kind(head)
+    return None if kind is None else _unpacked(file, path, kind)
 
 
-def _unpacked(file: FileIO, path: str, unpacker: Any) -> Iterator[bytes]:
+def _unpacked(file: FileIO, path: str, kind: Callable[[], Any]) -> Iterator[bytes]:
+    """
+    Yield what is in one packed file or several, one behind the other: gzip, xz and bzip2 take that for one.
+
+    Programs that pack with several processors, as pbzip2, make such files. Zeros may stand between and after.
+    """
+    unpacker, between, rest = kind(), False, b""
     try:
-        while data := file.read(64 << 10):
+        while data := rest or file.read(64 << 10):
+            rest = b""
+            if between:
+                data = data.lstrip(b"\0")
+                if not data:
+                    continue
+                unpacker, between = kind(), False
             while True:
                 part = unpacker.decompress(data, CHUNK_BYTES)
                 if part:
@@ -87,10 +103,11 @@ def _unpacked(file: FileIO, path: str, unpacker: Any) -> Iterator[bytes]:
                     break
                 data = b""
             if unpacker.eof:
-                return
+                rest, between = unpacker.unused_data, True
     except (OSError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
         raise PatchError(f"{path} is damaged: {error}") from error
-    raise PatchError(f"{path} is cut off")
+    if not between:
+        raise PatchError(f"{path} is cut off")
 
 
 def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
@@ -104,6 +121,45 @@ def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
             yield data
     except zstandard.ZstdError as error:
         raise PatchError(f"{path} is damaged: {error}") from error
+    if not _ends_whole(file):  # of which its reader says nothing
+        raise PatchError(f"{path} is cut off")
+
+
+def _ends_whole(file: FileIO) -> bool:
+    """
+    Return whether the last frame of a file of zstandard, whose frames are frames, has its end.
+
+    Source: RFC 8878, 3.1.
+    """
+    size = file.seek(0, SEEK_END)
+    at = file.seek(0)
+    with open(file.fileno(), "rb", closefd=False) as buffered:
+        while at < size:
+            head = buffered.read(_LEAST_BYTES)
+            if len(head) < _LEAST_BYTES:
+                return False
+            is_skippable = head[1:4] == b"\x2a\x4d\x18"
+            at += 8 + int.from_bytes(head[4:8], "little") if is_skippable else _header_bytes(head)
+            is_last = is_skippable
+            while not is_last and at < size:
+                buffered.seek(at)
+                block = int.from_bytes(buffered.read(3), "little")
+                is_last = bool(block & 1)
+                at += 3 + (1 if block >> 1 & 3 == _RUN else block >> 3)
+            if not is_last:
+                return False
+            if not is_skippable and head[4] & _HAS_CHECKSUM:
+                at += 4
+            buffered.seek(at)
+    return at == size
+
+
+def _header_bytes(head: bytes) -> int:
+    """Return how long the header of a frame is, with what tells that it is one."""
+    flags = head[4]
+    is_single = flags >> 5 & 1
+    content = (is_single, 2, 4, 8)[flags >> 6]
+    return 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3] + content
 
 
 class _Gzip:
@@ -117,17 +173,22 @@ class _Gzip:
     def eof(self) -> bool:
         return self._zlib.eof
 
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
     def decompress(self, data: bytes, most: int) -> bytes:
         part = self._zlib.decompress(self._zlib.unconsumed_tail + data, most)
         self.needs_input = not self._zlib.unconsumed_tail
         return part
 
 
-def _unpacker(head: bytes) -> Any:
+def _kind(head: bytes) -> Callable[[], Any] | None:
+    """Return what makes an unpacker for a file that begins so; None: it is not packed."""
     if head[:2] == b"\x1f\x8b":
-        return _Gzip()
+        return _Gzip
     if head[:6] == b"\xfd7zXZ\0":
-        return lzma.LZMADecompressor(memlimit=MAX_XZ_MEMORY_BYTES)
+        return partial(lzma.LZMADecompressor, memlimit=MAX_XZ_MEMORY_BYTES)
     if head[:3] == b"BZh":
-        return bz2.BZ2Decompressor()
+        return bz2.BZ2Decompressor
     return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from stat import S_ISREG
 
 from pipegrid.mirror.wanted import Wanted
@@ -194,6 +195,21 @@ class Verified:
             if self._ledger is None:
                 self._ledger = Ledger(self._path)
             self._ledger.note([(wanted.path, proof(wanted, os.fstat(fd)))])
+
+    def withdraw(self, fd: int, wanted: Wanted, status: os.stat_result) -> None:
+        """
+        An open file was hashed and is wrong: whatever says that it is right is believed no more.
+
+        A disk that forgets changes no time. Who found that with ``paranoid`` would have the next look take
+        the file for right again.
+        """
+        for name in (ATTRIBUTE, LIBREPO + wanted.algorithm):
+            with suppress(OSError, AttributeError):
+                os.removexattr(fd, name)
+        if self._ledger is None and os.path.exists(self._path):
+            self._ledger = Ledger(self._path)
+        self.forget(wanted.path)
+        self.seen.withdraw(wanted.digest, status)
 
     def forget(self, path: str) -> None:
         """A file is removed."""

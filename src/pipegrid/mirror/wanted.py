@@ -100,7 +100,8 @@ def check_path(path: str) -> None:
     Refuse a path that is not plainly one below a directory.
 
     Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
-        another control character, a backslash, what UTF-8 cannot encode, or is one of the mirror's own.
+        another control character, a backslash, what UTF-8 cannot encode, begins with a blank, or is one of
+        the mirror's own.
     """
     plain = len(path) <= MAX_NAME_BYTES and path.count("/") < MAX_DEPTH
     if plain and _plain_path().fullmatch(path):
@@ -127,7 +128,9 @@ def check_path(path: str) -> None:
         wrong = "has an empty part"
     elif "\\" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
         wrong = "has a character that no archive uses"
-    elif parts[0] == HIDDEN:
+    elif path[0].isspace():
+        wrong = "begins with a blank"  # which no list can say
+    elif parts[0].casefold() == HIDDEN:  # file systems that do not tell them apart have one of both
         wrong = "is one of the mirror's own"
     if wrong is not None:
         raise BadEntry(f"the path {shown(path)} {wrong}; the index is not to be trusted")
