@@ -205,6 +205,14 @@ class MutableTests(ProcessTestCase):
         self.refused("put", "-f", "one", said="-f is for a PATH")
         self.refused("mkdir", "home:a", said="is no directory")
         self.refused("put", "missing", "home:x", said="missing", status=1)
+        # Nothing is stored of what no name can be given, nor any of the way made.
+        long = "x" * 40_000
+        for name in (long, os.fsdecode(b"\xfe")):
+            self.refused("put", "one", f"home:b/{name}", said="cannot link")
+            self.refused("cp", "one", f"home:b/{name}", said="cannot link")
+            self.refused("mkdir", f"home:b/{name}", said="cannot link")
+            self.refused("mv", "home:a", f"home:{name}", said="cannot link")
+        self.assertEqual(self.listed(), ["a"])
 
     def test_local_files(self) -> None:
         """A file whose name looks like a path on the grid is stored as any other."""
