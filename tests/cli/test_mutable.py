@@ -247,6 +247,29 @@ class MutableTests(ProcessTestCase):
         self.assertIn("3 objects: 2 healthy, 1 repaired", out)
         self.assertEqual(self.run_command("get", mutable)[0], "1" * 300)
 
+    def test_servers_that_went_back(self) -> None:
+        """All were restored from an old copy: that is said, and nothing built on it before -f."""
+        storage = self.home / ".local/share/pipegrid/storage"
+        self.run_command("put", "one", "home:a")
+        shutil.copytree(storage, self.home / "copy")
+        self.run_command("put", "two", "home:b")
+        shutil.rmtree(storage)
+        shutil.copytree(self.home / "copy", storage)
+        said = "version 3 was seen before"
+        self.refused("ls", "home:", said=said, status=1)
+        self.refused("put", "two", "home:c", said="repair -f", status=1)
+        self.refused("repair", "home:", said=said, status=1)
+        out, err = self.run_command("check", "home:", status=1)
+        self.assertTrue(out.startswith("damaged: 10 of 10 shares good"), out)
+        self.assertIn(said, err)
+        out, _ = self.run_command("--json", "check", "home:", status=1)
+        self.assertIn(said, json.loads(out)["remarks"][0])
+        out, _ = self.run_command("repair", "-f", "home:")
+        self.assertTrue(out.startswith("repaired: 10 shares made again"), out)
+        self.assertEqual(self.listed(), ["a"])
+        self.run_command("put", "two", "home:c")
+        self.assertEqual(self.listed(), ["a", "c"])
+
     def test_one_directory_that_cannot_be_read(self) -> None:
         """Is said to be one, quiet or not."""
         shutil.rmtree(self.home / ".local/share/pipegrid/storage")

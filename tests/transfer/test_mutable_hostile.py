@@ -347,3 +347,46 @@ class KnownTests(SynchronousTestCase):
         self.assertTrue(all(line.calls for line in world.lines))
         self.assertTrue(issubclass(RollbackError, Exception))
         self.assertFalse(issubclass(RollbackError, ServerError))
+
+    def test_going_on_from_an_older_version(self) -> None:
+        """All servers were restored from an old copy: it is called so, and becomes the newest with force."""
+        world = MutableWorld()
+        cap = world.create(b"first")
+        old = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+        files, reader = world.client(), world.client()
+        world.run(files.overwrite(cap, b"second"))
+        self.assertEqual(world.read(cap, reader), b"second")
+        for line, shares in zip(world.lines, old, strict=True):
+            line.storage.slots[cap.storage_index] = dict(shares)
+        for verify in (False, True):
+            found = world.run(files.check(cap, verify))
+            self.assertEqual((found.healthy, found.recoverable, found.seen), (False, True, 2))
+            self.assertIn("version 2 was seen before", found.remarks[0])
+        self.assertTrue(world.run(world.client().check(cap)).healthy)  # who has not seen it
+        for change in (
+            lambda: files.repair(cap),
+            lambda: files.modify(cap, lambda content: content + b" and more"),
+        ):
+            with self.assertRaises(RollbackError) as caught:
+                world.run(change())
+            self.assertIn("repair -f", str(caught.exception))
+        self.assertEqual(set(world.versions(cap)), {1})
+        result = world.run(files.repair(cap, force=True))
+        self.assertTrue(result.whole)
+        self.assertEqual((result.after.seen, result.after.remarks), (0, []))
+        self.assertEqual(world.versions(cap), {3: set(range(10))})
+        self.assertEqual(world.read(cap, reader), b"first")
+        self.assertTrue(world.run(files.check(cap)).healthy)
+
+    def test_what_shares_do_not_tell(self) -> None:
+        """All shares are there, and others of another version beside them: a check says what that is."""
+        world = MutableWorld(11)
+        cap = world.create(b"first")
+        one = next(line for line in world.lines if cap.storage_index in line.storage.slots)
+        old = dict(one.storage.slots[cap.storage_index])
+        world.run(world.client().overwrite(cap, b"second"))
+        spare = next(line for line in world.lines if cap.storage_index not in line.storage.slots)
+        spare.storage.slots[cap.storage_index] = old
+        found = world.run(world.client().check(cap))
+        self.assertEqual((found.healthy, len(found.good_shares)), (False, 10))
+        self.assertIn("shares of older versions", found.remarks[0])
