@@ -125,7 +125,7 @@ class JoinedEndTests(SynchronousTestCase):
         behind = [joined.join(_Cap(), add, None, None) for _ in range(2)]
         # Who hears of the end of one may give up the next before it is told.
         ended: list[Any] = []
-        behind[0].addErrback(lambda failure: (ended.append(failure), behind[1].cancel()))
+        behind[0].addErrback(ended.append).addCallback(lambda _: behind[1].cancel())
         joined.close()
         clock.advance(0)
         self.assertEqual(_Endless.begun, 1)

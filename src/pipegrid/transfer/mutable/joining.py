@@ -207,7 +207,7 @@ class JoinedWrites:
             if not waiting.called:
                 waiting.callback(failures.get(index, result))
         if isinstance(result, Failure) and result.check(CancelledError):
-            raise result.value  # what waits behind it is given up, too
+            result.raiseException()  # what waits behind it is given up, too
 
     async def in_turn(self, index: bytes, write: Callable[[], Any]) -> Any:
         """Write to the file of a storage index when this process's other writes to it have ended."""
