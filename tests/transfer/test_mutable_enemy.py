@@ -105,6 +105,32 @@ class EnemyTests(SynchronousTestCase):
                 self.assertIn("server-3", result.reasons)
                 self.assertEqual(world.read(cap), b"zero one")
 
+    def test_it_refuses_and_shows_what_it_has_kept(self) -> None:
+        """Another old version each time is no sign of other writers either."""
+        world = self.world
+        cap = world.create(b"zero")
+        kept: list[dict[int, bytes]] = []
+        theirs = world.client()
+        for _ in range(40):
+            kept.append(dict(world.lines[3].storage.slots[cap.storage_index]))
+            world.run(theirs.modify(cap, lambda old: old + b"."))
+        looks = iter(kept)
+        shown = next(looks)
+
+        def replays(changes: Mapping[int, ShareChange], honest: SlotResult) -> SlotResult:
+            nonlocal shown
+            if not changes:
+                shown = next(looks)
+            most = world.settings.write_read_bytes
+            return SlotResult(not changes, {n: (data[:most],) for n, data in shown.items()})
+
+        files = self.among(enemy(world, 3, replays, stores=False))
+        began_s = world.clock.seconds()
+        result = world.run(files.modify(cap, lambda old: old + b" one"))
+        self.assertLess(world.clock.seconds() - began_s, 20)
+        self.assertIn("server-3", result.reasons)
+        self.assertTrue(world.read(cap).endswith(b". one"))
+
     def test_it_has_shares_of_what_was_only_just_made(self) -> None:
         """It is not believed: the file is made, on the others."""
 
