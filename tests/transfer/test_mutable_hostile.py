@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core import base32
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.sections import parse_header
@@ -19,6 +21,7 @@ from pipegrid.errors import (
     UncoordinatedWriteError,
     UnhappyError,
 )
+from pipegrid.transfer.mutable import known as remembered
 from pipegrid.transfer.mutable.known import MAX_FILES, Known, KnownFiles, pack, unpack
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import content
@@ -305,6 +308,43 @@ class KnownTests(SynchronousTestCase):
             trips, _ = world.round_trips(world.client(directory).overwrite(cap, b"fourth"))
             self.assertEqual(trips, 1)
             self.assertNotIn(str(cap).encode(), path.read_bytes())
+
+    def test_a_changed_digit(self) -> None:
+        """A number that was damaged on the disk is not taken for that of a version that was seen."""
+        directory = Path(self.mktemp())
+        world = MutableWorld()
+        cap = world.create(b"first")
+        self.assertEqual(world.read(cap, world.client(directory)), b"first")
+        (path,) = directory.iterdir()
+        data = path.read_bytes()
+        for old, new in ((b'number": 1,', b'number": 9,'), (b'"begun": 0', b'"begun": 7')):
+            self.assertIn(old, data)
+            path.write_bytes(data.replace(old, new))
+            self.assertEqual(world.read(cap, world.client(directory)), b"first")
+            self.assertEqual(KnownFiles(directory).of(cap.storage_index).newest[0], 1)
+        # One of a version before hashes is believed.
+        path.write_bytes(data[: data.index(b', "hash"')] + b"}")
+        self.assertEqual(KnownFiles(directory).of(cap.storage_index).sequence_number, 1)
+
+    def test_servers_that_claim_everything(self) -> None:
+        """Where shares are is forgotten if that is too much, never the newest version that was seen."""
+        many = {f"v0-{number}": tuple(range(255)) for number in range(10)}
+        for copies in (many, {f"v0-{number}": (0,) for number in range(1000)}):
+            again = unpack(pack(Known(5, b"r" * 32, copies=copies)))
+            self.assertEqual((again.newest, again.copies), ((5, b"r" * 32), {}))
+
+    def test_what_is_used_is_kept(self) -> None:
+        """Of too many files those go that were not used for longest; reading what never changes is use."""
+        directory = Path(self.mktemp())
+        self.patch(remembered, "MAX_FILES", 2)
+        for number in range(2):
+            index = bytes([number] * 16)
+            KnownFiles(directory).save(index, Known(5, b"r" * 32))
+            os.utime(directory / f"{base32.encode(index)}.json", (number, number))
+        KnownFiles(directory).of(bytes(16))
+        KnownFiles(directory).save(bytes([2] * 16), Known(5, b"r" * 32))
+        numbers = [KnownFiles(directory).of(bytes([n] * 16)).sequence_number for n in range(3)]
+        self.assertEqual(numbers, [5, 0, 5])
 
     def test_packing(self) -> None:
         """What is written is read again; a key without its cap is of no use."""
