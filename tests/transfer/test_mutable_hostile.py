@@ -328,8 +328,9 @@ class KnownTests(SynchronousTestCase):
 
     def test_servers_that_claim_everything(self) -> None:
         """Where shares are is forgotten if that is too much, never the newest version that was seen."""
-        many = {f"v0-{number}": tuple(range(255)) for number in range(10)}
-        for copies in (many, {f"v0-{number}": (0,) for number in range(1000)}):
+        claims: tuple[tuple[int, ...], ...] = (tuple(range(255)), (0,))
+        for held, servers in zip(claims, (10, 1000), strict=True):
+            copies = {f"v0-{number}": held for number in range(servers)}
             again = unpack(pack(Known(5, b"r" * 32, copies=copies)))
             self.assertEqual((again.newest, again.copies), ((5, b"r" * 32), {}))
 

@@ -127,6 +127,8 @@ class MutableCheck:
                     if block is not None and not block.is_good():
                         reader.condemn_block(copy.number, segment)
                     reader.release(segment)
+                if not reader.shares_in_use:  # its header may promise 2^60 bytes more
+                    break
             reader.prove_share(copy.number)
             await self._verify_keys(copy, version)
             self._corrupt += [_of(copy, error) for error in reader.corrupt]
