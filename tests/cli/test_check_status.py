@@ -82,6 +82,7 @@ class CheckTests(SynchronousTestCase):
                 "happiness",
                 "healthy",
                 "recoverable",
+                "remarks",
                 "required_shares",
                 "total_shares",
                 "unreachable",

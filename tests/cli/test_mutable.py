@@ -205,6 +205,14 @@ class MutableTests(ProcessTestCase):
         self.refused("put", "-f", "one", said="-f is for a PATH")
         self.refused("mkdir", "home:a", said="is no directory")
         self.refused("put", "missing", "home:x", said="missing", status=1)
+        # Nothing is stored of what no name can be given, nor any of the way made.
+        long = "x" * 40_000
+        for name in (long, os.fsdecode(b"\xfe")):
+            self.refused("put", "one", f"home:b/{name}", said="cannot link")
+            self.refused("cp", "one", f"home:b/{name}", said="cannot link")
+            self.refused("mkdir", f"home:b/{name}", said="cannot link")
+            self.refused("mv", "home:a", f"home:{name}", said="cannot link")
+        self.assertEqual(self.listed(), ["a"])
 
     def test_local_files(self) -> None:
         """A file whose name looks like a path on the grid is stored as any other."""
@@ -238,6 +246,29 @@ class MutableTests(ProcessTestCase):
         out, _ = self.run_command("repair", "-r", "home:")
         self.assertIn("3 objects: 2 healthy, 1 repaired", out)
         self.assertEqual(self.run_command("get", mutable)[0], "1" * 300)
+
+    def test_servers_that_went_back(self) -> None:
+        """All were restored from an old copy: that is said, and nothing built on it before -f."""
+        storage = self.home / ".local/share/pipegrid/storage"
+        self.run_command("put", "one", "home:a")
+        shutil.copytree(storage, self.home / "copy")
+        self.run_command("put", "two", "home:b")
+        shutil.rmtree(storage)
+        shutil.copytree(self.home / "copy", storage)
+        said = "version 3 was seen before"
+        self.refused("ls", "home:", said=said, status=1)
+        self.refused("put", "two", "home:c", said="repair -f", status=1)
+        self.refused("repair", "home:", said=said, status=1)
+        out, err = self.run_command("check", "home:", status=1)
+        self.assertTrue(out.startswith("damaged: 10 of 10 shares good"), out)
+        self.assertIn(said, err)
+        out, _ = self.run_command("--json", "check", "home:", status=1)
+        self.assertIn(said, json.loads(out)["remarks"][0])
+        out, _ = self.run_command("repair", "-f", "home:")
+        self.assertTrue(out.startswith("repaired: 10 shares made again"), out)
+        self.assertEqual(self.listed(), ["a"])
+        self.run_command("put", "two", "home:c")
+        self.assertEqual(self.listed(), ["a", "c"])
 
     def test_one_directory_that_cannot_be_read(self) -> None:
         """Is said to be one, quiet or not."""

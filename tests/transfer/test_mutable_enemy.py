@@ -11,8 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.encoding import encode
 from pipegrid.core.mutable.geometry import SALT_BYTES, Format, MutableGeometry
-from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER
-from pipegrid.errors import CorruptionError, RollbackError, UsageError
+from pipegrid.core.mutable.sections import Header, new_sections
+from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER, Version
+from pipegrid.errors import CorruptionError, NotEnoughSharesError, RollbackError, UsageError
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
@@ -105,6 +106,32 @@ class EnemyTests(SynchronousTestCase):
                 self.assertIn("server-3", result.reasons)
                 self.assertEqual(world.read(cap), b"zero one")
 
+    def test_it_refuses_and_shows_what_it_has_kept(self) -> None:
+        """Another old version each time is no sign of other writers either."""
+        world = self.world
+        cap = world.create(b"zero")
+        kept: list[dict[int, bytes]] = []
+        theirs = world.client()
+        for _ in range(40):
+            kept.append(dict(world.lines[3].storage.slots[cap.storage_index]))
+            world.run(theirs.modify(cap, lambda old: old + b"."))
+        looks = iter(kept)
+        shown = next(looks)
+
+        def replays(changes: Mapping[int, ShareChange], honest: SlotResult) -> SlotResult:
+            nonlocal shown
+            if not changes:
+                shown = next(looks)
+            most = world.settings.write_read_bytes
+            return SlotResult(not changes, {n: (data[:most],) for n, data in shown.items()})
+
+        files = self.among(enemy(world, 3, replays, stores=False))
+        began_s = world.clock.seconds()
+        result = world.run(files.modify(cap, lambda old: old + b" one"))
+        self.assertLess(world.clock.seconds() - began_s, 20)
+        self.assertIn("server-3", result.reasons)
+        self.assertTrue(world.read(cap).endswith(b". one"))
+
     def test_it_has_shares_of_what_was_only_just_made(self) -> None:
         """It is not believed: the file is made, on the others."""
 
@@ -192,6 +219,32 @@ class OwnerTests(SynchronousTestCase):
             after = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
             self.assertEqual(before, after)
             cap = world.run(mine.create(b"zero", Format.SDMF)).cap
+
+    def test_a_length_that_nobody_has(self) -> None:
+        """Of a file of 2^59 bytes, signed, with shares of some kilobytes: whatever is asked ends at once."""
+        world = self.world
+        mine = world.client()
+        cap = world.run(mine.create(b"zero", Format.MDMF)).cap
+        key = mine.known.of(cap.storage_index).signing_key
+        assert key is not None
+        geometry = MutableGeometry(Format.MDMF, 1 << 59, 3, 10)
+        version = Version(Format.MDMF, 9, bytes(32), b"", 3, 10, geometry.segment_bytes, 1 << 59)
+        sections = new_sections(geometry, len(key.public_der), len(key.encrypted))
+        share = bytearray(4 * world.settings.read_bytes)
+        parts = (
+            (0, Header(version, sections).pack()),
+            (sections.private_key[0], key.encrypted),
+            (sections.signature[0], key.sign(version.signed_prefix)),
+            (sections.public_key[0], key.public_der),
+        )
+        for start, part in parts:
+            share[start : start + len(part)] = part
+        for line in world.lines:
+            held = line.storage.slots[cap.storage_index]
+            held.update(dict.fromkeys(held, bytes(share)))
+        found = world.run(world.client().check(cap, verify=True))
+        self.assertEqual((found.recoverable, len(found.corrupt)), (False, 10))
+        self.assertRaises(NotEnoughSharesError, world.read, cap)
 
     def test_a_number_that_nobody_signed(self) -> None:
         """It is written over."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core import base32
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.sections import parse_header
@@ -19,6 +21,7 @@ from pipegrid.errors import (
     UncoordinatedWriteError,
     UnhappyError,
 )
+from pipegrid.transfer.mutable import known as remembered
 from pipegrid.transfer.mutable.known import MAX_FILES, Known, KnownFiles, pack, unpack
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import content
@@ -306,6 +309,44 @@ class KnownTests(SynchronousTestCase):
             self.assertEqual(trips, 1)
             self.assertNotIn(str(cap).encode(), path.read_bytes())
 
+    def test_a_changed_digit(self) -> None:
+        """A number that was damaged on the disk is not taken for that of a version that was seen."""
+        directory = Path(self.mktemp())
+        world = MutableWorld()
+        cap = world.create(b"first")
+        self.assertEqual(world.read(cap, world.client(directory)), b"first")
+        (path,) = directory.iterdir()
+        data = path.read_bytes()
+        for old, new in ((b'number": 1,', b'number": 9,'), (b'"begun": 0', b'"begun": 7')):
+            self.assertIn(old, data)
+            path.write_bytes(data.replace(old, new))
+            self.assertEqual(world.read(cap, world.client(directory)), b"first")
+            self.assertEqual(KnownFiles(directory).of(cap.storage_index).newest[0], 1)
+        # One of a version before hashes is believed.
+        path.write_bytes(data[: data.index(b', "hash"')] + b"}")
+        self.assertEqual(KnownFiles(directory).of(cap.storage_index).sequence_number, 1)
+
+    def test_servers_that_claim_everything(self) -> None:
+        """Where shares are is forgotten if that is too much, never the newest version that was seen."""
+        claims: tuple[tuple[int, ...], ...] = (tuple(range(255)), (0,))
+        for held, servers in zip(claims, (10, 1000), strict=True):
+            copies = {f"v0-{number}": held for number in range(servers)}
+            again = unpack(pack(Known(5, b"r" * 32, copies=copies)))
+            self.assertEqual((again.newest, again.copies), ((5, b"r" * 32), {}))
+
+    def test_what_is_used_is_kept(self) -> None:
+        """Of too many files those go that were not used for longest; reading what never changes is use."""
+        directory = Path(self.mktemp())
+        self.patch(remembered, "MAX_FILES", 2)
+        for number in range(2):
+            index = bytes([number] * 16)
+            KnownFiles(directory).save(index, Known(5, b"r" * 32))
+            os.utime(directory / f"{base32.encode(index)}.json", (number, number))
+        KnownFiles(directory).of(bytes(16))
+        KnownFiles(directory).save(bytes([2] * 16), Known(5, b"r" * 32))
+        numbers = [KnownFiles(directory).of(bytes([n] * 16)).sequence_number for n in range(3)]
+        self.assertEqual(numbers, [5, 0, 5])
+
     def test_packing(self) -> None:
         """What is written is read again; a key without its cap is of no use."""
         world = MutableWorld()
@@ -347,3 +388,46 @@ class KnownTests(SynchronousTestCase):
         self.assertTrue(all(line.calls for line in world.lines))
         self.assertTrue(issubclass(RollbackError, Exception))
         self.assertFalse(issubclass(RollbackError, ServerError))
+
+    def test_going_on_from_an_older_version(self) -> None:
+        """All servers were restored from an old copy: it is called so, and becomes the newest with force."""
+        world = MutableWorld()
+        cap = world.create(b"first")
+        old = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+        files, reader = world.client(), world.client()
+        world.run(files.overwrite(cap, b"second"))
+        self.assertEqual(world.read(cap, reader), b"second")
+        for line, shares in zip(world.lines, old, strict=True):
+            line.storage.slots[cap.storage_index] = dict(shares)
+        for verify in (False, True):
+            found = world.run(files.check(cap, verify))
+            self.assertEqual((found.healthy, found.recoverable, found.seen), (False, True, 2))
+            self.assertIn("version 2 was seen before", found.remarks[0])
+        self.assertTrue(world.run(world.client().check(cap)).healthy)  # who has not seen it
+        for change in (
+            lambda: files.repair(cap),
+            lambda: files.modify(cap, lambda content: content + b" and more"),
+        ):
+            with self.assertRaises(RollbackError) as caught:
+                world.run(change())
+            self.assertIn("repair -f", str(caught.exception))
+        self.assertEqual(set(world.versions(cap)), {1})
+        result = world.run(files.repair(cap, force=True))
+        self.assertTrue(result.whole)
+        self.assertEqual((result.after.seen, result.after.remarks), (0, []))
+        self.assertEqual(world.versions(cap), {3: set(range(10))})
+        self.assertEqual(world.read(cap, reader), b"first")
+        self.assertTrue(world.run(files.check(cap)).healthy)
+
+    def test_what_shares_do_not_tell(self) -> None:
+        """All shares are there, and others of another version beside them: a check says what that is."""
+        world = MutableWorld(11)
+        cap = world.create(b"first")
+        one = next(line for line in world.lines if cap.storage_index in line.storage.slots)
+        old = dict(one.storage.slots[cap.storage_index])
+        world.run(world.client().overwrite(cap, b"second"))
+        spare = next(line for line in world.lines if cap.storage_index not in line.storage.slots)
+        spare.storage.slots[cap.storage_index] = old
+        found = world.run(world.client().check(cap))
+        self.assertEqual((found.healthy, len(found.good_shares)), (False, 10))
+        self.assertIn("shares of older versions", found.remarks[0])

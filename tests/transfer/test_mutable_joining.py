@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ChildExists, NoSuchChild, UnhappyError
@@ -96,6 +97,42 @@ class JoinedFailureTests(SynchronousTestCase):
         self.assertEqual(self.again([rename, take_out], b"other "), [b"other ", b"other "])
         self.assertEqual(self.again([rename, add], b"other "), [NoSuchChild, b"other name"])
         self.assertEqual(self.again([rename], b"other "), [NoSuchChild])
+
+
+class _Endless:
+    """Stands in for a change whose servers never answer."""
+
+    attempts = 0
+    begun = 0
+
+    async def run(self) -> Any:
+        """Wait."""
+        _Endless.begun += 1
+        return await Deferred()
+
+
+class JoinedEndTests(SynchronousTestCase):
+    """A program that ends has its changes given up, those that wait for others too."""
+
+    def test_closing(self) -> None:
+        """What is under way ends, what waits behind it is not begun, and everybody is told, once."""
+        clock = HeapClock()
+        self.patch(_Endless, "begun", 0)
+        made: Any = lambda cap, edit, **_: _Endless()  # noqa: E731
+        joined: Any = JoinedWrites(clock, made)
+        first = joined.join(_Cap(), add, None, None)
+        clock.advance(0)
+        behind = [joined.join(_Cap(), add, None, None) for _ in range(2)]
+        # Who hears of the end of one may give up the next before it is told.
+        ended: list[Any] = []
+        behind[0].addErrback(ended.append).addCallback(lambda _: behind[1].cancel())
+        joined.close()
+        clock.advance(0)
+        self.assertEqual(_Endless.begun, 1)
+        for each in (first, behind[1]):
+            self.failureResultOf(each, CancelledError)
+        self.assertEqual(len(ended), 1)
+        self.assertEqual(clock.getDelayedCalls(), [])
 
 
 class _Cap:

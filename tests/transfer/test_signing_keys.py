@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable import keys
@@ -95,3 +95,19 @@ class SigningKeysTests(SynchronousTestCase):
             self.workers.jobs.pop(0).errback(ValueError("no entropy"))
             self.workers.end()
             self.assertEqual(self.successResultOf(taken), 11)
+
+    def test_who_gives_up_waiting(self) -> None:
+        """That ends it, no other key is begun for it, and the one that is made is there for the next."""
+        self.keys.prepare()
+        waiting = self.take()
+        waiting.cancel()
+        self.failureResultOf(waiting, CancelledError)
+        self.assertEqual(len(self.workers.jobs), 1)
+        self.workers.end()
+        self.assertEqual(self.successResultOf(self.take()), 1)
+        for _ in range(2 * AHEAD):  # more than are kept
+            self.keys.prepare()
+            self.take().addErrback(lambda _: None).cancel()
+        while self.workers.jobs:
+            self.workers.end()
+        self.assertLessEqual(len(self.keys._ready), AHEAD + 1)  # one was made ahead meanwhile

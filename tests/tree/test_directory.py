@@ -10,10 +10,11 @@ from typing import Any
 import attrs
 
 from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.edits import Link, Rename, Unlink
+from pipegrid.core.mutable.edits import MAX_CHILDREN, MAX_NAME_BYTES, Link, Rename, Unlink
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.facade import Trees
+from pipegrid.tree.listing import ListingLimits
 from pipegrid.tree.lookup import look_up, make_directories
 from pipegrid.tree.moving import move
 from tests.grid.test_mutables import GridTestCase
@@ -201,6 +202,19 @@ class DirectoryTests(GridTestCase):
         self.assertEqual(self.world.run(trees.resolve(f"{self.directory.cap}/a")).cap, A)
         with self.assertRaisesRegex(UsageError, "did you mean 'home'"):
             self.world.run(trees.resolve("hom:a"))
+
+    def test_names_that_no_child_can_have(self) -> None:
+        """They are refused before anything is stored or made; what is linked can be listed."""
+        self.assertEqual(ListingLimits().name_bytes, MAX_NAME_BYTES)
+        self.assertEqual(ListingLimits().entries, MAX_CHILDREN)
+        self.world.run(self.directory.link("é" * (MAX_NAME_BYTES // 2), A))
+        self.assertEqual(len(self.names()), 1)
+        for name in ("x" * (MAX_NAME_BYTES + 1), "\udcfe", ""):
+            path = (self.directory.cap, ("a", name))
+            self.failureOf(_started(make_directories(self.grid, *path)), UsageError)
+            self.failureOf(self.directory.put(name, b"never stored", stored=self.fail), UsageError)
+            self.failureOf(self.directory.link(name, A), UsageError)
+        self.assertEqual(len(self.names()), 1)
 
     def test_paths(self) -> None:
         """What is missing of a path is made, and made once."""

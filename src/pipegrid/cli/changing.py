@@ -88,15 +88,15 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
     Args:
         into: the name that something gets if the path leads to a directory that is there, as with cp and
             mv; None to mean that directory itself.
-        make: directories on the way may be missing; ``Spot.reach`` makes them.
+        make: something is put there; directories on the way may be missing, ``Spot.reach`` makes them.
 
     Raises:
-        UsageError: the path is none, has no name, or there is no such alias.
+        UsageError: the path is none, has no name, or one that no child can have, or there is no such alias.
         NoSuchChild: a directory on the way is not there, or is none.
         CapError: the directory cannot be changed.
     """
     from pipegrid.cli.trees import root_of
-    from pipegrid.tree.directory import Directory, check_writable
+    from pipegrid.tree.directory import Directory, check_name, check_writable
     from pipegrid.tree.lookup import look_up
 
     root, names = root_of(grid, text)
@@ -115,6 +115,9 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
         raise NoSuchChild(
             f"there is no '{printable(absent[0])}' on the way; check the path", absent[0]
         )
+    if make:
+        for name in names[len(way) - 1 :]:
+            check_name(name)  # before anything is stored, or made
     way_there = way[: len(names)]
     before = way_there[-1]
     if before.cap is None:

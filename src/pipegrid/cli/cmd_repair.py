@@ -23,10 +23,17 @@ if TYPE_CHECKING:
 @click.command(name="repair")
 @cap_arguments
 @recursive_option
+@click.option(
+    "-f",
+    "--force",
+    is_flag=True,
+    help="Of what can change: write the newest version that can be read anew, also where one is lost by it "
+    "that is newer, or as new.",
+)
 @limit_options
 @reading_options
 @click.pass_obj
-def command(invocation: Invocation, caps: CapArguments, recursive: bool) -> GridJob:
+def command(invocation: Invocation, caps: CapArguments, recursive: bool, force: bool) -> GridJob:
     """
     Make again the shares of files that are missing or damaged.
 
@@ -49,9 +56,9 @@ def command(invocation: Invocation, caps: CapArguments, recursive: bool) -> Grid
         from pipegrid.cli.progress import Progress
 
         with Progress(console, "repair") as progress:
-            return await grid.repair(cap, progress=progress.transfer())
+            return await grid.repair(cap, progress=progress.transfer(), force=force)
 
-    todo = {"verify": True, "repair": True}
+    todo = {"verify": True, "repair": True, "force": force}
     return upkeep_job(invocation, caps, recursive, "repair", todo, show, alone)
 
 

@@ -50,6 +50,8 @@ def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
             "that this is the grid that it is for"
         )
     say_unreachable(console, result.unreachable, lead)
+    for remark in result.remarks:
+        console.say(f"pipegrid: {lead}{remark}")
     for number, servers in sorted(result.good_shares.items()):
         console.detail(f"{lead}share {number}: {', '.join(servers)}")
 
@@ -72,6 +74,7 @@ def fields(result: CheckResult) -> dict[str, Any]:
         "good_shares": result.good_shares,
         "corrupt": corruption_fields(result.corrupt),
         "unreachable": result.unreachable,
+        "remarks": result.remarks,
     }
 
 

@@ -173,7 +173,8 @@ class KeepingGrid(BaseGrid):
             cap: a read cap or verify cap of an immutable file or directory; the write cap of a mutable one,
                 which is written anew, as the version that is best now.
             progress: called with acknowledged and total bytes of the shares that are made.
-            force: of a mutable file, also where a newer version that cannot be read is lost by it.
+            force: of a mutable file, also where a newer version that cannot be read, or another one with the
+                same number, is lost by it, or a newer one was seen before.
 
         Raises (through the Deferred):
             CapError: not the cap of an immutable file.

@@ -71,6 +71,7 @@ class CheckResult:
         reasons: why not, by their nicknames.
         renewed: servers on which leases were added or renewed, if that was asked for.
         lease_problems: sentences, what kept servers from giving one.
+        remarks: sentences, what else is wrong with it.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -85,6 +86,7 @@ class CheckResult:
     reasons: dict[str, str] = attrs.field(factory=dict)
     renewed: list[str] = attrs.field(factory=list)
     lease_problems: list[str] = attrs.field(factory=list)
+    remarks: list[str] = attrs.field(factory=list)
 
 
 @attrs.frozen

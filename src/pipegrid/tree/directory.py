@@ -25,6 +25,7 @@ from pipegrid.core.mutable.edits import (
     apply_edits,
     made_before,
     merge_directories,
+    name_bytes,
 )
 from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
@@ -215,7 +216,7 @@ class Directory:
         told: Callable[[Cap], object],
     ) -> S:
         self._writekey()
-        _check_name(name)  # before anything is stored
+        check_name(name)  # before anything is stored
         looking = self._grid.look_ahead(self.cap)
         looking.addErrback(lambda _: None)  # the change will meet it again, and say so
         try:
@@ -332,22 +333,27 @@ def _checked(edits: Sequence[Edit]) -> list[Edit]:
     for edit in edits:
         check_kind(edit, get_args(Edit), "an edit", "a Link, an Unlink or a Rename")
         if isinstance(edit, Link):
-            _check_name(edit.name)
+            check_name(edit.name)
             as_cap(edit.cap)
         elif isinstance(edit, Rename):
             check_kind(edit.old, str, "the name of a child", "text")
-            _check_name(edit.new)
+            check_name(edit.new)
         else:
             check_kind(edit.name, str, "the name of a child", "text")
     return edits
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """
+    Raises:
+        UsageError: no child can be linked under this name.
+    """
     check_kind(name, str, "the name of a child", "text")
     if not name:
         raise UsageError(
             "the name of a child has a character at least; no path leads to an empty one"
         )
+    name_bytes(composed(name))
 
 
 def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryCap:

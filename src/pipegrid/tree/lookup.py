@@ -11,7 +11,14 @@ from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.names import composed
 from pipegrid.core.text import printable
 from pipegrid.errors import ChildExists, NoSuchChild
-from pipegrid.tree.directory import ChangesFiles, Child, Directory, check_writable, create_directory
+from pipegrid.tree.directory import (
+    ChangesFiles,
+    Child,
+    Directory,
+    check_name,
+    check_writable,
+    create_directory,
+)
 
 
 async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> list[Child]:
@@ -56,6 +63,7 @@ async def make_directories(
     Raises:
         ChildExists: a file is in the way.
         CapError: a directory in which one is missing cannot be changed.
+        UsageError: none can have such a name; nothing was made.
         PipegridError: the grid failed.
     """
     way = await look_up(grid, root, names)
@@ -65,7 +73,10 @@ async def make_directories(
             f"'{printable(here.name)}' is there and is no directory; take another name", here.name
         )
     directory = Directory(grid, here.cap)
-    for name in names[len(way) - 1 :]:
+    absent = names[len(way) - 1 :]
+    for name in absent:
+        check_name(name)
+    for name in absent:
         check_writable(directory.cap, _called(directory, way[0].cap, here.name))
         made = await create_directory(grid, format)
         try:

@@ -266,6 +266,7 @@ class EditTests(SynchronousTestCase):
             (Link("b", LIT, replace=False), ChildExists),
             (Link("a\ud800", LIT), UsageError),
             (Link("x" * (MAX_NAME_BYTES + 1), LIT), UsageError),
+            (Rename("a", "x" * (MAX_NAME_BYTES + 1)), UsageError),
             (Link("x", LIT, metadata={"a": float("nan")}), UsageError),
             (Link("x", LIT, metadata={"a": "x" * MAX_METADATA_BYTES}), UsageError),
             (Link("x", LIT, metadata={"a": object()}), UsageError),
@@ -379,11 +380,14 @@ class BoundsTests(SynchronousTestCase):
     def test_limits(self) -> None:
         """Too many bytes or entries are refused by name, reading and writing."""
         self.patch(entries, "MAX_ENTRIES", 3)
-        self.patch(edits, "MAX_ENTRIES", 3)
         three = b"".join(stored(name) for name in (b"a", b"b", b"c"))
         self.assertEqual(len(unpack_entries(three)), 3)
         self.assertRaises(DirectoryError, unpack_entries, three + stored(b"d"))
+        self.patch(edits, "MAX_CHILDREN", 3)
         self.assertRaises(UsageError, apply_edits, three, [Link("d", LIT)], W, 1)
+        self.patch(edits, "MAX_CHILDREN", 1)
+        self.assertRaises(UsageError, apply_edits, three, [Link("d", LIT)], W, 1)
+        self.assertEqual(len(unpack_entries(apply_edits(three, [Unlink("a")], W, 1))), 2)
         self.patch(entries, "MAX_DIRECTORY_BYTES", len(three))
         self.patch(edits, "MAX_DIRECTORY_BYTES", len(three))
         self.assertEqual(len(unpack_entries(three)), 3)

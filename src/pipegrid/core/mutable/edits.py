@@ -35,7 +35,6 @@ from pipegrid.core.hashes import netstring
 from pipegrid.core.mutable.childcaps import encrypt_write_cap
 from pipegrid.core.mutable.entries import (
     MAX_DIRECTORY_BYTES,
-    MAX_ENTRIES,
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
     Entry,
@@ -46,8 +45,11 @@ from pipegrid.core.mutable.entries import (
 from pipegrid.core.names import composed
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
 
-MAX_NAME_BYTES = 1 << 16
-"""Of a name that is written, in UTF-8; one that is there may be longer."""
+MAX_NAME_BYTES = 32 << 10
+"""Of a name that is written, in UTF-8; where one is longer, readers leave out the directory (``listing``)."""
+
+MAX_CHILDREN = 200_000
+"""That a directory may come to have, for the same reason; one that has more may only lose some."""
 
 _READ_ONLY, _IMMUTABLE = "ro.", "imm."
 
@@ -123,6 +125,7 @@ def apply_edits(
         UsageError: a child cannot be written so.
     """
     entries = unpack_entries(data)
+    most = max(MAX_CHILDREN, len(entries))
     for number, edit in enumerate(edits):
         if isinstance(edit, Link):
             _link(entries, edit, writekey, now, repeated)
@@ -131,9 +134,9 @@ def apply_edits(
                 raise _no_such_child(edit.name)
         elif not (repeated and _is_passed_on(entries, edit, edits[number + 1 :])):
             _rename(entries, edit, now, repeated)
-    if len(entries) > MAX_ENTRIES:
+    if len(entries) > most:
         raise UsageError(
-            f"the directory would have {len(entries)} entries, and at most {MAX_ENTRIES} are allowed; "
+            f"the directory would have {len(entries)} entries, and at most {most} are allowed; "
             "put some of them into another"
         )
     packed = pack_entries(entries)
@@ -228,7 +231,7 @@ def new_entry(link: Link, writekey: bytes) -> Entry:
 
 def _entry(name: str, read_text: str, write_text: str, metadata: bytes, writekey: bytes) -> Entry:
     rw_data = encrypt_write_cap(write_text, writekey)
-    fields = (_name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
+    fields = (name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
     return Entry(name, b"".join(map(netstring, fields)))
 
 
@@ -262,7 +265,7 @@ def _rename(entries: dict[str, Entry], edit: Rename, now: float, repeated: bool)
     if metadata is not None:
         metadata["tahoe"] = _times(metadata.get("tahoe"), now, now)
         stored_metadata = json.dumps(metadata).encode("ascii")
-    fields = (_name_bytes(new_name), cap_text, rw_data, stored_metadata)
+    fields = (name_bytes(new_name), cap_text, rw_data, stored_metadata)
     entries[new_name] = Entry(new_name, b"".join(map(netstring, fields)))
 
 
@@ -330,11 +333,18 @@ def _is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
-def _name_bytes(name: str) -> bytes:
+def name_bytes(name: str) -> bytes:
+    """
+    Return a composed name as an entry has it.
+
+    Raises:
+        UsageError: none can have it.
+    """
     try:
         data = name.encode("utf-8")
     except UnicodeEncodeError:
-        raise _unlinkable(name, "half a character cannot be written") from None
+        why = "half a character, or a byte that is no UTF-8, cannot be written"
+        raise _unlinkable(name, why) from None
     if len(data) > MAX_NAME_BYTES:
         raise UsageError(
             f"cannot link {name[:20]!r}...: a name of {len(data)} bytes, and at most {MAX_NAME_BYTES} "

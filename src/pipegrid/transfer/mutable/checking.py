@@ -17,11 +17,13 @@ from pipegrid.core.mutable.book import ShareBook
 from pipegrid.core.mutable.keys import load_verifying_key, open_signing_key
 from pipegrid.core.mutable.reading import VersionReader
 from pipegrid.core.mutable.share import Part, damaged
-from pipegrid.core.mutable.versions import Version
+from pipegrid.core.mutable.versions import Choice, Version
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError
 from pipegrid.reactor.together import few_at_a_time
+from pipegrid.transfer.mutable.known import Known
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
+from pipegrid.transfer.mutable.refusals import rollback
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.surveying import FileSurvey
 from pipegrid.transfer.mutable.written import WriteResult
@@ -32,6 +34,15 @@ SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64
 """Of each share that is verified; of MDMF's 128 KiB at 3 of 10 that is 3 MB."""
 LEASES_AT_ONCE = 100
+
+_NEWER = (
+    "there are shares of a newer version of this mutable file, but too few to read it; its other servers may "
+    "come back: try again later, or repair it with force ('pipegrid repair -f'), and it is lost"
+)
+_RIVALS = (
+    "two versions of this mutable file with the same number can be read, and a repair keeps one: repair it "
+    "with force ('pipegrid repair -f') if that does not matter"
+)
 
 
 @attrs.frozen
@@ -47,12 +58,15 @@ class MutableCheckResult(CheckResult):
         newer_unrecoverable: the newest version has too few shares: a write that was not finished, or whose
             servers cannot be reached.
         rivals: other versions with the same number can be read: two writers did not know of each other.
+        seen: the sequence number of a version that was seen before and is newer than all that are there;
+            0: there is none.
     """
 
     version: Version | None = None
     other_versions: list[tuple[int, int]] = attrs.field(factory=list)
     newer_unrecoverable: bool = False
     rivals: bool = False
+    seen: int = 0
 
 
 class MutableCheck:
@@ -113,6 +127,8 @@ class MutableCheck:
                     if block is not None and not block.is_good():
                         reader.condemn_block(copy.number, segment)
                     reader.release(segment)
+                if not reader.shares_in_use:  # its header may promise 2^60 bytes more
+                    break
             reader.prove_share(copy.number)
             await self._verify_keys(copy, version)
             self._corrupt += [_of(copy, error) for error in reader.corrupt]
@@ -191,6 +207,7 @@ class MutableCheck:
             total_shares=n,
             corrupt=self._corrupt,
             unreachable=sorted(peer.name for peer in found.failed),
+            remarks=_remarks(choice),
             reasons={peer.name: str(error) for peer, error in found.failed.items()},
         )
 
@@ -210,23 +227,54 @@ class MutableCheck:
         return attrs.evolve(result, renewed=sorted(renewed), lease_problems=sorted(set(problems)))
 
 
-def check_repairable(result: MutableCheckResult) -> None:
-    """
-    Raise UncoordinatedWriteError where a repair would have to choose between what two people wrote.
+def _remarks(choice: Choice) -> list[str]:
+    """Return what is to be said of versions beside the best one, which shares alone do not tell."""
+    best = choice.best
+    if best is None or len(choice.shares) == 1:
+        return []
+    if choice.newer_unrecoverable:
+        return [_NEWER]
+    if choice.rivals:
+        return [_RIVALS]
+    return ["some servers have shares of older versions; 'pipegrid repair' makes all of them new"]
 
-    The best version there is would be written over a newer one of which too few shares are there, or over
-    another one with the same number.
+
+def held_against(known: Known, result: MutableCheckResult) -> MutableCheckResult:
+    """Return the result: of a file that has gone back behind what was seen before it is not healthy."""
+    there = [number for number, _ in result.other_versions]
+    if result.version is None:
+        return result
+    if known.sequence_number <= max([result.version.sequence_number, *there]):
+        return result
+    return attrs.evolve(
+        result,
+        healthy=False,
+        seen=known.sequence_number,
+        remarks=[*result.remarks, str(rollback(result.version, known))],
+    )
+
+
+def check_repairable(result: MutableCheckResult, known: Known) -> None:
     """
+    Raise an error where a repair would have to choose between what two people wrote.
+
+    The best version there is would be written over a newer one of which too few shares are there, or none,
+    or over another one with the same number.
+
+    Raises:
+        RollbackError: a newer one was seen before.
+        UncoordinatedWriteError: there are shares of a newer one, or another one has the same number.
+    """
+    if result.seen and result.version is not None:
+        raise rollback(result.version, known)
     if result.newer_unrecoverable:
         raise UncoordinatedWriteError(
-            "there are shares of a newer version of this mutable file, but too few to read it; its other "
-            "servers may come back: try again later, or repair with force, and it is lost",
+            _NEWER,
             result.other_versions[0][0],
         )
     if result.rivals:
         raise UncoordinatedWriteError(
-            "two versions of this mutable file with the same number can be read, and a repair keeps one: "
-            "repair with force if that does not matter",
+            _RIVALS,
             result.other_versions[0][0],
         )
 
@@ -250,6 +298,8 @@ def repaired(
         other_versions=[],
         newer_unrecoverable=False,
         rivals=False,
+        seen=0,
+        remarks=[],
         corrupt=[],
     )
     return RepairResult(

@@ -2,10 +2,11 @@
 Servers that refuse what they have just said that they expect: from looks and refusals to whom to leave out.
 
 Whoever is refused by an honest server finds there, when it looks again, what somebody else has written
-meanwhile: a version that is signed, and new there. A server that refuses again and again, and each time shows
-nothing of the kind, would keep a writer busy until its patience ends, alone against all the others. It is
-left out of this change, as if it could not be reached: what is acknowledged without it still needs as many
-servers as ever.
+meanwhile: a version that is signed, new there, and has no lower number than that which the refused write was
+made from. A server that refuses again and again, and each time shows nothing of the kind, but perhaps one
+more of the old versions that it has kept, would keep a writer busy until its patience ends, alone against
+all the others. It is left out of this change, as if it could not be reached: what is acknowledged without it
+still needs as many servers as ever.
 
 Who did not answer the look is not judged: it may have what must not be written over (``told``).
 """
@@ -38,6 +39,7 @@ class Contrary:
         self._shown: dict[Peer, set[Version]] = {}
         self._heard: set[Peer] = set()
         self._refusals: Counter[Peer] = Counter()
+        self._least = 0
 
     def heard(self, found: ShareMap, own: Collection[Version]) -> None:
         """Servers have been looked at; ``own``: versions that say nothing of somebody else."""
@@ -45,12 +47,13 @@ class Contrary:
         for peer, copies in found.copies.items():
             versions = {copy.version for copy in copies.values() if copy.version is not None}
             shown = self._shown.setdefault(peer, set())
-            if versions - shown - set(own):
+            if any(v.sequence_number >= self._least for v in versions - shown - set(own)):
                 self._refusals[peer] = 0
             shown |= versions
 
-    def refused(self, outcome: Outcome) -> None:
-        """A write that was made from that look has met something."""
+    def refused(self, outcome: Outcome, base: Version) -> None:
+        """A write that was made from this version, found in that look, has met something."""
+        self._least = base.sequence_number
         for peer in {*outcome.refused, *outcome.surprises} & self._heard:
             self._refusals[peer] += 1
             if self._refusals[peer] >= REFUSALS:

@@ -31,6 +31,7 @@ from pipegrid.transfer.mutable.checking import (
     MutableCheck,
     MutableCheckResult,
     check_repairable,
+    held_against,
     repaired,
 )
 from pipegrid.transfer.mutable.happiness import check_happy
@@ -319,19 +320,26 @@ class MutableFiles:
         self, cap: MutableCap, verify: bool = False, add_lease: bool = False
     ) -> MutableCheckResult:
         """Ask all servers for all versions; see ``checking``."""
-        return await MutableCheck(self.slot(cap), cap, self._usual, verify, add_lease).run()
+        return await self._checked(self.slot(cap), cap, verify, add_lease)
+
+    async def _checked(
+        self, slot: Slot, cap: MutableCap, verify: bool, add_lease: bool = False
+    ) -> MutableCheckResult:
+        found = await MutableCheck(slot, cap, self._usual, verify, add_lease).run()
+        return held_against(self.known.of(slot.storage_index), found)
 
     async def repair(self, cap: MutableCap, force: bool = False) -> RepairResult:
         """
         Verify every share, and write the best version anew unless all is well.
 
         Args:
-            force: also where a newer version that cannot be read, or a rival, is lost by it.
+            force: also where a newer version that cannot be read, or a rival, is lost by it; and where a
+                newer one was seen before: what is there becomes the newest.
 
         Raises:
             CapError: the cap cannot write.
             NotEnoughSharesError: no version can be read.
-            UncoordinatedWriteError: see ``force``.
+            UncoordinatedWriteError, RollbackError: see ``force``.
         """
         if cap.access != "write":
             raise CapError(
@@ -341,11 +349,11 @@ class MutableFiles:
         began_s = self._clock.seconds()
 
         async def write(slot: Slot) -> RepairResult:
-            before = await MutableCheck(slot, cap, self._usual, verify=True).run()
+            before = await self._checked(slot, cap, verify=True)
             if before.healthy:
                 return RepairResult(cap, before, before, {}, [], [], self._since(began_s))
             if before.recoverable and not force:
-                check_repairable(before)
+                check_repairable(before, self.known.of(slot.storage_index))
             written = await self._modification(slot, lambda old: old, always=True).run()
             return repaired(cap, before, written, self._since(began_s))
 

@@ -143,9 +143,11 @@ class JoinedWrites:
                 await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, line))
         finally:
             line.runs = False
-            for *_, waiting in line.waiting:
-                waiting.errback(CancelledError())
+            left, line.waiting = line.waiting, []
             self._forget_line(cap.storage_index, line)
+            for *_, waiting in left:
+                if not waiting.called:
+                    waiting.errback(CancelledError())
 
     async def _apply_waiting(self, cap: MutableCap, line: _Line) -> None:
         joined, line.waiting = line.waiting, []
@@ -204,6 +206,8 @@ class JoinedWrites:
         for index, (*_, waiting) in enumerate(joined):
             if not waiting.called:
                 waiting.callback(failures.get(index, result))
+        if isinstance(result, Failure) and result.check(CancelledError):
+            result.raiseException()  # what waits behind it is given up, too
 
     async def in_turn(self, index: bytes, write: Callable[[], Any]) -> Any:
         """Write to the file of a storage index when this process's other writes to it have ended."""

@@ -5,9 +5,10 @@ With it a writer who knows the version needs one round trip, and an older versio
 known to be older (rollback). Nothing of it is believed by anybody else: a server tests the checkstring.
 
 A file for each mutable file, in a directory beside the client's other caches, mode 0600: JSON of one or two
-kilobytes. The private key in it is encrypted with the write key, as in every share, so that whoever reads it
-without a cap learns storage indexes and sequence numbers, which servers know as well. At most ``MAX_FILES``
-are kept; beyond, those not used for longest are removed. A file that is damaged, or gone, costs a round trip.
+kilobytes, with a hash of it. The private key in it is encrypted with the write key, as in every share, so
+that whoever reads it without a cap learns storage indexes and sequence numbers, which servers know as well.
+At most ``MAX_FILES`` are kept; beyond, those not used for longest are removed. A file that is damaged, or
+gone, costs a round trip, and the memory of the newest version.
 
 **Several processes** replace each other's files whole; a lower sequence number never replaces a higher one,
 but for a race of microseconds, and then only the hint is lost.
@@ -16,6 +17,7 @@ but for a race of microseconds, and then only the hint is lost.
 from __future__ import annotations
 
 import binascii
+import hashlib
 import json
 import os
 from base64 import b64decode, b64encode
@@ -40,6 +42,7 @@ MAX_CONTENT_BYTES = 1 << 20
 MAX_CONTENTS_BYTES = 32 << 20
 _MAX_FILE_BYTES = 64 << 10
 _MAX_COPIES = 1024
+_MAX_SERVERS = 256
 _FORMAT = 1
 
 
@@ -128,6 +131,9 @@ class KnownFiles:
         known = self._files.get(storage_index)
         if known is None:
             known = self._files[storage_index] = self._load(storage_index)
+            if known.sequence_number and self._directory is not None:
+                with suppress(OSError):
+                    os.utime(self._path(storage_index))  # it is in use, though it may never change
             while len(self._files) > MAX_IN_MEMORY:
                 self._files.popitem(last=False)
         self._files.move_to_end(storage_index)
@@ -176,7 +182,7 @@ class KnownFiles:
             return Known()
 
     def _remove_old(self) -> None:
-        """Remove the files that were not written for longest, if there are too many."""
+        """Remove the files that were not used for longest, if there are too many."""
         assert self._directory is not None
         with os.scandir(self._directory) as entries:
             files = [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -189,17 +195,21 @@ class KnownFiles:
 
 
 def pack(known: Known) -> bytes:
-    """Return the file's content."""
+    """Return the file's content; where the shares are is left out of it if that is too much."""
+    copies = {server: list(numbers) for server, numbers in known.copies.items()}
+    version = "" if known.version is None else known.version.signed_prefix.hex()
+    if sum(map(len, copies.values())) > _MAX_COPIES or len(copies) > _MAX_SERVERS:
+        copies, version = {}, ""  # servers may claim to have any number of shares
     document = {
         "format": _FORMAT,
         "sequence-number": known.sequence_number,
         "root-hash": known.root_hash.hex(),
-        "version": "" if known.version is None else known.version.signed_prefix.hex(),
-        "copies": {server: list(numbers) for server, numbers in known.copies.items()},
+        "version": version,
+        "copies": copies,
         "encrypted-key": b64encode(known.encrypted_key).decode("ascii"),
         "begun": known.begun_number,
     }
-    return json.dumps(document).encode("ascii")
+    return json.dumps(document | {"hash": _hash(document)}).encode("ascii")
 
 
 def unpack(data: bytes) -> Known:
@@ -212,6 +222,9 @@ def unpack(data: bytes) -> Known:
     document = json.loads(data)
     if not isinstance(document, Mapping) or document.get("format") != _FORMAT:
         raise ValueError("not what is remembered of a mutable file")
+    content = {name: value for name, value in document.items() if name != "hash"}
+    if document.get("hash", "") not in ("", _hash(content)):
+        raise ValueError("its bytes have changed")  # a wrong number would be a rollback
     number = _sequence_number(document.get("sequence-number"))
     begun = _sequence_number(document.get("begun", 0))
     copies = document.get("copies")
@@ -232,6 +245,10 @@ def unpack(data: bytes) -> Known:
     except binascii.Error:
         key = b""
     return Known(number, root_hash, version, held, key, begun_number=begun)
+
+
+def _hash(document: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(document).encode("ascii")).hexdigest()[:32]
 
 
 def _sequence_number(value: object) -> int:

@@ -161,7 +161,7 @@ class Modification:
             outcome, encoded = await self._publish(base, content)
             if outcome.is_clean:
                 return self._done(encoded, content, outcome, base)
-            self._search.contrary.refused(outcome)
+            self._search.contrary.refused(outcome, base.version)
             self._search.told.written(outcome, encoded.version, base.version, self._search.begun)
             if outcome.placed or outcome.failed:  # who did not answer may have taken it
                 self._remember_try(base, encoded.version, content)

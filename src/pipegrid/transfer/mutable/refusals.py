@@ -22,7 +22,8 @@ def rollback(best: Version, known: Known) -> RollbackError:
     return RollbackError(
         f"the servers offer version {best.sequence_number} of this mutable file, although version "
         f"{known.sequence_number} was seen before: the newer one was lost, its servers cannot be reached, or "
-        "somebody goes back on purpose; try again with more servers, or accept the older version",
+        "somebody goes back on purpose; try again with more servers, or make the older one the newest: "
+        "repair it with force ('pipegrid repair -f'), which takes its write cap",
         best.sequence_number,
         known.sequence_number,
     )

@@ -53,6 +53,19 @@ class SigningKeys:
                 self.prepare()
         return key
 
+    def _handed_over(self, making: Deferred[SigningKey | None]) -> Deferred[SigningKey | None]:
+        """Fire with a key that is being made; who gives up waiting leaves it to the next one."""
+        waiting: Deferred[SigningKey | None] = Deferred()
+
+        def made(key: SigningKey | None) -> None:
+            if not waiting.called:
+                waiting.callback(key)
+            elif key is not None and len(self._ready) < AHEAD:
+                self._ready.append(key)
+
+        making.addCallback(made)
+        return waiting
+
     async def take(self) -> SigningKey:
         """Return a key pair that nobody else has."""
         self._taken += 1
@@ -63,7 +76,7 @@ class SigningKeys:
             making, self._making = self._making, None
             if self._taken > 1:
                 self.prepare()  # for whoever comes next, while this one waits
-            key = await making
+            key = await self._handed_over(making)
         if key is None:
             key = await self._workers.run(keys.generate)
         if self._taken > 1:

@@ -60,12 +60,14 @@ class Todo:
         repair: make again what is missing, of objects that are not healthy; with ``verify`` of all that have
             damaged copies, too.
         renew: nothing but leases, everywhere; not together with the others.
+        force: with ``repair``: of what can change also where a version is lost by it; see ``Grid.repair``.
     """
 
     verify: bool = False
     add_lease: bool = False
     repair: bool = False
     renew: bool = False
+    force: bool = False
 
 
 @attrs.define(eq=False)
@@ -293,7 +295,7 @@ class Upkeep:
             return await keeper.renew(cap)
         result = await keeper.check(cap, todo.verify, todo.add_lease)
         if todo.repair and result.recoverable and not result.healthy:
-            return await keeper.repair(cap, False)
+            return await keeper.repair(cap, todo.force)
         return result
 
     def _end(self, one: _Object, outcome: Outcome) -> None:
