@@ -241,10 +241,9 @@ class TreeUpload:
             self._leave_out(path, "its directory is larger than one may be; make several of it")
             return None
         name, exact = entry_name(raw)
-        unique, count = name, 1
-        while unique in parent.entries:  # two names that look the same
-            count += 1
-            unique, exact = f"{name} ({count})", raw
+        unique = self._plan.free_name(parent, name)
+        if unique != name:  # two names that look the same
+            exact = raw
         return parent, unique, entry_metadata(found, link=link, name=exact)
 
     def _meet(self, met: Met) -> None:
