@@ -88,6 +88,20 @@ class ChangesTests(SynchronousTestCase):
         self.assertFalse(is_unchanged(self.recorded(10 * 10**9 + RACY_NS), found))
         self.assertFalse(is_unchanged(self.recorded(10 * 10**9 - 1), found))
 
+    def test_a_time_in_the_future(self) -> None:
+        """Of a camera whose clock is wrong, say: that file is not read and sent anew every night."""
+        read_ns = 10 * 10**9
+        for ahead_ns, unchanged in ((RACY_NS + 1, True), (10**18, True), (RACY_NS, False)):
+            found = status(mtime_ns=read_ns + ahead_ns)
+            self.assertEqual(
+                is_unchanged(Recorded(signature_of(found), read_ns), found), unchanged, ahead_ns
+            )
+        found = os.stat_result(
+            (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
+            {"st_mtime_ns": 10**18, "st_ctime_ns": read_ns - 1},
+        )
+        self.assertFalse(is_unchanged(Recorded(signature_of(found), read_ns), found))
+
     def test_beyond_64_bits(self) -> None:
         """Inodes without a sign, and years that 64 bits of nanoseconds do not reach, are as good as any."""
         for inode, mtime_ns in ((1 << 63, 1), ((1 << 64) - 1, 1), (77, 1 << 63), (77, 10**19)):
