@@ -46,6 +46,7 @@ from pipegrid.tree.directory import Directory
 from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
+from pipegrid.tree.store import GridFiles, Health
 from pipegrid.tree.uploaded import TreeReports
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
@@ -325,6 +326,20 @@ class BackupTests(SynchronousTestCase):
         for server in self.world.servers[6:]:
             server.host.crash()
         self.assertEqual(len(self.names_in(first.run.cap)), 3)
+
+    def test_servers_that_give_no_leases(self) -> None:
+        """Are asked again by the next run, and not some weeks later, when leases have ended."""
+        self.write_many(30)
+        self.run_backup()
+        self.days += 25
+        self.patch(GridFiles, "_judge", lambda store, outcome: Health(True, leased=False))
+        refused = self.run_backup()
+        self.assertEqual((refused.counts.checked, refused.counts.unleased), (34, 34))
+        self.assertEqual((refused.counts.sent_files, self.opened), (0, []))
+        self.patch(GridFiles, "_judge", lambda store, outcome: Health(True))
+        given = self.run_backup()
+        self.assertEqual((given.counts.checked, given.counts.unleased), (34, 0))
+        self.assertEqual(self.run_backup().counts.checked, 0)
 
     def test_catalogue(self) -> None:
         """The cap that is printed lists all runs of all backups, from the grid alone, and does not write."""

@@ -340,12 +340,13 @@ class TreeUpload:
     async def _is_whole(self, known: Remembered) -> bool:
         """Look for something on the grid; whatever is wrong with it is mended by storing it again."""
         try:
-            whole = await self._store.check(known.cap)
+            health = await self._store.check(known.cap)
         except PipegridError:
             return False
-        if whole:
+        if health.whole and health.leased:
             self._memory.checked(known.cap)
-        return whole
+        self.counts.unleased += health.whole and not health.leased
+        return health.whole
 
     async def _put(
         self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
