@@ -417,6 +417,31 @@ class BackupTests(SynchronousTestCase):
         runs = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
         self.assertEqual([run.name for run in runs], names)
 
+    def test_another_directory_of_that_name(self) -> None:
+        """Has no run of the first one forgotten, unless somebody has said that both are one backup."""
+        for parent in ("here", "there"):
+            self.write(f"{parent}/src/{parent}")
+        rules = Retention(last=1)
+
+        def back_up(parent: str, chosen: bool = False) -> BackupResult:
+            self.days += 1
+            options = BackupOptions(retention=rules, name_was_chosen=chosen)
+            run = self.backups().run(str(self.root / parent / "src"), "src", options)
+            return self.world.run(Deferred.fromCoroutine(run))
+
+        first = back_up("here")
+        error = self.assertRaises(UsageError, back_up, "there")
+        self.assertIn(f"'src' is the backup of {self.root}/here/src: choose a name", str(error))
+        self.assertEqual(self.listed(first.catalogue), [first.run])
+        again = back_up("here")
+        self.assertEqual(self.listed(again.catalogue), [again.run])
+        (self.root / "here").rename(self.root / "moved")
+        moved = back_up("moved")
+        self.assertEqual((moved.forgotten, moved.run.cap), ((again.run,), again.run.cap))
+        os.symlink("moved", self.root / "here")  # another way to the same one
+        back_up("here")
+        self.assertEqual(len(back_up("there", chosen=True).forgotten), 1)
+
     def test_the_list_cannot_be_changed(self) -> None:
         """The run is stored, the result says what is wrong, and the next run lists both."""
         self.write("a")
