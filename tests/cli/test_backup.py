@@ -156,6 +156,8 @@ class CommandTests(ProcessTestCase):
         said = [json.loads(line) for line in out.splitlines()]
         self.assertEqual(said[0]["path"], "pipe")
         self.assertEqual((said[-1]["files"], said[-1]["left_out"]), (2, 1))
+        _, err = self.run_command("restore", "-o", "back")
+        self.assertRegex(err, r"src as of \S+Z; 1 left out when it was stored\n")
 
     def test_wrong_arguments(self) -> None:
         """A sentence each, and status 2 or 1."""
