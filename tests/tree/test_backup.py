@@ -287,6 +287,31 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual(self.opened, [])
         self.assertEqual((self.said, self.left_out), ([], []))
 
+    def test_a_directory_that_was_moved(self) -> None:
+        """Is read once more; what was stored is not stored twice, and the run after that reads nothing."""
+        self.write("d/a", 3000)
+        self.write("d/b", 200_000)
+        self.run_backup()
+        stored = sorted(self.share_files())
+        (self.root / "d").rename(self.root / "e")
+        self.days += 1
+        self.run_backup()
+        self.assertEqual(sorted(self.opened), ["e/a", "e/b"])
+        new = [path for path in self.share_files() if path not in stored]
+        self.assertEqual(len(new), 10)  # the root, in which a name is another
+        self.days += 1
+        self.run_backup()
+        self.assertEqual(self.opened, [])
+
+    def share_files(self) -> list[str]:
+        """All files of shares that servers have, but for unfinished ones."""
+        return [
+            str(path)
+            for server in self.world.servers
+            for path in (server.root / "shares").rglob("*")
+            if path.is_file() and "incoming" not in path.parts
+        ]
+
     def test_ten_files_changed(self) -> None:
         """They are read and sent, with the directories above them, and the list: two round trips."""
         self.write_many()

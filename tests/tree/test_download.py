@@ -275,6 +275,15 @@ class RestoreTests(TreeTestCase):
             self.assertEqual(self.get(cap, **options).present, 4)
             self.assertEqual([stat.S_IMODE(path.stat().st_mode) for path in paths], modes)
 
+    def test_bits_that_run_a_program_as_its_owner(self) -> None:
+        """Stay with a file that is there, and go if its permissions are others; none come from a grid."""
+        path = self.scratch / "f"
+        path.touch()
+        for before, after in ((0o4755, 0o4755), (0o4700, 0o755)):
+            path.chmod(before)
+            target.restore_mode_and_time(str(path), Kept(0o755))
+            self.assertEqual(stat.S_IMODE(path.stat().st_mode), after)
+
     def test_a_link_in_place_of_a_file_that_is_there(self) -> None:
         """That comes after the look at the file: what it leads to keeps its mode."""
         victim = self.target / "victim"
@@ -338,6 +347,7 @@ class RestoreTests(TreeTestCase):
             self.assertIn("left as it is", str(error))
         self.get(cap, force=True)
         self.assertEqual(set(self.problems), {"sub/medium"})
+        self.assertIn("is a directory already", str(self.problems["sub/medium"]))
         after = self.content()
         self.assertEqual((after["big"], after["sub/little"]), (self.big, b"little"))
         self.assertEqual((after["sub/link"], after["of mine"]), ("../big", b"mine, too"))

@@ -277,7 +277,7 @@ class TreeGet:
             )
         self._known_bytes += size or 0
         standing = target.standing(path, size, kept)
-        if standing == "other" and not self._force:
+        if standing == "other" and not (self._force and target.may_be_replaced(path)):
             raise target.in_the_way(path)
         if standing == "same" and not self._paranoid:
             target.restore_mode_and_time(path, kept)

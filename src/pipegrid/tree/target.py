@@ -173,6 +173,11 @@ def holds(path: str, data: bytes) -> bool:
         return False
 
 
+def may_be_replaced(path: str) -> bool:
+    """Return whether what has this name may go for a file: all but a directory."""
+    return os.path.islink(path) or not os.path.isdir(path)
+
+
 def in_the_way(path: str) -> SinkError:
     """Return the error for what stands where something else shall be."""
     what = "something else"
