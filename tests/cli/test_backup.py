@@ -112,6 +112,31 @@ class CommandTests(ProcessTestCase):
             self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
             self.assertIn(said, err)
 
+    def test_another_directory_of_that_name(self) -> None:
+        """Needs a name of its own, which may be given beside an alias."""
+        self.write("a")
+        other = self.home / "other/src"
+        other.mkdir(parents=True)
+        (other / "b").write_bytes(b"b" * 100)
+        self.run_command("backup", "src", "--keep-last", "1")
+        out, err = self.run_command("backup", "other/src", "--keep-last", "1", status=2)
+        self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+        self.assertIn(f"'src' is the backup of {self.source}: choose a name", err)
+        self.run_command("alias", "create", "home")
+        both = ("--as", "more", "--as", "home:more")
+        self.run_command("backup", "other/src", "--keep-last", "1", *both)
+        out, _ = self.run_command("--json", "backups")
+        runs = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual(
+            {run["name"]: run["directory"] for run in runs},
+            {"src": str(self.source), "more": str(other)},
+        )
+        out, _ = self.run_command("ls", "home:more/Latest")
+        self.assertEqual(out.split(), ["b"])
+        for wrong in (("--as", "a", "--as", "b"), ("--as", "home:a", "--as", "home:b")):
+            _, err = self.run_command("backup", "src", *wrong, status=2)
+            self.assertIn("give one NAME and one ALIAS:PATH", err)
+
     def test_something_left_out(self) -> None:
         """Is named in a line of its own; the status is 1, and the cap is printed all the same."""
         self.write("good")
@@ -131,6 +156,8 @@ class CommandTests(ProcessTestCase):
         said = [json.loads(line) for line in out.splitlines()]
         self.assertEqual(said[0]["path"], "pipe")
         self.assertEqual((said[-1]["files"], said[-1]["left_out"]), (2, 1))
+        _, err = self.run_command("restore", "-o", "back")
+        self.assertRegex(err, r"src as of \S+Z; 1 left out when it was stored\n")
 
     def test_wrong_arguments(self) -> None:
         """A sentence each, and status 2 or 1."""

@@ -69,6 +69,26 @@ class TreeHardeningTests(ProcessTestCase):
             self.assert_one_sentence(err, "another backup")
         self.run_command("backup", "src")
 
+    def test_paths_that_are_too_long(self) -> None:
+        """Are stored; what no path leads to is named, and comes back by its own PATH. Holes are zeros."""
+        name = "n" * 200
+        at = os.open(self.source, os.O_RDONLY)
+        for _ in range(25):
+            os.mkdir(name, dir_fd=at)
+            below = os.open(name, os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        with open(os.open("hole", os.O_WRONLY | os.O_CREAT, dir_fd=at), "wb") as file:
+            file.truncate(100_000)
+        os.close(at)
+        self.run_command("backup", "src")
+        _, err = self.run_command("restore", "-o", "back", status=1)
+        self.assertIn("File name too long", err)
+        self.assertEqual((self.home / "back/file").read_bytes(), b"f" * 1000)
+        self.run_command("restore", "/".join([name] * 20), "-o", "lower")
+        hole = self.home.joinpath("lower", *[name] * 5, "hole")
+        self.assertEqual(hole.read_bytes(), bytes(100_000))
+
     def test_links_in_a_loop(self) -> None:
         """They are kept as links, and followed by nobody."""
         os.symlink("b", self.source / "a")

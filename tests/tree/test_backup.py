@@ -46,6 +46,7 @@ from pipegrid.tree.directory import Directory
 from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
+from pipegrid.tree.store import GridFiles, Health
 from pipegrid.tree.uploaded import TreeReports
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
@@ -87,6 +88,20 @@ class ChangesTests(SynchronousTestCase):
         )
         self.assertFalse(is_unchanged(self.recorded(10 * 10**9 + RACY_NS), found))
         self.assertFalse(is_unchanged(self.recorded(10 * 10**9 - 1), found))
+
+    def test_a_time_in_the_future(self) -> None:
+        """Of a camera whose clock is wrong, say: that file is not read and sent anew every night."""
+        read_ns = 10 * 10**9
+        for ahead_ns, unchanged in ((RACY_NS + 1, True), (10**18, True), (RACY_NS, False)):
+            found = status(mtime_ns=read_ns + ahead_ns)
+            self.assertEqual(
+                is_unchanged(Recorded(signature_of(found), read_ns), found), unchanged, ahead_ns
+            )
+        found = os.stat_result(
+            (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
+            {"st_mtime_ns": 10**18, "st_ctime_ns": read_ns - 1},
+        )
+        self.assertFalse(is_unchanged(Recorded(signature_of(found), read_ns), found))
 
     def test_beyond_64_bits(self) -> None:
         """Inodes without a sign, and years that 64 bits of nanoseconds do not reach, are as good as any."""
@@ -272,6 +287,31 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual(self.opened, [])
         self.assertEqual((self.said, self.left_out), ([], []))
 
+    def test_a_directory_that_was_moved(self) -> None:
+        """Is read once more; what was stored is not stored twice, and the run after that reads nothing."""
+        self.write("d/a", 3000)
+        self.write("d/b", 200_000)
+        self.run_backup()
+        stored = sorted(self.share_files())
+        (self.root / "d").rename(self.root / "e")
+        self.days += 1
+        self.run_backup()
+        self.assertEqual(sorted(self.opened), ["e/a", "e/b"])
+        new = [path for path in self.share_files() if path not in stored]
+        self.assertEqual(len(new), 10)  # the root, in which a name is another
+        self.days += 1
+        self.run_backup()
+        self.assertEqual(self.opened, [])
+
+    def share_files(self) -> list[str]:
+        """All files of shares that servers have, but for unfinished ones."""
+        return [
+            str(path)
+            for server in self.world.servers
+            for path in (server.root / "shares").rglob("*")
+            if path.is_file() and "incoming" not in path.parts
+        ]
+
     def test_ten_files_changed(self) -> None:
         """They are read and sent, with the directories above them, and the list: two round trips."""
         self.write_many()
@@ -311,6 +351,20 @@ class BackupTests(SynchronousTestCase):
         for server in self.world.servers[6:]:
             server.host.crash()
         self.assertEqual(len(self.names_in(first.run.cap)), 3)
+
+    def test_servers_that_give_no_leases(self) -> None:
+        """Are asked again by the next run, and not some weeks later, when leases have ended."""
+        self.write_many(30)
+        self.run_backup()
+        self.days += 25
+        self.patch(GridFiles, "_judge", lambda store, outcome: Health(True, leased=False))
+        refused = self.run_backup()
+        self.assertEqual((refused.counts.checked, refused.counts.unleased), (34, 34))
+        self.assertEqual((refused.counts.sent_files, self.opened), (0, []))
+        self.patch(GridFiles, "_judge", lambda store, outcome: Health(True))
+        given = self.run_backup()
+        self.assertEqual((given.counts.checked, given.counts.unleased), (34, 0))
+        self.assertEqual(self.run_backup().counts.checked, 0)
 
     def test_catalogue(self) -> None:
         """The cap that is printed lists all runs of all backups, from the grid alone, and does not write."""
@@ -387,6 +441,31 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual(names, ["before", "one", "two", "one"])
         runs = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
         self.assertEqual([run.name for run in runs], names)
+
+    def test_another_directory_of_that_name(self) -> None:
+        """Has no run of the first one forgotten, unless somebody has said that both are one backup."""
+        for parent in ("here", "there"):
+            self.write(f"{parent}/src/{parent}")
+        rules = Retention(last=1)
+
+        def back_up(parent: str, chosen: bool = False) -> BackupResult:
+            self.days += 1
+            options = BackupOptions(retention=rules, name_was_chosen=chosen)
+            run = self.backups().run(str(self.root / parent / "src"), "src", options)
+            return self.world.run(Deferred.fromCoroutine(run))
+
+        first = back_up("here")
+        error = self.assertRaises(UsageError, back_up, "there")
+        self.assertIn(f"'src' is the backup of {self.root}/here/src: choose a name", str(error))
+        self.assertEqual(self.listed(first.catalogue), [first.run])
+        again = back_up("here")
+        self.assertEqual(self.listed(again.catalogue), [again.run])
+        (self.root / "here").rename(self.root / "moved")
+        moved = back_up("moved")
+        self.assertEqual((moved.forgotten, moved.run.cap), ((again.run,), again.run.cap))
+        os.symlink("moved", self.root / "here")  # another way to the same one
+        back_up("here")
+        self.assertEqual(len(back_up("there", chosen=True).forgotten), 1)
 
     def test_the_list_cannot_be_changed(self) -> None:
         """The run is stored, the result says what is wrong, and the next run lists both."""

@@ -122,6 +122,47 @@ class CopierTests(GridTestCase):
         self.assertEqual([label for label, _ in self.failed], ["loop/self"])
         self.assertIn("contains itself", self.failed[0][1])
 
+    def test_many_paths_to_few_directories(self) -> None:
+        """Each is read and stored once; what it lacks is told wherever it is."""
+        above = self.make()
+        self.world.run(above.link("future", UnknownCap("ro.URI:NEW:x")))
+        for _ in range(8):
+            below, above = above, self.make()
+            for name in "ab":
+                self.world.run(above.link(name, below.cap))
+        listed: list[Any] = []
+        really_list = Directory.list
+
+        def noting(directory: Directory) -> Any:
+            listed.append(directory.cap)
+            return really_list(directory)
+
+        self.patch(Directory, "list", noting)
+        item = Item("x", "x", None, Child("", above.cap))
+        self.run_all(self.copier().into(self.directory, [item]))
+        self.assertEqual(len(listed), 10)  # and the target
+        labels = [label for label, _ in self.failed]
+        self.assertEqual(labels[0], "x/a/a/a/a/a/a/a/a/future")
+        self.assertEqual(labels[1:], [f"x/{'a/' * n}b" for n in range(7, -1, -1)])
+
+    def test_many_local_files(self) -> None:
+        """Are told from directories once each, and not by comparing each with all the others."""
+        compared = 0
+
+        class Compared(Item):
+            def __eq__(self, other: object) -> bool:
+                nonlocal compared
+                compared += 1
+                return self is other
+
+            __hash__ = object.__hash__
+
+        (self.local / "f").touch()
+        items = [Compared(str(n), "f", str(self.local / "f")) for n in range(300)]
+        self.run_all(self.copier().into(self.directory, items))
+        self.assertEqual(len(self.children(self.directory)), 300)
+        self.assertLess(compared, 1000)
+
     def test_into_one_that_is_there(self) -> None:
         """What is in it goes into it, each by the same rules, and what is in the way is named."""
         (self.local / "d").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import shutil
 import stat
@@ -24,6 +25,7 @@ from pipegrid.tree import target
 from pipegrid.tree.download import TreeGet
 from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult, bounded
 from pipegrid.tree.facade import Trees
+from pipegrid.tree.metadata import Kept
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
@@ -258,6 +260,69 @@ class RestoreTests(TreeTestCase):
         self.assertEqual((self.target / "sub").stat().st_mtime_ns, WHEN_NS - 10**9)
         self.assertEqual(stat.S_IMODE((self.target / "sub").stat().st_mode), 0o550)
 
+    def test_modes_of_files_that_are_there(self) -> None:
+        """Come back, too; what has its mode and time is not touched, so that no backup reads it again."""
+        cap = self.tree()
+        self.get(cap)
+        paths = [self.target / name for name in ("big", "sub/medium", "sub/little")]
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
+        before = [path.stat().st_ctime_ns for path in paths]
+        self.get(cap)
+        self.assertEqual([path.stat().st_ctime_ns for path in paths], before)
+        for options in ({}, {"paranoid": True}):
+            for path in paths:
+                path.chmod(0o777)
+            self.assertEqual(self.get(cap, **options).present, 4)
+            self.assertEqual([stat.S_IMODE(path.stat().st_mode) for path in paths], modes)
+
+    def test_bits_that_run_a_program_as_its_owner(self) -> None:
+        """Stay with a file that is there, and go if its permissions are others; none come from a grid."""
+        path = self.scratch / "f"
+        path.touch()
+        for before, after in ((0o4755, 0o4755), (0o4700, 0o755)):
+            path.chmod(before)
+            target.restore_mode_and_time(str(path), Kept(0o755))
+            self.assertEqual(stat.S_IMODE(path.stat().st_mode), after)
+
+    def test_a_link_in_place_of_a_file_that_is_there(self) -> None:
+        """That comes after the look at the file: what it leads to keeps its mode."""
+        victim = self.target / "victim"
+        self.target.mkdir(exist_ok=True)
+        victim.touch()
+        victim.chmod(0o600)
+        (self.target / "f").symlink_to(victim)
+        target.restore_mode_and_time(str(self.target / "f"), Kept(0o666, 10**18))
+        target._set_mode(str(self.target / "f"), 0o777)
+        self.assertEqual(stat.S_IMODE(victim.stat().st_mode), 0o600)
+
+    def test_a_root_that_may_not_be_written_to(self) -> None:
+        """As it should be, after a run that lacked something: the next one can write what was missing."""
+        cap = self.directory({"a": b"a" * 100, "b": b"b" * 100})
+        root = json.dumps({"st_mode": stat.S_IFDIR | 0o555, "pipegrid": {"mode": 0o555}}).encode()
+        modes = []
+        write_whole = target.write_whole
+
+        def noting(home: target.Home, *arguments: Any) -> None:
+            modes.append(stat.S_IMODE(self.target.stat().st_mode))
+            write_whole(home, *arguments)
+
+        self.patch(target, "write_whole", noting)
+        self.get(cap, metadata_json=root)
+        self.assertEqual(stat.S_IMODE(self.target.stat().st_mode), 0o555)
+        (self.target / "b").unlink()
+        link = self.target.with_name("link to it")
+        link.symlink_to(self.target)
+        self.addCleanup(link.unlink)
+        modes.clear()
+        self.world.run(self.trees.get_tree(cap, link, metadata_json=root))
+        self.assertEqual(modes, [0o755])
+        self.assertEqual(stat.S_IMODE(self.target.stat().st_mode), 0o555)
+        self.target.chmod(0o500)  # that was not us
+        (self.target / "b").unlink()
+        modes.clear()
+        self.get(cap)
+        self.assertEqual((modes, stat.S_IMODE(self.target.stat().st_mode)), ([0o500], 0o500))
+
     def test_what_differs_is_named_unless_forced(self) -> None:
         """
         Neither another file, nor a directory or link in the way, is touched; --force replaces what it may.
@@ -282,6 +347,7 @@ class RestoreTests(TreeTestCase):
             self.assertIn("left as it is", str(error))
         self.get(cap, force=True)
         self.assertEqual(set(self.problems), {"sub/medium"})
+        self.assertIn("is a directory already", str(self.problems["sub/medium"]))
         after = self.content()
         self.assertEqual((after["big"], after["sub/little"]), (self.big, b"little"))
         self.assertEqual((after["sub/link"], after["of mine"]), ("../big", b"mine, too"))

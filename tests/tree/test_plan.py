@@ -85,6 +85,25 @@ class TreePlanTests(SynchronousTestCase):
             self.plan.stored(file, LitCap(b"x"))
         self.assertEqual(self.plan.root_cap, sent[-1][1])
 
+    def test_names_that_look_the_same(self) -> None:
+        """Each gets one of its own, also beside true ones; ten times as many are ten times as much work."""
+        looked = 0
+
+        class Counting(dict):  # type: ignore[type-arg]
+            def __contains__(self, key: object) -> bool:
+                nonlocal looked
+                looked += 1
+                return super().__contains__(key)
+
+        self.root.entries = Counting()
+        self.plan.expect(self.root, "? (3)", {})
+        for _ in range(1000):
+            self.plan.expect(self.root, self.plan.free_name(self.root, "?"), {})
+        names = list(self.root.entries)
+        self.assertEqual(names[:5], ["? (3)", "?", "? (2)", "? (4)", "? (5)"])
+        self.assertEqual(len(names), 1001)
+        self.assertLess(looked, 4000)
+
     def test_a_child_that_fails_late(self) -> None:
         """Directories that hold its cap are made again, without it, once all else is settled."""
         inner = self.plan.enter(self.root, "d", {})

@@ -83,9 +83,24 @@ class CheckTests(SynchronousTestCase):
         self.assertEqual(list(self.upkeep.begun), CAPS)
         for cap, happiness in zip(CAPS, (10, 7, 6), strict=True):
             self.upkeep.begun[cap](found(cap, happiness))
-        self.assertEqual([self.successResultOf(each) for each in answers], [True, True, False])
+        self.assertEqual(
+            [self.successResultOf(each).whole for each in answers], [True, True, False]
+        )
         self.store.close()
         self.assertTrue(self.upkeep.closed)
+
+    def test_leases(self) -> None:
+        """Count as renewed if as many servers as a put wants gave them, or if there are none to give."""
+        answers = [self.store.check(cap) for cap in CAPS]
+        self.open()
+        for cap, renewed in zip(CAPS, (0, 6, 7), strict=True):
+            problems = ["the server has no room"] if renewed else []
+            names = [f"server {n}" for n in range(renewed)]
+            result = attrs.evolve(found(cap, 10), renewed=names, lease_problems=problems)
+            self.upkeep.begun[cap](result)
+        healths = [self.successResultOf(each) for each in answers]
+        self.assertEqual([each.leased for each in healths], [True, False, True])
+        self.assertTrue(all(each.whole for each in healths))
 
     def test_no_servers(self) -> None:
         """All that wait are told, and the next one tries again."""

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="DIR", type=click.Path())
 @click.option(
     "--as",
-    "name",
+    "names",
+    multiple=True,
     metavar="NAME|ALIAS:PATH",
-    help="What the backup is called, or the directory that can be changed in which its runs are kept, too.  "
-    "[default: the name of DIR]",
+    help="What the backup is called, or the directory that can be changed in which its runs are kept, too; "
+    "give both in two options.  [default: the name of DIR]",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be sent; read no file and store nothing."
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 @grid_options
 def command(
     source: str,
-    name: str | None,
+    names: tuple[str, ...],
     dry_run: bool,
     keep_last: int | None,
     keep_daily: int | None,
@@ -74,11 +75,11 @@ def command(
     The exit status is 1 if something was left out; the rest is stored and listed all the same. A run that is
     forgotten is no longer listed; servers keep what only it had until its leases end.
     """
-    if source == "" or name == "":
+    if source == "" or "" in names:
         raise usage_error(EMPTY_NAME)
     chosen = Chosen(**selection)
     made_anew = chosen.of(source)
-    path, named = _place_of(name)
+    path, named = _place_of(names)
     called = named or os.path.basename(os.path.abspath(source)) or "root"
 
     async def work(grid: Grid, console: Console) -> int:
@@ -90,7 +91,9 @@ def command(
         check_name(called)
         retention = Retention(keep_last, keep_daily, keep_weekly)
         archives = None if path is None else root_of(grid, path)
-        options = BackupOptions(made_anew, chosen.one_file_system, retention, archives)
+        options = BackupOptions(
+            made_anew, chosen.one_file_system, retention, archives, named is not None
+        )
         backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
         if dry_run:
             return await _would_send(console, backups, source, options)
@@ -99,15 +102,15 @@ def command(
     return GridJob(work)
 
 
-def _place_of(name: str | None) -> tuple[str | None, str | None]:
-    """Return the path on the grid that ``--as`` gives, or else the name: one without a colon."""
+def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Return the path on the grid that ``--as`` gives, and the name: one without a colon."""
     from pipegrid.tree.paths import has_path
 
-    if name is None:
-        return None, None
-    if has_path(name) or name.strip().startswith("URI:"):
-        return name, None
-    return None, name
+    paths = [each for each in given if has_path(each) or each.strip().startswith("URI:")]
+    names = [each for each in given if each not in paths]
+    if len(paths) > 1 or len(names) > 1:
+        raise usage_error("give one NAME and one ALIAS:PATH with --as")
+    return paths[0] if paths else None, names[0] if names else None
 
 
 async def _run(

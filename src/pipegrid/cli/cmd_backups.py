@@ -46,6 +46,7 @@ def command(cap: str | None) -> GridJob:
                     "files": run.files,
                     "bytes": run.bytes,
                     "left_out": run.left_out,
+                    "directory": run.directory,
                 },
             )
         return ExitStatus.DONE

@@ -71,7 +71,8 @@ def command(
         from pipegrid.tree.paths import resolve
 
         run = chosen(await listed_runs(grid, console, cap), name, at)
-        console.say(f"pipegrid: {printable(run.name)} as of {run.time}")
+        lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
+        console.say(f"pipegrid: {printable(run.name)} as of {run.time}{lacking}")
         metadata_json = json.dumps(run.metadata).encode()
         root = run.cap
         if names:

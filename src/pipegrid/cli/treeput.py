@@ -157,6 +157,8 @@ def counts_of(counts: TreeCounts) -> str:
     sent_directories = plural(counts.sent_directories, "directory", "directories")
     links = f", {plural(counts.links, 'link')}" if counts.links else ""
     checked = f"; {plural(counts.checked, 'object')} checked" if counts.checked else ""
+    if counts.unleased:
+        checked += f", {counts.unleased} of them without leases, which too few servers gave"
     left_out = f"; {counts.left_out} left out" if counts.left_out else ""
     return (
         f"{plural(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "

@@ -150,6 +150,8 @@ class Copier:
         self._put_tree = put_tree
         self._reports = reports or CopyReports()
         self._force = force
+        self._frozen: dict[bytes | None, Cap] = {}  # by what they are copies of
+        self._partial: set[Cap] = set()
 
     async def into(self, directory: Directory, items: Sequence[Item], depth: int = 0) -> None:
         """
@@ -225,8 +227,8 @@ class Copier:
     async def _store(self, items: Sequence[Item]) -> dict[Item, Cap]:
         """Return the caps of items that are stored now, in their order; failures are told."""
         caps: dict[Item, Cap] = {}
-        files = [item for item in items if item.path is not None and not item.is_directory]
-        sources = await self._sources(files)
+        files = {item for item in items if item.path is not None and not item.is_directory}
+        sources = await self._sources([item for item in items if item in files])
         given = list(sources.values())
         outcomes = await self._grid.put_many(given, **self._calls(given)) if given else []
         for item, outcome in zip(sources, outcomes, strict=True):
@@ -286,7 +288,8 @@ class Copier:
         self, child: Child, label: str, above: frozenset[bytes | None] = frozenset()
     ) -> Cap:
         """
-        Return a cap of what something is now, and can never change.
+        Return a cap of what something is now, and can never change. A directory that is met again is the
+        copy that was made of it: thirty can have a billion paths.
 
         Args:
             above: storage indexes of the directories that it is in.
@@ -310,6 +313,11 @@ class Copier:
             raise DirectoryError(
                 f"it contains itself, or is more than {MAX_DEPTH} levels deep; copy what is in it one by one"
             )
+        if index in self._frozen:
+            if self._frozen[index] in self._partial:
+                told = DirectoryError("it lacks here, too, what could not be copied before")
+                self._reports.failed(label, told)
+            return self._frozen[index]
         children = await Directory(self._grid, cap).list()
         caps: dict[str, Cap] = {}
 
@@ -323,7 +331,10 @@ class Copier:
             PackedChild(name, inner_cap, _without_times(children[name].metadata))
             for name, inner_cap in caps.items()
         )
-        return directory_cap((await self._grid.put(packed)).cap)
+        self._frozen[index] = made = directory_cap((await self._grid.put(packed)).cap)
+        if len(caps) < len(children) or not self._partial.isdisjoint(caps.values()):
+            self._partial.add(made)
+        return made
 
     @asynccontextmanager
     async def _spooled(self, child: Child) -> AsyncIterator[Any]:

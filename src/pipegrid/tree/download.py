@@ -213,10 +213,7 @@ class TreeGet:
     def _make(self, path: str, parent: _Local | None, met: Found, kept: Kept) -> None:
         mode_before = None
         if parent is None:
-            try:
-                os.makedirs(path, exist_ok=True)
-            except OSError as error:
-                raise target.failed("make the directory", path, error) from error
+            target.make_root(path, kept)
             self._folds = target.folds_names(path)
         else:
             _home(parent).check()
@@ -254,7 +251,8 @@ class TreeGet:
                     self._make_link(_home(local), path, place, kept)
                 with suppress(PipegridError):  # it is gone, as was told of what is in it
                     _home(local).check()
-                    target.finish_directory(local.path, local.kept, local.mode_before)
+                    named = local.parent is None  # by the user, perhaps by a link
+                    target.finish_directory(local.path, local.kept, local.mode_before, named)
             local = local.parent
 
     def _make_link(self, home: target.Home, path: Path, place: str, kept: Kept) -> None:
@@ -279,9 +277,10 @@ class TreeGet:
             )
         self._known_bytes += size or 0
         standing = target.standing(path, size, kept)
-        if standing == "other" and not self._force:
+        if standing == "other" and not (self._force and target.may_be_replaced(path)):
             raise target.in_the_way(path)
         if standing == "same" and not self._paranoid:
+            target.restore_mode_and_time(path, kept)
             self._is_here(met.path, "present", size or 0)
             return
         small = size is not None and size <= SMALL_BYTES
@@ -324,8 +323,7 @@ class TreeGet:
         home.check()  # before bytes are fetched for nothing
         if standing in ("same", "perhaps"):
             if await self._is_same(cap, place):
-                if standing == "perhaps":
-                    target.restore_times(place, kept)
+                target.restore_mode_and_time(place, kept)
                 self._is_here(path, "present", size or 0)
                 return
             if not self._force:

@@ -73,6 +73,7 @@ class DirectoryNode(TreeNode):
         "entries",
         "failed",
         "left",
+        "namesakes",
         "packed",
         "sending",
         "unknown",
@@ -82,6 +83,7 @@ class DirectoryNode(TreeNode):
     def __init__(self, parent: DirectoryNode | None, name: str) -> None:
         super().__init__(parent, name)
         self.entries: dict[str, _Entry] = {}
+        self.namesakes: dict[str, int] = {}  # how many there are of names that look the same
         self.bytes = 0
         self.unknown = 0  # children without a cap
         self.unsettled = 0
@@ -138,9 +140,20 @@ class TreePlan:
         """Whether readers would take the directory with one more entry."""
         return len(directory.entries) < MAX_ENTRIES and directory.bytes < MAX_DIRECTORY_BYTES
 
+    def free_name(self, directory: DirectoryNode, name: str) -> str:
+        """Return this name, or, if an entry has it already, one that can be told from it."""
+        unique, count = name, directory.namesakes.get(name, 1)
+        while unique in directory.entries:
+            count += 1
+            unique = f"{name} ({count})"
+        if count > 1:
+            directory.namesakes[name] = count
+        return unique
+
     def leave(self, directory: DirectoryNode) -> None:
         """The walk has met all that is in it."""
         directory.left = True
+        directory.namesakes.clear()
         self._look_at(directory)
 
     # What becomes of it.

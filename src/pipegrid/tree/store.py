@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.python.failure import Failure
 
@@ -23,6 +24,20 @@ if TYPE_CHECKING:
 
 Source = bytes | io.FileIO | None
 FileCap = ChkCap | LitCap
+
+
+@attrs.frozen
+class Health:
+    """
+    How the grid keeps a file.
+
+    Attributes:
+        whole: it is as good as a put leaves it.
+        leased: so many servers have given leases that this stays so; also if there are no leases.
+    """
+
+    whole: bool
+    leased: bool = True
 
 
 class StoresFiles(Protocol):
@@ -41,8 +56,8 @@ class StoresFiles(Protocol):
     ) -> Deferred[FileCap]:
         """Store one file; see ``Grid.put``. ``source`` is None where nothing is read."""
 
-    def check(self, cap: FileCap) -> Deferred[bool]:
-        """Renew the leases of a file; fires with whether it is as good as a put leaves it."""
+    def check(self, cap: FileCap) -> Deferred[Health]:
+        """Renew the leases of a file; fires with how it is."""
 
     def close(self) -> Deferred[Any]:
         """Give up all checks; fires when they are let go of."""
@@ -84,7 +99,7 @@ class GridFiles:
         running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
         return running.addCallback(lambda result: result.cap)
 
-    def check(self, cap: FileCap) -> Deferred[bool]:
+    def check(self, cap: FileCap) -> Deferred[Health]:
         """Count its shares, and renew their leases, together with others that are asked for meanwhile."""
         told: Deferred[Any] = Deferred()
         if self._upkeep is not None:
@@ -140,9 +155,12 @@ class GridFiles:
             for _, told in waiting:
                 told.errback(failure)
 
-    def _judge(self, outcome: Any) -> bool:
+    def _judge(self, outcome: Any) -> Health:
         assert isinstance(outcome, CheckResult)
-        return outcome.recoverable and outcome.happiness >= self._happy
+        return Health(
+            outcome.recoverable and outcome.happiness >= self._happy,
+            not outcome.lease_problems or len(outcome.renewed) >= self._happy,
+        )
 
 
 class NoStore:
@@ -179,10 +197,10 @@ class NoStore:
         k, n = self._params.required_shares, self._params.total_shares
         return succeed(ChkCap(digest[:16], digest, k, n, size))
 
-    def check(self, cap: FileCap) -> Deferred[bool]:
+    def check(self, cap: FileCap) -> Deferred[Health]:
         """Count it."""
         self.checks += 1
-        return succeed(True)
+        return succeed(Health(True))
 
     def close(self) -> Deferred[Any]:
         """Nothing is under way."""

@@ -23,6 +23,7 @@ from pipegrid.errors import SinkError
 from pipegrid.tree.metadata import Kept
 
 _WRITABLE = stat.S_IRWXU
+_PERMISSIONS = 0o1777
 
 Standing = Literal["missing", "same", "perhaps", "other"]
 
@@ -172,6 +173,11 @@ def holds(path: str, data: bytes) -> bool:
         return False
 
 
+def may_be_replaced(path: str) -> bool:
+    """Return whether what has this name may go for a file: all but a directory."""
+    return os.path.islink(path) or not os.path.isdir(path)
+
+
 def in_the_way(path: str) -> SinkError:
     """Return the error for what stands where something else shall be."""
     what = "something else"
@@ -188,6 +194,25 @@ def in_the_way(path: str) -> SinkError:
         )
     help_ = "move it away" if what == "a directory" else "move it away, or replace it with --force"
     return SinkError(f"{printable(path)} is {what} already, and was left as it is; {help_}")
+
+
+def make_root(path: str, kept: Kept) -> None:
+    """
+    Make the directory that a tree comes into, with those above it, or take the one that is there.
+
+    One that may not be written to, as it should be in the end, is from an earlier time; it gets that back.
+
+    Raises:
+        SinkError: it cannot be made.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError as error:
+        raise failed("make the directory", path, error) from error
+    if mode == kept.mode and mode & _WRITABLE != _WRITABLE:
+        with suppress(OSError):
+            os.chmod(path, mode | _WRITABLE)
 
 
 def make_directory(path: str, force: bool) -> tuple[bool, int | None]:
@@ -218,25 +243,27 @@ def make_directory(path: str, force: bool) -> tuple[bool, int | None]:
                 mode & _WRITABLE != _WRITABLE
             ):  # as it should be, from an earlier time; it gets it back
                 with suppress(OSError):
-                    os.chmod(path, stat.S_IMODE(mode) | _WRITABLE)
+                    _set_mode(path, stat.S_IMODE(mode) | _WRITABLE)
             return False, stat.S_IMODE(mode)
     except (OSError, ValueError) as error:
         raise failed("make the directory", path, error) from error
     return True, None
 
 
-def finish_directory(path: str, kept: Kept, mode_before: int | None) -> None:
+def finish_directory(path: str, kept: Kept, mode_before: int | None, follow: bool = False) -> None:
     """
     Give a directory its mode and time, when all that is in it is there.
 
     Args:
         mode_before: what it had when it was found.
+        follow: a link to it.
     """
     mode = kept.mode if kept.mode is not None else mode_before
     if mode is None and kept.mtime_ns is None:
         return
     with suppress(OSError, OverflowError):  # a file system that keeps neither is no reason to fail
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
         try:
             if kept.mtime_ns is not None:
                 os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
@@ -246,14 +273,32 @@ def finish_directory(path: str, kept: Kept, mode_before: int | None) -> None:
             os.close(fd)
 
 
-def restore_times(path: str, kept: Kept) -> None:
-    """Give a file that is there the mode and time that its entry says."""
-    with suppress(OSError):
-        if kept.mode is not None:
-            os.chmod(path, kept.mode)
+def restore_mode_and_time(path: str, kept: Kept) -> None:
+    """
+    Give a file that is there the mode and time that its entry says.
+
+    One that has them is not touched, or its ``ctime`` would tell backups that it has changed.
+    """
     with suppress(OSError, OverflowError):
-        if kept.mtime_ns is not None:
+        found = os.lstat(path)
+        if kept.mode is not None and (found.st_mode ^ kept.mode) & _PERMISSIONS:
+            with suppress(OSError):
+                _set_mode(path, kept.mode)
+        if kept.mtime_ns is not None and found.st_mtime_ns != kept.mtime_ns:
             os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns), follow_symlinks=False)
+
+
+def _set_mode(path: str, mode: int) -> None:
+    """Give a file or directory its mode; nothing happens to what a link in its place leads to."""
+    if os.chmod in os.supports_follow_symlinks:
+        os.chmod(path, mode, follow_symlinks=False)
+        return
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISLNK(os.fstat(fd).st_mode):
+            os.chmod(f"/proc/self/fd/{fd}", mode)  # ``fchmod`` takes none that cannot be read
+    finally:
+        os.close(fd)
 
 
 def make_link(path: str, kept: Kept, force: bool) -> bool:

@@ -241,10 +241,9 @@ class TreeUpload:
             self._leave_out(path, "its directory is larger than one may be; make several of it")
             return None
         name, exact = entry_name(raw)
-        unique, count = name, 1
-        while unique in parent.entries:  # two names that look the same
-            count += 1
-            unique, exact = f"{name} ({count})", raw
+        unique = self._plan.free_name(parent, name)
+        if unique != name:  # two names that look the same
+            exact = raw
         return parent, unique, entry_metadata(found, link=link, name=exact)
 
     def _meet(self, met: Met) -> None:
@@ -341,12 +340,13 @@ class TreeUpload:
     async def _is_whole(self, known: Remembered) -> bool:
         """Look for something on the grid; whatever is wrong with it is mended by storing it again."""
         try:
-            whole = await self._store.check(known.cap)
+            health = await self._store.check(known.cap)
         except PipegridError:
             return False
-        if whole:
+        if health.whole and health.leased:
             self._memory.checked(known.cap)
-        return whole
+        self.counts.unleased += health.whole and not health.leased
+        return health.whole
 
     async def _put(
         self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]

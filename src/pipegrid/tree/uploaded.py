@@ -27,6 +27,7 @@ class TreeCounts:
         sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its
             cap is not sent.
         checked: known objects that were looked for on the grid, and were found whole or stored again.
+        unleased: those of them that are whole, and to which too few servers gave leases.
         left_out: files, directories and whatever else is not in the tree, or only in part.
     """
 
@@ -38,6 +39,7 @@ class TreeCounts:
     sent_directories: int = 0
     sent_bytes: int = 0
     checked: int = 0
+    unleased: int = 0
     left_out: int = 0
 
 

@@ -42,6 +42,7 @@ class BackupRun:
         metadata: of the root.
         files, bytes: in the tree.
         left_out: how many things are not in it that should be.
+        directory: the absolute path that was stored, as it can be shown; empty: nobody has noted it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class BackupRun:
     files: int = 0
     bytes: int = 0
     left_out: int = 0
+    directory: str = ""
 
     @property
     def at(self) -> datetime:
@@ -72,6 +74,7 @@ def entry_of(run: BackupRun) -> Link:
         "files": run.files,
         "bytes": run.bytes,
         "left_out": run.left_out,
+        **({"directory": run.directory} if run.directory else {}),
     }
     return Link(entry_name(run), run.cap, metadata={**run.metadata, KEY: ours})
 
@@ -103,8 +106,10 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
             continue
         kept = {key: value for key, value in metadata.items() if key not in (KEY, "tahoe")}
         kept[KEY] = {key: value for key, value in ours.items() if key != "backup"}
-        counts = [_count(said.get(key)) for key in ("files", "bytes", "left_out")]
-        runs.append(BackupRun(name, time, entry.cap, kept, *counts))
+        files, size, left_out = (_count(said.get(key)) for key in ("files", "bytes", "left_out"))
+        directory = said.get("directory")
+        directory = directory if isinstance(directory, str) else ""
+        runs.append(BackupRun(name, time, entry.cap, kept, files, size, left_out, directory))
     if entries and not runs:
         raise DirectoryError(
             "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"

@@ -6,7 +6,9 @@ inode (``ctime``) are what they were. ``ctime`` cannot be set back by programs, 
 -p`` deceive.
 One hole is left: times advance in steps, so a file that is written twice within one step, and read in
 between, looks as it did when it was read. So what was **racily clean**, changed less than ``RACY_NS`` before
-it was read, is read once more by the next run, as git does with its index.
+it was read, is read once more by the next run, as git does with its index. A ``mtime`` that was in the
+future by then is no such change: a program or another machine has set it, and a write would have made it
+the present.
 """
 
 from __future__ import annotations
@@ -73,8 +75,10 @@ def _kept(number: int) -> int:
 def is_unchanged(recorded: Recorded, found: os.stat_result) -> bool:
     """Return whether a file holds what it held when it was stored, beyond doubt."""
     signature = recorded.signature
-    quiet_ns = recorded.read_ns - max(signature.mtime_ns, signature.ctime_ns)
-    return quiet_ns > RACY_NS and signature_of(found) == signature
+    changed_ns = signature.ctime_ns
+    if signature.mtime_ns <= recorded.read_ns + RACY_NS:
+        changed_ns = max(changed_ns, signature.mtime_ns)
+    return recorded.read_ns - changed_ns > RACY_NS and signature_of(found) == signature
 
 
 def is_due(cap: str, checked_s: float, now_s: float) -> bool:

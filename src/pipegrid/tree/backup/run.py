@@ -19,7 +19,8 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredList
 
 from pipegrid.core.caps import DirectoryCap, MutableCap
-from pipegrid.errors import PipegridError, RollbackError
+from pipegrid.core.text import printable
+from pipegrid.errors import PipegridError, RollbackError, UsageError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
 from pipegrid.tree.backup.archives import Archives
@@ -52,12 +53,14 @@ class BackupOptions:
         selection: made anew for each run, since it notes what it has met.
         archives: the cap of a directory that can be changed, and names below it, which need not be there
             yet: where the run is kept as Tahoe-LAFS's ``backup`` keeps it, beside the catalogue.
+        name_was_chosen: runs of another directory may have the same name, since somebody has said so.
     """
 
     selection: Callable[[], TreeSelection] = TreeSelection
     one_file_system: bool = False
     retention: Retention = attrs.field(factory=Retention)
     archives: tuple[str, tuple[str, ...]] | None = None
+    name_was_chosen: bool = True
 
 
 @attrs.frozen
@@ -140,8 +143,8 @@ class Backups:
         the next run lists it.
 
         Raises:
-            UsageError: another run is under way, the name cannot be one, or a directory under which it is to
-                be kept cannot be changed.
+            UsageError: another run is under way, the name cannot be one, or is another directory's, or a
+                directory under which it is to be kept cannot be changed.
             SourceError: the directory cannot be read.
             GridError: the grid takes nothing, or the list of runs cannot be made.
         """
@@ -151,7 +154,10 @@ class Backups:
         self.place.lock()
         try:
             noted = self.place.noted(self._say)
-            database = self._database(directory)
+            root = os.path.realpath(directory)
+            if not options.name_was_chosen:
+                _check_directory(noted.runs, name, root)
+            database = self._database(root)
             try:
                 store = GridFiles(self._grid)
                 (noted, archives), result = await _both(
@@ -172,6 +178,7 @@ class Backups:
                 counts.files,
                 counts.bytes,
                 counts.left_out,
+                printable(root),
             )
             self._tell_of_later(run, noted.runs)
             forgotten, problems = await self._list(noted, archives, run, options.retention)
@@ -311,9 +318,8 @@ class Backups:
         numbers = (params.required_shares, params.total_shares, params.max_segment_bytes)
         context = repr(numbers).encode() + config.convergence
         root = os.path.realpath(directory)
-        return Database(
-            self.place.database, context, root, now=self._now, say=self._say, read_only=read_only
-        )
+        database = self.place.database
+        return Database(database, context, root, now=self._now, say=self._say, read_only=read_only)
 
     async def _store(
         self,
@@ -347,6 +353,25 @@ class Backups:
             self._grid.limits,
         )
         return await upload.run()
+
+
+def _check_directory(runs: Iterable[BackupRun], name: str, root: str) -> None:
+    """
+    Raises:
+        UsageError: runs of this name are those of another directory, which is still there. One would have
+            those of the other forgotten, and 'restore' would bring back whichever was stored last.
+    """
+    noted = [run for run in runs if run.name == name and run.directory]
+    other = max(noted, key=lambda run: run.time).directory if noted else root
+    try:
+        if other == printable(root) or os.path.samefile(other, root):
+            return
+    except OSError:  # it was moved, perhaps to here
+        return
+    raise UsageError(
+        f"{name!r} is the backup of {other}: choose a name for that of {printable(root)} with --as, or say "
+        f"'--as {name}' if both are to have the same one"
+    )
 
 
 def _own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
