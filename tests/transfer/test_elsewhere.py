@@ -90,6 +90,17 @@ class LastBytesTests(SynchronousTestCase):
             wait.answered(100.25)
         self.assertEqual(wait.left_s(100.25), 1.75)
 
+    def test_all_are_slow(self) -> None:
+        """While most have not answered, a put that has to know waits longer; then as long again."""
+        wait = LastBytes(10, 100.0, 2.0, patient=True)
+        wait.answered(101.0, 5)
+        self.assertEqual(wait.left_s(103.0), 7.0, "half are not most")
+        wait.answered(103.0)
+        self.assertEqual(wait.left_s(103.0), 3.0)
+        wait = LastBytes(10, 100.0, 2.0, patient=True)
+        wait.answered(109.0, 6)
+        self.assertEqual(wait.left_s(109.0), 1.0, "not for ever")
+
 
 class StoredElsewhereTests(SynchronousTestCase):
     """Files whose shares are where another program has put them."""
@@ -224,6 +235,17 @@ class StoredElsewhereTests(SynchronousTestCase):
             self.assertEqual(result.happiness, 9)
             self.assertLess(took, most_s)
             self.assertEqual(world.clock.getDelayedCalls(), [])
+
+    def test_all_servers_are_busy(self) -> None:
+        """Where most take longer than the grace, a put that has to know waits for them, and copies nothing."""
+        for size in (SMALL, LARGE):
+            world = self.make(ask_first="always")
+            self.elsewhere(world, size, 9)
+            for line in world.lines:
+                line.late = {"allocate": 3.0}
+            copies, took = self.put(world, size, 9)
+            self.assertEqual(copies, 10)
+            self.assertLess(took, 4.0)
 
     def test_a_server_that_is_down(self) -> None:
         """Nothing is sent to it where it was asked first: its share goes elsewhere at once."""

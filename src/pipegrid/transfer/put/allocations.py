@@ -39,7 +39,7 @@ class Allocations:
     All questions for room of one upload.
 
     Args:
-        changed: called when an answer has come that is not as hoped, and when all have.
+        changed: called when an answer has come that is not as hoped, when most have come, and when all have.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Allocations:
         self._asked: dict[Peer, frozenset[int]] = {}
         self._unanswered: set[Deferred[Allocation]] = set()
         self._answers: list[RoomAnswer] = []
+        self._answered_count = 0
 
     @property
     def waiting(self) -> bool:
@@ -106,13 +107,15 @@ class Allocations:
         sent_before: frozenset[int],
     ) -> None:
         self._unanswered.discard(question)
+        self._answered_count += 1
         self._answers.append(RoomAnswer(peer, share_numbers, sent_before, result))
         as_hoped = (
             isinstance(result, Allocation)
             and not result.already_have
             and share_numbers <= result.allocated
         )
-        if not (as_hoped and self._unanswered):
+        most = len(self._asked) // 2 + 1  # how long they took says how long others are waited for
+        if not (as_hoped and self._unanswered) or self._answered_count == most:
             self._changed()
 
     def take_answers(self) -> list[RoomAnswer]:

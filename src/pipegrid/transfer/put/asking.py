@@ -21,7 +21,7 @@ class Asking:
         elsewhere: what puts of this client have found.
         share_bytes: of each share.
         began_s: when the put began.
-        grace_s: no answer is waited for longer.
+        grace_s: how long a server that is much slower than most is waited for; see ``LastBytes``.
 
     Attributes:
         first: nothing is sent before servers have answered, or have taken too long.

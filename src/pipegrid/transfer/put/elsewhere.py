@@ -33,6 +33,12 @@ meanwhile: the same round trip, but the bytes are there.
 SLOW = 2.0
 """Nobody waits for a server that takes so many times as long as it took until most had answered."""
 
+PATIENCE = 5.0
+"""
+A put that has to know waits so many times the grace for most to answer: servers that are all busy, or that
+connections are still being made to, are no stragglers. With the grace alone such a put stored all twice.
+"""
+
 
 def ask_first(text: str) -> AskFirst:
     """
@@ -105,23 +111,27 @@ class LastBytes:
 
     Args:
         asked: how many servers were asked at the beginning.
-        grace_s: no longer than that for any server.
+        grace_s: no longer than that for any server that is much slower than most.
         patient: whether the put has to know, whatever that costs; else it waits only for servers that are
-            not much slower than most.
+            not much slower than most, and no longer than the grace for them.
     """
 
     def __init__(self, asked: int, began_s: float, grace_s: float, patient: bool) -> None:
         self._asked = asked
         self._answered = 0
         self._began_s = began_s
-        self._ends_s = began_s + grace_s
+        self._grace_ends_s = began_s + grace_s
+        self._ends_s = began_s + grace_s * (PATIENCE if patient else 1.0)
         self._patient = patient
 
     def answered(self, now_s: float, servers: int = 1) -> None:
         """So many more servers have answered, or have failed."""
         before, self._answered = self._answered, self._answered + servers
-        if not self._patient and 2 * self._answered > self._asked >= 2 * before:
-            self._ends_s = min(self._ends_s, self._began_s + SLOW * (now_s - self._began_s))
+        if 2 * self._answered > self._asked >= 2 * before:
+            ends_s = self._began_s + SLOW * (now_s - self._began_s)
+            if self._patient:
+                ends_s = max(ends_s, self._grace_ends_s)
+            self._ends_s = min(self._ends_s, ends_s)
 
     def left_s(self, now_s: float) -> float:
         """Return how much longer they wait for what is unanswered; 0 or less: not at all."""
