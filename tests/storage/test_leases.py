@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from pipegrid.disk import files as disk
-from pipegrid.errors import NoSpace
+from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage import containers, leaserecords, leases
 from pipegrid.storage.containers import LEASE_DURATION_S, stored_secret
 from pipegrid.storage.mutable import containers as mutable_containers
@@ -165,6 +165,52 @@ class ManyLeasesTests(StoreTestCase):
         calls += [str(pread.call_count), str(write_all.call_count)]
         self.assertEqual(write_all.call_count, 1)
         self.assertLessEqual(pread.call_count, 6, calls)
+
+
+class DamagedShareTests(StoreTestCase):
+    """One share of an index that cannot be leased, and the others."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.secrets = SlotSecrets(lease(1), b"w" * 32)
+
+    def test_the_other_immutable_shares_are_leased(self) -> None:
+        """The client hears of the one, and the others are kept as long as they would have been."""
+        for number in (0, 1, 2):
+            self.put(number, b"immutable")
+        self.now += LEASE_DURATION_S - 1
+        for content in (b"", bytes(200)):
+            self.final(0).write_bytes(content)
+            error = self.assertRaises(ServerRefused, self.store.add_lease, SI, SECRETS.lease)
+            self.assertIn(str(self.final(0)), str(error))
+        self.now += 2
+        self.assertEqual(self.store.collect_garbage(), 0)
+        self.assertEqual(self.store.list_shares(SI), {1, 2})
+
+    def test_the_other_mutable_shares_are_leased(self) -> None:
+        """The same."""
+        for number in (0, 1):
+            change = {number: ShareChange((), ((0, b"mutable"),))}
+            self.store.slots.testv_and_readv_and_writev(SI, self.secrets, change, ())
+        self.final(0).write_bytes(self.final(0).read_bytes()[:60])
+        self.now += LEASE_DURATION_S - 1
+        error = self.assertRaises(ServerRefused, self.store.add_lease, SI, self.secrets.lease)
+        self.assertIn(str(self.final(0)), str(error))
+        self.now += 2
+        self.assertEqual(self.store.collect_garbage(), 0)
+        self.assertTrue(self.final(1).exists())
+
+    def test_a_full_share_does_not_keep_the_others_from_it(self) -> None:
+        """A share that has all the leases it may have is refused, the next one leased."""
+        self.put(0, b"immutable")
+        for number in range(1, MAX):
+            self.store.add_lease(SI, lease(number))
+        self.put(1, b"immutable", UploadSecrets(lease(1), b"u" * 32))
+        self.assertRaises(NoSpace, self.store.add_lease, SI, lease(MAX))
+        renewers = [
+            each.renew for each in containers.parse_leases(self.final(1).read_bytes()[12 + 9 :])
+        ]
+        self.assertIn(stored_secret(2, lease(MAX).renew), renewers)
 
 
 class PowerCutTests(StoreTestCase):
