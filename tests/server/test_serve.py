@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -216,6 +218,16 @@ class SettingsTests(SynchronousTestCase):
         self.assertRaises(UsageError, serve.lock_storage, storage)
         os.close(lock)
         os.close(serve.lock_storage(storage))
+
+    def test_a_disk_without_locks(self) -> None:
+        """It is not taken for another server, which nobody could stop."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        self.patch(fcntl, "flock", refuse)
+        error = self.assertRaises(UsageError, serve.lock_storage, Path(self.mktemp()))
+        self.assertIn("serve.lock: No locks available", str(error))
 
 
 class Client(Protocol):
