@@ -135,6 +135,9 @@ class ServeTests(TestCase):
         self.assertEqual(await serving, 0)
         after = {path: path.read_bytes() for path in node.rglob("*") if path.is_file()}
         self.assertEqual(after, before | {node / "shares-here/serve.lock": b""})
+        page = (Path(__file__).parents[2] / "docs/how-to-replace-a-node.md").read_text("utf-8")
+        written = page.partition("## What is written there")[2].partition("## ")[0]
+        self.assertIn("`storage/serve.lock`", written)
 
     async def _test_refusals(self) -> None:
         for arguments in (

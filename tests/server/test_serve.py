@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from OpenSSL import SSL
 from twisted.internet import reactor, ssl
 from twisted.internet.address import UNIXAddress
@@ -128,6 +136,30 @@ class IdentityTests(SynchronousTestCase):
         self.assertEqual(identity.load_or_create(directory), who)
         self.assertEqual(sorted(os.listdir(path.parent)), ["node.pem", "storage.furl"])
 
+    def test_a_key_that_is_not_the_certificates(self) -> None:
+        """Nothing is taken that would end a start, ask for a password, or fail each handshake."""
+        pem, other = identity.make_pem(), identity.make_pem()
+        begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+        key, certificate = pem[: pem.index(begin)], pem[pem.index(begin) :]
+        whole = load_pem_private_key(key, None)
+        password = BestAvailableEncryption(b"secret")
+        for content, why in (
+            (key[:300] + key[900:] + certificate, "damaged"),
+            (key[:-200] + b"AAAA" + key[-196:] + certificate, "damaged"),
+            (key + other[other.index(begin) :], "do not belong together"),
+            (key + begin + b"\nAAAA\n" + end, "damaged"),
+            (
+                whole.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, password) + certificate,
+                "encrypted",
+            ),
+        ):
+            directory = Path(self.mktemp())
+            (directory / "private").mkdir(parents=True)
+            (directory / "private/node.pem").write_bytes(content)
+            error = self.assertRaises(UsageError, identity.load_or_create, directory)
+            self.assertIn(why, str(error))
+            self.assertIn("node.pem", str(error))
+
     def test_damage(self) -> None:
         """Files that hold something else are named, not replaced."""
         for name in ("node.pem", "storage.swissnum"):
@@ -186,6 +218,16 @@ class SettingsTests(SynchronousTestCase):
         self.assertRaises(UsageError, serve.lock_storage, storage)
         os.close(lock)
         os.close(serve.lock_storage(storage))
+
+    def test_a_disk_without_locks(self) -> None:
+        """It is not taken for another server, which nobody could stop."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        self.patch(fcntl, "flock", refuse)
+        error = self.assertRaises(UsageError, serve.lock_storage, Path(self.mktemp()))
+        self.assertIn("serve.lock: No locks available", str(error))
 
 
 class Client(Protocol):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from unittest import mock
 
 from pipegrid.disk import files as disk
-from pipegrid.errors import NoSpace
+from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage import containers, leaserecords, leases
 from pipegrid.storage.containers import LEASE_DURATION_S, stored_secret
 from pipegrid.storage.mutable import containers as mutable_containers
@@ -163,6 +165,148 @@ class ManyLeasesTests(StoreTestCase):
         calls += [str(pread.call_count), str(write_all.call_count)]
         self.assertEqual(write_all.call_count, 1)
         self.assertLessEqual(pread.call_count, 6, calls)
+
+
+class DamagedShareTests(StoreTestCase):
+    """One share of an index that cannot be leased, and the others."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.secrets = SlotSecrets(lease(1), b"w" * 32)
+
+    def test_the_other_immutable_shares_are_leased(self) -> None:
+        """The client hears of the one, and the others are kept as long as they would have been."""
+        for number in (0, 1, 2):
+            self.put(number, b"immutable")
+        self.now += LEASE_DURATION_S - 1
+        for content in (b"", bytes(200)):
+            self.final(0).write_bytes(content)
+            error = self.assertRaises(ServerRefused, self.store.add_lease, SI, SECRETS.lease)
+            self.assertIn(str(self.final(0)), str(error))
+        self.now += 2
+        self.assertEqual(self.store.collect_garbage(), 0)
+        self.assertEqual(self.store.list_shares(SI), {1, 2})
+
+    def test_the_other_mutable_shares_are_leased(self) -> None:
+        """The same."""
+        for number in (0, 1):
+            change = {number: ShareChange((), ((0, b"mutable"),))}
+            self.store.slots.testv_and_readv_and_writev(SI, self.secrets, change, ())
+        self.final(0).write_bytes(self.final(0).read_bytes()[:60])
+        self.now += LEASE_DURATION_S - 1
+        error = self.assertRaises(ServerRefused, self.store.add_lease, SI, self.secrets.lease)
+        self.assertIn(str(self.final(0)), str(error))
+        self.now += 2
+        self.assertEqual(self.store.collect_garbage(), 0)
+        self.assertTrue(self.final(1).exists())
+
+    def test_a_full_share_does_not_keep_the_others_from_it(self) -> None:
+        """A share that has all the leases it may have is refused, the next one leased."""
+        self.put(0, b"immutable")
+        for number in range(1, MAX):
+            self.store.add_lease(SI, lease(number))
+        self.put(1, b"immutable", UploadSecrets(lease(1), b"u" * 32))
+        self.assertRaises(NoSpace, self.store.add_lease, SI, lease(MAX))
+        renewers = [
+            each.renew for each in containers.parse_leases(self.final(1).read_bytes()[12 + 9 :])
+        ]
+        self.assertIn(stored_secret(2, lease(MAX).renew), renewers)
+
+
+class PowerCutTests(StoreTestCase):
+    """Nothing is synced when a lease is added: a power cut leaves one of its writes, or a part."""
+
+    DATA = bytes(range(100)) * 3
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.put(0, self.DATA)
+        self.one = self.final(0).read_bytes()
+        self.now += 1000
+        self.store.add_lease(SI, lease(2))
+        self.two = self.final(0).read_bytes()
+
+    def leave(self) -> Iterator[bytes]:
+        """Have the file look in each of the ways in which a power cut may leave it; gives how it looks."""
+        count = containers.HEADER_BYTES
+        lost = bytes(containers.LEASE_BYTES)
+        for file in (
+            self.two[:count] + self.one[count:],  # counted, and not there
+            self.one + lost,  # its place alone is there
+            self.two[:count] + self.one[count:] + lost,
+            self.one + self.two[len(self.one) :],  # there, and not counted
+            self.one + self.two[len(self.one) :][:30],  # a part of it, at the end of a page
+        ):
+            self.final(0).parent.mkdir(exist_ok=True)
+            self.final(0).write_bytes(file)
+            yield file
+
+    def test_the_data_is_as_it_was(self) -> None:
+        """Its length does not change with what has become of a lease, also while that is not put right."""
+        for file in self.leave():
+            self.assertEqual(self.get(0), self.DATA, file)
+
+    def test_the_older_lease_keeps_the_share(self) -> None:
+        """What is left of a lease never makes the others look as if they had run out."""
+        self.now = NOW + LEASE_DURATION_S - 1.0
+        for file in self.leave():
+            self.assertEqual(self.store.collect_garbage(), 0, file)
+            self.assertTrue(self.final(0).exists())
+
+    def test_the_last_lease_to_run_out_is_the_end(self) -> None:
+        """What a power cut has left does not keep a share for good."""
+        for _ in self.leave():
+            self.now = NOW + LEASE_DURATION_S + 1001.0
+            self.assertEqual(self.store.collect_garbage(), 1)
+
+    def test_the_next_renewal_puts_it_right(self) -> None:
+        """Then all servers, Tahoe-LAFS's among them, see data and leases where they are."""
+        for file in self.leave():
+            self.store.add_lease(SI, SECRETS.lease)
+            self.store.add_lease(SI, lease(2))
+            found = self.final(0).read_bytes()
+            self.assertEqual(found[: -2 * containers.LEASE_BYTES], self.two[: 12 + 300], file)
+            renewers = [each.renew for each in containers.parse_leases(found[12 + 300 :])]
+            self.assertEqual(
+                renewers, [stored_secret(2, each.renew) for each in (SECRETS.lease, lease(2))]
+            )
+
+    def test_lengths_that_nobody_noted_are_not_believed(self) -> None:
+        """The number of leases counts where no length is noted, or one that is wrong by more than leases."""
+        for noted in (0, (1 << 32) - 1, 300 + 72 * MAX + 145, 1):
+            file = self.two[:4] + noted.to_bytes(4, "big") + self.two[8:]
+            long = file[:12] + bytes(72 * MAX) + file[12:]
+            self.final(0).write_bytes(long)
+            self.assertEqual(self.get(0), bytes(72 * MAX) + self.DATA, noted)
+
+    def test_a_disk_that_is_full_in_the_middle(self) -> None:
+        """A record of which the disk took a part is taken back."""
+
+        def fill_up(fd: int, data: bytes, offset: int) -> None:
+            os.pwrite(fd, data[:30], offset)
+            raise OSError(errno.ENOSPC, "full")
+
+        with mock.patch.object(disk, "write_all", fill_up):
+            self.assertRaises(NoSpace, self.store.add_lease, SI, lease(3))
+        self.assertEqual(self.final(0).read_bytes(), self.two)
+
+    def test_mutable_shares_go_on(self) -> None:
+        """One whose fifth lease was counted, and got lost, is written and leased as before."""
+        secrets = SlotSecrets(lease(0), b"w" * 32)
+        write = {1: ShareChange((), ((0, b"mutable"),))}
+        self.store.slots.testv_and_readv_and_writev(SI, secrets, write, ())
+        for number in range(1, 5):
+            self.store.add_lease(SI, lease(number))
+        file = self.final(1).read_bytes()
+        for end in (b"", b"\0" * 50):
+            self.final(1).write_bytes(file[: -mutable_containers.LEASE_BYTES] + end)
+            change = {1: ShareChange((), ((7, b" share"),))}
+            self.store.slots.testv_and_readv_and_writev(SI, secrets, change, ())
+            self.store.add_lease(SI, lease(4))
+            renewers = [each.renew for each in all_leases(self.final(1).read_bytes())]
+            self.assertEqual(renewers, [stored_secret(2, lease(each).renew) for each in range(5)])
+            with self.store.slots.open_share(SI, 1) as reader:
+                self.assertEqual(reader.read(0, 100), b"mutable share")
 
 
 class _Fresh:

@@ -72,7 +72,8 @@ class RecordedFileTests(StoreTestCase):
         self.store.add_lease(SI, SECRETS.lease)
         file = self.final(3).read_bytes()
         header = containers.parse_header(file)
-        self.assertEqual(header, containers.ContainerHeader(1, 2))
+        length = len(bytes.fromhex(case["share_hex"]))
+        self.assertEqual(header, containers.ContainerHeader(1, 2, length))
         added = containers.parse_leases(file[-72:])[0]
         self.assertEqual((added.owner, added.renew), (1, SECRETS.lease.renew))
         with self.store.open_share(SI, 3) as reader:
@@ -461,6 +462,38 @@ class ReadTests(StoreTestCase):
             error = self.assertRaises(ServerRefused, self.store.open_share, SI, 0)
             self.assertIn(str(self.final(0)), str(error))
             self.assertRaises(ServerRefused, self.store.add_lease, SI, SECRETS.lease)
+
+    def test_what_cannot_be_a_share_is_not_listed(self) -> None:
+        """
+        What a power cut, or another user, left in a share's place does not count, and is not replaced.
+
+        As one that "is there", it would keep its client from storing the share on another server.
+        """
+        self.put(0, b"x")
+        self.put(1, b"y")
+        for content in (b"", bytes(500), b"\0\0\0\2"):
+            self.final(0).write_bytes(content)
+            self.assertEqual(self.store.list_shares(SI), {1})
+            answer = self.store.allocate(SI, {0, 1}, 1, SECRETS)
+            self.assertEqual(answer, Allocation(frozenset({1}), frozenset()))
+            self.assertEqual(self.final(0).read_bytes(), content)
+            self.assertFalse(self.incoming(0).exists())
+
+    def test_too_many_open_files_are_no_missing_share(self) -> None:
+        """What cannot be told now is not told; a share that may not be opened is none."""
+        self.put(0, b"x")
+        real = os.open
+        number = errno.EMFILE
+
+        def refuse(path: str, *args: int) -> int:
+            if path == str(self.final(0)):
+                raise OSError(number, os.strerror(number))
+            return real(path, *args)
+
+        self.patch(os, "open", refuse)
+        self.assertRaises(ServerRefused, self.store.list_shares, SI)
+        number = errno.EACCES
+        self.assertEqual(self.store.list_shares(SI), frozenset())
 
     def test_a_failing_disk_is_reported(self) -> None:
         """EIO while reading names the share."""

@@ -127,6 +127,7 @@ def load_or_create(directory: Path) -> Identity:
             )
         pem = _read_or_make(key, make_pem)
         who = from_pem(pem, _read_swissnum(private, known), str(key))
+        _check_key(who, str(key))
     except OSError as error:
         raise unusable(error, private) from error
     if known is not None and known.tub_id != who.tub_id:
@@ -185,9 +186,10 @@ def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
     Return the identity made of a key and a certificate, in any order.
 
     Raises:
-        UsageError: there is not one of each.
+        UsageError: there is not one of each, or the certificate cannot be read. The key is not looked at.
     """
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     key, certificate_pem = _KEY.search(pem), _CERTIFICATE.search(pem)
@@ -198,9 +200,11 @@ def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
         )
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem[0] + b"\n")
-    except ValueError as error:
+        spki = certificate.public_key().public_bytes(
+            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        )
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(f"the certificate in {name} is damaged ({error}); restore it") from error
-    spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return Identity(
         key[0] + b"\n",
         certificate_pem[0] + b"\n",
@@ -208,6 +212,33 @@ def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
         hashlib.sha1(certificate.public_bytes(Encoding.DER)).digest(),
         swissnum,
     )
+
+
+def _check_key(who: Identity, name: str) -> None:
+    """
+    Make sure that a key is the certificate's. OpenSSL would say less, and ask a terminal for passwords.
+
+    Raises:
+        UsageError: it is not, or cannot be read.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_private_key,
+    )
+
+    try:
+        public = load_pem_private_key(who.key_pem, None).public_key()
+        spki = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except TypeError as error:
+        raise UsageError(
+            f"the key in {name} is encrypted, and nobody is there to give its password; decrypt it"
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UsageError(f"the key in {name} is damaged; restore it") from error
+    if hashlib.sha256(spki).digest() != who.spki_hash:
+        raise UsageError(f"key and certificate in {name} do not belong together; restore it")
 
 
 def make_pem() -> bytes:

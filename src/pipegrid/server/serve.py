@@ -376,11 +376,14 @@ def lock_storage(storage: Path) -> int:
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(fd)
         raise UsageError(
             f"another server is serving {storage}; stop it, or choose another directory"
         ) from error
+    except OSError as error:  # some network file systems have no locks
+        os.close(fd)
+        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
     return fd
 
 

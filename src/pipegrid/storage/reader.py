@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -71,6 +72,32 @@ def open_reader(path: str) -> ShareReader | None:
         ServerRefused: there is one, but it is damaged, or the disk failed.
     """
     return open_container(path, os.O_RDONLY, mutable_containers.MAGIC_BYTES, _reader_of)
+
+
+def holds_share(path: str) -> bool:
+    """
+    Return whether a file begins as an immutable share does, and can be read.
+
+    Raises:
+        OSError: it cannot be told now: there are too many open files.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return False
+    try:
+        start = os.pread(fd, mutable_containers.MAGIC_BYTES, 0)
+        if mutable_containers.is_mutable(start):
+            return False
+        containers.parse_header(start)
+    except (OSError, ValueError):
+        return False
+    else:
+        return True
+    finally:
+        os.close(fd)
 
 
 def _reader_of(path: str, fd: int, start: bytes) -> ShareReader | None:

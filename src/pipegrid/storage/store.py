@@ -44,7 +44,7 @@ from pipegrid.storage.paths import (
     check_key,
     check_number,
 )
-from pipegrid.storage.reader import ShareReader, open_reader
+from pipegrid.storage.reader import ShareReader, holds_share, open_reader
 from pipegrid.storage.room import Room
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client
 from pipegrid.storage.uploads.table import UnfinishedUploads
@@ -251,11 +251,23 @@ class ShareStore:
     # Reading.
 
     def list_shares(self, storage_index: bytes) -> frozenset[int]:
-        """Return the numbers of all complete immutable shares."""
+        """
+        Return the numbers of all complete immutable shares.
+
+        A file that is empty after a power cut, or that this process may not read, is none: nobody is to count
+        on it. It keeps its place, and no other share is taken for it.
+        """
         return self._list_shares(storage_index) or frozenset()
 
-    def _list_shares(self, storage_index: bytes) -> frozenset[int] | None:
-        """The same; None if there is not even a directory for them."""
+    def _list_shares(
+        self, storage_index: bytes, counts: Callable[[str], bool] = holds_share
+    ) -> frozenset[int] | None:
+        """
+        The same; None if there is not even a directory for them.
+
+        Args:
+            counts: whether the file of a path is one of those wanted.
+        """
         directory = self._paths.directory(storage_index)
         # As a rule there is none, and raising what scandir has to say costs more.
         if not os.access(directory, os.F_OK):
@@ -267,7 +279,7 @@ class ShareStore:
                     for entry in entries
                     if entry.name in SHARE_NUMBERS
                     and entry.is_file(follow_symlinks=False)
-                    and not slotfiles.is_mutable(entry.path)
+                    and counts(entry.path)
                 )
         except FileNotFoundError:
             return None
@@ -296,21 +308,29 @@ class ShareStore:
         """
         Add or renew a lease on every share of the index, of either kind.
 
+        A share that cannot be leased does not keep the others from it: they would run out. What was wrong
+        with the first is raised when all the others are leased.
+
         Raises:
             NoSuchShare: there are none.
             NoSpace: there is no room for one more lease, on the disk or on a share (``leaserecords``).
         """
         found = self.slots.add_lease(storage_index, secrets)
-        for number in sorted(self.list_shares(storage_index)):
+        failed: ServerRefused | None = None
+        there = self._list_shares(storage_index, lambda path: not slotfiles.is_mutable(path))
+        for number in sorted(there or ()):
             path = self._paths.final(storage_index, number)
             try:
                 found |= self._renew(storage_index, number, containers.OWNER_ADD_LEASE, secrets)
             except OSError as error:
-                raise disk.disk_error(error, f"renew the lease of {path!r}") from error
+                failed = failed or disk.disk_error(error, f"renew the lease of {path!r}")
             except ValueError as error:
-                raise ServerRefused(
-                    f"cannot renew the lease of {path!r}: {error}; use another server's share"
-                ) from error
+                what = f"cannot renew the lease of {path!r}: {error}; use another server's share"
+                failed = failed or ServerRefused(what)
+            except NoSpace as refusal:
+                failed = failed or refusal
+        if failed is not None:
+            raise failed
         if not found:
             raise NoSuchShare(
                 f"there are no shares of {base32.encode(storage_index)}; upload them first"

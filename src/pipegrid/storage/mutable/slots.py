@@ -185,15 +185,29 @@ class Slots:
         """
         if not self.list_shares(storage_index):  # immutable ones need no lock
             return False
+        found = False
+        failed: ServerRefused | None = None
         with self._locked(storage_index, create=False) as directory:
-            if directory is None:
-                return False
-            with _opened(directory, os.O_RDWR) as shares:
-                for share in shares.values():
-                    fresh = self.fresh_lease(share, secrets)
-                    with slotfiles.reported(f"renew the lease of {share.path!r}", share.path):
-                        slotfiles.renew(share, fresh, self.has_room)
-                return bool(shares)
+            for number in sorted(_numbers_in(directory)) if directory is not None else ():
+                try:
+                    found |= self._renew(f"{directory}/{number}", secrets)
+                except ServerRefused as error:  # noqa: PERF203 - the others would run out
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+        return found
+
+    def _renew(self, path: str, secrets: LeaseSecrets) -> bool:
+        share = slotfiles.open_file(path, os.O_RDWR)
+        if share is None:
+            return False
+        try:
+            fresh = self.fresh_lease(share, secrets)
+            with slotfiles.reported(f"renew the lease of {path!r}", path):
+                slotfiles.renew(share, fresh, self.has_room)
+        finally:
+            share.close()
+        return True
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> containers.MutableLease:
         """Return the lease to add to a share, or to renew there; None: one that is yet to be made."""
