@@ -605,6 +605,21 @@ class HostileTreeTests(TreeTestCase):
         self.assertEqual((after.st_mode, after.st_mtime_ns), (before.st_mode, before.st_mtime_ns))
         self.assertEqual(stat.S_IMODE((self.scratch / "moved/f").stat().st_mode), 0o644)
 
+    def test_directories_that_may_not_be_listed(self) -> None:
+        """Who may write to one, and enter it, needs no more."""
+        cap = self.directory({"d": {"f": b"f" * 100, "l": (b"x", kept(link="x"))}})
+        opened = os.open
+
+        def refusing(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & os.O_DIRECTORY and not flags & os.O_PATH:
+                raise PermissionError(13, "Permission denied")
+            return opened(path, flags, *args, **kwargs)
+
+        with patch.object(os, "open", refusing):
+            self.get(cap)
+        self.assertEqual(self.problems, {})
+        self.assertEqual(self.content(), {"d": None, "d/f": b"f" * 100, "d/l": "x"})
+
     def test_descriptors(self) -> None:
         """None is left open, whatever fails."""
         cap = self.directory({"d": {"f": b"f" * 100, "l": (b"x", kept(link="x"))}, "sub": {}})
