@@ -12,7 +12,8 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk import partfile
-from pipegrid.disk.partfile import PartFile, part_path
+from pipegrid.disk.partfile import PartFile
+from pipegrid.disk.partname import part_path
 from pipegrid.errors import SinkError
 
 

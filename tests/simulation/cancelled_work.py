@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.params import Params
-from pipegrid.disk.partfile import SUFFIX
+from pipegrid.disk.partname import SUFFIX
 from pipegrid.errors import PipegridError
 from pipegrid.simulation.driver import Hung
 from pipegrid.tree import underway, unfinished

@@ -22,7 +22,7 @@ from zope.interface import implementer
 
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
-from pipegrid.disk.partfile import part_path
+from pipegrid.disk.partname import part_path
 from pipegrid.simulation.faults import Slow
 from pipegrid.simulation.tcp import TcpOptions
 from pipegrid.transfer.settings import DownloadSettings

@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
-from pipegrid.disk.partfile import part_path
+from pipegrid.disk.partname import part_path
 from pipegrid.errors import NotEnoughSharesError, SinkError
 from pipegrid.transfer.get import resuming
 from pipegrid.transfer.get.here import SegmentsHere

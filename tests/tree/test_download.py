@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CapError, NotEnoughSharesError
 from pipegrid.transfer.put.many import MAX_FILES
 from pipegrid.transfer.settings import Limits
@@ -25,6 +26,7 @@ from pipegrid.tree import target
 from pipegrid.tree.download import TreeGet
 from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult, bounded
 from pipegrid.tree.facade import Trees
+from pipegrid.tree.home import Home
 from pipegrid.tree.metadata import Kept
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
@@ -281,7 +283,7 @@ class RestoreTests(TreeTestCase):
         path.touch()
         for before, after in ((0o4755, 0o4755), (0o4700, 0o755)):
             path.chmod(before)
-            target.restore_mode_and_time(str(path), Kept(0o755))
+            target.restore_mode_and_time(Home(str(path.parent)), str(path), Kept(0o755))
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), after)
 
     def test_a_link_in_place_of_a_file_that_is_there(self) -> None:
@@ -291,8 +293,10 @@ class RestoreTests(TreeTestCase):
         victim.touch()
         victim.chmod(0o600)
         (self.target / "f").symlink_to(victim)
-        target.restore_mode_and_time(str(self.target / "f"), Kept(0o666, 10**18))
-        target._set_mode(str(self.target / "f"), 0o777)
+        home = Home(str(self.target))
+        target.restore_mode_and_time(home, str(self.target / "f"), Kept(0o666, 10**18))
+        with home.entered() as inside:
+            target._set_mode(inside, "f", 0o777)
         self.assertEqual(stat.S_IMODE(victim.stat().st_mode), 0o600)
 
     def test_a_root_that_may_not_be_written_to(self) -> None:
@@ -302,7 +306,7 @@ class RestoreTests(TreeTestCase):
         modes = []
         write_whole = target.write_whole
 
-        def noting(home: target.Home, *arguments: Any) -> None:
+        def noting(home: Home, *arguments: Any) -> None:
             modes.append(stat.S_IMODE(self.target.stat().st_mode))
             write_whole(home, *arguments)
 
@@ -537,6 +541,96 @@ class HostileTreeTests(TreeTestCase):
             self.assertIn("meanwhile", " ".join(map(str, self.problems.values())))
             place.unlink()
             shutil.rmtree(self.target, ignore_errors=True)
+
+    def test_a_link_that_comes_between_look_and_step(self) -> None:
+        """Whatever is made or changed goes into the directory that was looked at, by its descriptor."""
+        outside, moved, place = self.scratch / "outside", self.scratch / "moved", self.target / "d"
+        inner = {
+            "file": b"f" * 100,
+            "link": (b"x", kept(link="x")),
+            "sub": ({"inner": b"i" * 100}, kept(0o500)),
+        }
+        cap = self.directory({"d": (inner, kept(0o750))})
+        steps: list[tuple[Any, str]] = [
+            (PartFile, "_open_part"),
+            (PartFile, "_give_name"),
+            (os, "mkdir"),
+            (os, "symlink"),
+            (os, "fchmod"),
+        ]
+        for owner, name in steps:
+            for path in (moved, self.target, outside):
+                shutil.rmtree(path, ignore_errors=True)
+            outside.mkdir(mode=0o700)
+            original = getattr(owner, name)
+
+            def swapping(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                if place.is_dir() and not place.is_symlink():
+                    place.rename(moved)
+                    place.symlink_to(outside)
+                    for part in moved.glob(".*"):  # as who wants it to be found there would
+                        shutil.copy(part, outside / part.name)
+                    self.copied = set(os.listdir(outside))
+                return original(*args, **kwargs)
+
+            with patch.object(owner, name, swapping):
+                self.get(cap)
+            self.assertTrue(place.is_symlink(), name)
+            self.assertEqual(set(os.listdir(outside)), self.copied, name)
+            self.assertEqual(stat.S_IMODE(outside.stat().st_mode), 0o700)
+            self.assertTrue(self.problems or owner is not PartFile, name)
+            place.unlink()
+
+    def test_a_link_that_comes_before_modes_and_times(self) -> None:
+        """Of what was there: what has the same name elsewhere keeps its own."""
+        outside, place = self.scratch / "outside", self.target / "d"
+        outside.mkdir()
+        (outside / "f").write_bytes(b"precious")
+        (outside / "f").chmod(0o600)
+        before = (outside / "f").stat()
+        cap = self.directory({"d": {"f": (b"f" * 100, kept(0o644, 10**18))}})
+        self.get(cap)
+        (place / "f").chmod(0o640)
+        set_mode = target._set_mode
+
+        def swapping(*args: Any) -> None:
+            place.rename(self.scratch / "moved")
+            place.symlink_to(outside)
+            set_mode(*args)
+
+        with patch.object(target, "_set_mode", swapping):
+            self.get(cap)
+        self.assertTrue(place.is_symlink())
+        after = (outside / "f").stat()
+        self.assertEqual((after.st_mode, after.st_mtime_ns), (before.st_mode, before.st_mtime_ns))
+        self.assertEqual(stat.S_IMODE((self.scratch / "moved/f").stat().st_mode), 0o644)
+
+    def test_directories_that_may_not_be_listed(self) -> None:
+        """Who may write to one, and enter it, needs no more."""
+        cap = self.directory({"d": {"f": b"f" * 100, "l": (b"x", kept(link="x"))}})
+        opened = os.open
+
+        def refusing(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & os.O_DIRECTORY and not flags & os.O_PATH:
+                raise PermissionError(13, "Permission denied")
+            return opened(path, flags, *args, **kwargs)
+
+        with patch.object(os, "open", refusing):
+            self.get(cap)
+        self.assertEqual(self.problems, {})
+        self.assertEqual(self.content(), {"d": None, "d/f": b"f" * 100, "d/l": "x"})
+
+    def test_descriptors(self) -> None:
+        """None is left open, whatever fails."""
+        cap = self.directory({"d": {"f": b"f" * 100, "l": (b"x", kept(link="x"))}, "sub": {}})
+        self.get(cap)
+        count = len(os.listdir("/proc/self/fd"))
+        self.get(cap)
+        self.get(self.directory({"sub": b"in the way", "new": b"n" * 200}))
+        with patch.object(PartFile, "_open_part", side_effect=OSError(28, "No space left")):
+            self.get(self.directory({"newer": b"n" * 300}))
+        self.assertIn("newer", self.problems)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), count)
 
     def test_a_target_that_goes_while_it_runs(self) -> None:
         """Nothing more is fetched for it."""

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.errors import CapError, DirectoryError, NotEnoughSharesError
 from pipegrid.tree.listing import ListingLimits
 from pipegrid.tree.order import WalkOrder
+from pipegrid.tree.stats import TreeStats
 from pipegrid.tree.walk import Found, Met, Unreadable, Walk, WalkLimits, identity_of, walk
 from tests.tree.support import FakeGrid, changing_cap, entry_bytes
 
@@ -149,6 +150,28 @@ class WalkTests(SynchronousTestCase):
         [met] = self.walked(cap)
         assert isinstance(met, Unreadable)
         self.assertIn("verifier cap of a directory", str(met.error))
+
+    def test_a_verifier_cap_hides_nothing(self) -> None:
+        """A directory that is met by its verifier cap first is entered where a cap reads it, once."""
+        cap = self.grid.directory({"f": BIG, "g": b"little"})
+        verifier = cap.verifier()
+        assert verifier is not None
+        children: dict[str, Cap] = {
+            "a": verifier,
+            "b": cap,
+            "c": cap,
+            "d": verifier,
+            "e": LitCap(b"e"),
+        }
+        root = self.grid.changing(1, children)
+        self.assertEqual(self.names(root), ["", "a!", "b*", "b/f", "b/g", "c*", "d*", "e"])
+        stats = TreeStats()
+        for met in self.walked(root):
+            stats.count(met)
+        fields = stats.fields()
+        self.assertEqual((fields["count-directories"], fields["count-files"]), (2, 3))
+        assert isinstance(cap.file, ChkCap)
+        self.assertGreaterEqual(fields["size-directories"], cap.file.size)
 
     def test_each_directory_is_entered_once(self) -> None:
         """The same directory elsewhere is met again, and not entered; neither is the same file new."""

@@ -11,7 +11,7 @@ from pipegrid.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
-    from pipegrid.tree.target import Home
+    from pipegrid.tree.home import Home
 
 
 class Places:
@@ -50,7 +50,7 @@ class Places:
             raise SinkError(
                 f"cannot make the directory {self.directory}: {error.strerror}"
             ) from error
-        from pipegrid.tree.target import Home
+        from pipegrid.tree.home import Home
 
         self._home = Home(self.directory)
 

@@ -30,6 +30,12 @@ def mutable_file(given: str | Cap, directories: bool = False) -> MutableCap | No
     return cap if isinstance(cap, MutableCap) else None
 
 
+def writes(cap: Cap | None) -> bool:
+    """Return whether a cap changes a mutable file, or a mutable directory."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    return isinstance(file, MutableCap) and file.access == "write"
+
+
 def writable(given: str | Cap) -> MutableCap:
     """
     Return the cap that writes a mutable file, or the file of a mutable directory.

@@ -26,42 +26,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
+from pipegrid.disk.partname import SUFFIX, part_path
 from pipegrid.disk.patience import may_wait
 from pipegrid.errors import SinkError
 
-SUFFIX = ".pipegrid-part"
 _MOST_PIECES = 512
 """Of one write; systems take 1024 at least."""
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-
-
-def part_path(target: str) -> str:
-    """
-    Return the hidden name beside a target; too long a name is cut, and made one of its own by a hash.
-
-    Args:
-        target: with all links resolved.
-    """
-    directory, name = os.path.split(target)
-    try:
-        longest = os.pathconf(directory or ".", "PC_NAME_MAX")
-    except (OSError, ValueError):
-        longest = 255
-    hidden = f".{name}{SUFFIX}"
-    if len(os.fsencode(hidden)) > longest:
-        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-        room = longest - len(f"..{digest}{SUFFIX}")
-        cut = os.fsencode(name)[: max(0, room)].decode("utf-8", "ignore")
-        hidden = f".{cut}.{digest}{SUFFIX}"
-    return os.path.join(directory, hidden)
 
 
 class PartFile:
@@ -77,6 +56,8 @@ class PartFile:
         resume: take up what an interrupted writer has left; otherwise it is cleared away, and nothing is
             left by us.
         follow: a link there; otherwise it, or a device or pipe, is replaced as a file would be.
+        inside: a descriptor of the directory, open until the part is let go of, by which all is done instead
+            of by the path; then no link is followed.
 
     Attributes:
         path: as it was given; what errors call it.
@@ -89,17 +70,26 @@ class PartFile:
     """
 
     def __init__(
-        self, path: str, replace: bool = False, resume: bool = True, follow: bool = True
+        self,
+        path: str,
+        replace: bool = False,
+        resume: bool = True,
+        follow: bool = True,
+        inside: int | None = None,
     ) -> None:
         self.path = path
+        self._directory = inside
         self.found_bytes = self.position = 0
         self.part: str | None = None
         self._replace = replace
         self._resume = resume
         self._mode: int | None = None  # of the file that is replaced
         directory, name = os.path.split(path)
-        self._target = os.path.realpath(path)
-        if not follow:
+        if inside is not None:
+            self._target = name
+        elif follow:
+            self._target = os.path.realpath(path)
+        else:
             self._target = os.path.join(os.path.realpath(directory), name)
         self._fd = -1
         self._publishing = False
@@ -107,7 +97,7 @@ class PartFile:
         try:
             # Of /dev/stdout, or what a shell makes of >(...), no resolved name leads to the pipe behind it.
             there = path if follow else self._target
-            mode: int | None = os.stat(there, follow_symlinks=follow).st_mode
+            mode: int | None = os.stat(there, dir_fd=inside, follow_symlinks=follow).st_mode
         except OSError as error:
             # A part could be made beside what can never have this name: all would be fetched for nothing.
             if error.errno == errno.ENAMETOOLONG:
@@ -140,7 +130,7 @@ class PartFile:
     # Opening.
 
     def _open_part(self) -> None:
-        part = part_path(self._target)
+        part = part_path(self._target, self._directory)
         try:
             self._fd = self._locked(part)
         except OSError as error:
@@ -149,7 +139,8 @@ class PartFile:
             # Without locks two writers would not know of each other: then each has a name of its own.
             part = f"{part[: -len(SUFFIX)][:200]}.{os.urandom(6).hex()}{SUFFIX}"
             self._resume = False
-            self._fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._fd = os.open(part, flags, 0o666, dir_fd=self._directory)
         self.part = part
         self._set_mode(0o600)
         if not self._resume:
@@ -172,18 +163,18 @@ class PartFile:
     def _open_or_make(self, part: str) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            return os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            return os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._directory)
         except FileExistsError:
             pass
         try:
-            return os.open(part, flags)
+            return os.open(part, flags, dir_fd=self._directory)
         except FileNotFoundError:
             return self._open_or_make(part)
         except OSError as error:
-            status = os.lstat(part)
+            status = os.lstat(part, dir_fd=self._directory)
             ours = status.st_uid == os.geteuid()
             if stat.S_ISLNK(status.st_mode) or (stat.S_ISREG(status.st_mode) and not ours):
-                os.unlink(part)
+                os.unlink(part, dir_fd=self._directory)
                 return self._open_or_make(part)
             raise self._in_the_way(part) from error
 
@@ -200,13 +191,13 @@ class PartFile:
                 "another name"
             ) from None
         with suppress(FileNotFoundError):
-            named = os.lstat(part)
+            named = os.lstat(part, dir_fd=self._directory)
             if os.path.samestat(named, status):
                 status = os.fstat(fd)  # under the lock
                 if status.st_nlink == 1 and status.st_uid == os.geteuid():
                     self._tighten(fd, status.st_mode)
                     return True
-                os.unlink(part)
+                os.unlink(part, dir_fd=self._directory)
         return False
 
     def _in_the_way(self, part: str) -> SinkError:
@@ -331,7 +322,7 @@ class PartFile:
         kept = self._resume and (self._has_whole_pieces or self.found_bytes > 0)
         if not kept:
             with suppress(OSError):
-                os.unlink(self.part)
+                os.unlink(self.part, dir_fd=self._directory)
         self.close()
         return self.part if kept else None
 
@@ -364,19 +355,22 @@ class PartFile:
             self.leave()
 
     def _give_name(self, part: str) -> None:
+        fd = self._directory
+        inside: dict[str, Any] = {} if fd is None else {"src_dir_fd": fd, "dst_dir_fd": fd}
         if self._replace:
-            os.replace(part, self._target)
+            os.replace(part, self._target, **inside)
             return
         try:  # unless somebody else took it meanwhile
-            os.link(part, self._target)
+            os.link(part, self._target, **inside)
         except FileExistsError:
             raise self._exists() from None
         except OSError:  # a file system without hard links
-            if os.path.lexists(self._target):
+            with suppress(FileNotFoundError):
+                os.lstat(self._target, dir_fd=self._directory)
                 raise self._exists() from None
-            os.rename(part, self._target)
+            os.rename(part, self._target, **inside)
         else:
-            os.unlink(part)
+            os.unlink(part, dir_fd=self._directory)
 
     def _sync(self, fd: int) -> None:
         try:
@@ -387,6 +381,9 @@ class PartFile:
 
     def _sync_directory(self) -> None:
         with suppress(OSError):  # one that may not be read, or a system that cannot
+            if self._directory is not None:
+                os.fsync(self._directory)
+                return
             fd = os.open(os.path.dirname(self._target), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)

@@ -5,6 +5,12 @@ Directories have to be read to be entered, and what is found in them is looked a
 checking overlap, so that a tree takes about as many round trips as it has levels, and one more.
 
 A directory that cannot be read is named, and looked after like any other object; the rest goes on.
+
+**Write caps.** To repair an object that can change takes its write cap, and so does a look at its private
+key; but what is met first may be a link that only reads it, or a directory that only reads, with all in it.
+What comes of such an object is held back where its write cap could have had another outcome. At the end, if
+any object was met once more by a cap that writes it, the directories that can be changed are walked again by
+their write caps, until the caps of all that is held are found. A tree where nothing is held is walked once.
 """
 
 from __future__ import annotations
@@ -18,13 +24,17 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap
-from pipegrid.core.filecaps import keepable
+from pipegrid.core.filecaps import keepable, writes
 from pipegrid.errors import CapError
+from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep.summary import UpkeepSummary
 from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Upkeep
 from pipegrid.tree.listing import ListingLimits, ReadsFiles
-from pipegrid.tree.walk import Met, Path, Unreadable, WalkLimits, identity_of, walk
+from pipegrid.tree.walk import Met, Path, Unreadable, Walk, WalkLimits, identity_of, walk
+
+MAX_HELD = 10_000
+"""Objects whose write caps are looked for at a time, some 3 kB each; more take a walk for each so many."""
 
 
 class LooksAfter(ReadsFiles, Protocol):
@@ -125,41 +135,56 @@ def check_trees(
         ended, unreadable: as those of ``check_tree``, with the number of the tree in front.
         Others: see ``check_tree``.
     """
-    work = _Trees(grid, TreeSummary() if summary is None else summary, ended, unreadable)
-    return Deferred.fromCoroutine(work.run(caps, todo, bounds, walk_limits, listing_limits))
+    start = partial(walk, grid, limits=walk_limits, listing=listing_limits)
+    counted = TreeSummary() if summary is None else summary
+    work = _Trees(grid, start, caps, todo, counted, ended, unreadable)
+    return Deferred.fromCoroutine(work.run(bounds))
+
+
+@attrs.frozen
+class _Held:
+    """What came of an object, unless there is a cap that writes it."""
+
+    number: int
+    place: FirstMet
+    outcome: Outcome
 
 
 @attrs.define
 class _Trees:
     _grid: LooksAfter
+    _walk: Callable[..., Walk]
+    _caps: Sequence[str | Cap]
+    _todo: Todo
     _summary: TreeSummary
     _ended: Ended | None
     _unreadable: Unread | None
     _met_before: set[bytes] = attrs.field(factory=set)
+    _met_stronger: bool = False
+    _held: dict[bytes, _Held] = attrs.field(factory=dict)
 
-    async def run(
-        self,
-        caps: Sequence[str | Cap],
-        todo: Todo,
-        bounds: UpkeepSettings | None,
-        walk_limits: WalkLimits | None,
-        listing_limits: ListingLimits | None,
-    ) -> TreeSummary:
-        walks = [walk(self._grid, cap, limits=walk_limits, listing=listing_limits) for cap in caps]
-        upkeep = await self._grid.upkeep(todo, bounds)
+    async def run(self, bounds: UpkeepSettings | None) -> TreeSummary:
+        walks = [self._walk(cap) for cap in self._caps]
+        upkeep = await self._grid.upkeep(self._todo, bounds)
         try:
             for number, tree in enumerate(walks):
                 with tree:
                     async for met in tree:
                         await self._look_after(number, met, upkeep)
+                        if len(self._held) >= MAX_HELD:
+                            await self._find_write_caps(upkeep)
             await upkeep.finished()
+            if self._met_stronger and self._held:
+                await self._find_write_caps(upkeep)
+                await upkeep.finished()
+            self._give_up(self._held)
         finally:
             await upkeep.close()
         return self._summary
 
     async def _look_after(self, number: int, met: Met, upkeep: Upkeep) -> None:
         place = FirstMet(met.path, met.cap)
-        best = met.cap if isinstance(met, Unreadable) else met.best or met.cap
+        best = met.best or met.cap
         if isinstance(met, Unreadable):
             self._summary.unreadable += 1
             if self._unreadable is not None:
@@ -167,21 +192,59 @@ class _Trees:
         identity = identity_of(met.cap)
         if identity is not None:
             if identity in self._met_before:
+                self._met_stronger = self._met_stronger or writes(best)
                 return
             self._met_before.add(identity)
-        told = partial(self._note, number, place)
         try:
             cap = _keepable(best)
         except CapError as error:
-            told(Failure(error))
+            self._note(number, place, Failure(error))
             return
         await upkeep.room()
-        upkeep.begin(cap, told)
+        if identity is None or not isinstance(cap, MutableCap) or writes(cap):
+            upkeep.begin(cap, partial(self._note, number, place))
+        else:
+            upkeep.begin(cap, partial(self._note_read, identity, number, place))
 
     def _note(self, number: int, place: FirstMet, outcome: Outcome) -> None:
         self._summary.note(outcome)
         if self._ended is not None:
             self._ended(number, place, outcome)
+
+    # Write caps that come later.
+
+    def _note_read(self, identity: bytes, number: int, place: FirstMet, outcome: Outcome) -> None:
+        """Hold back what came of an object that can change, if a write cap could do more."""
+        if isinstance(outcome, Failure):
+            wants_more = self._todo.repair and outcome.check(CapError) is not None
+        else:
+            # Its private key was not looked at.
+            wants_more = self._todo.verify and isinstance(outcome, CheckResult) and outcome.healthy
+        if wants_more:
+            self._held[identity] = _Held(number, place, outcome)
+        else:
+            self._note(number, place, outcome)
+
+    async def _find_write_caps(self, upkeep: Upkeep) -> None:
+        """Look after what is held by the write caps that the trees tell; tell of the rest as it is."""
+        held, self._held = self._held, {}
+        for cap in self._caps:
+            with self._walk(cap, by_write_caps=True) as tree:
+                async for met in tree:
+                    best = met.best or met.cap
+                    one = held.pop(identity_of(best) or b"", None) if writes(best) else None
+                    if one is not None:
+                        await upkeep.room()
+                        damaged = isinstance(one.outcome, Failure)
+                        told = partial(self._note, one.number, one.place)
+                        upkeep.begin(_keepable(best), told, damaged=damaged)
+                    if not held:
+                        return
+        self._give_up(held)
+
+    def _give_up(self, held: dict[bytes, _Held]) -> None:
+        for one in held.values():
+            self._note(one.number, one.place, one.outcome)
 
 
 def _keepable(cap: Cap | None) -> ChkCap | ChkVerifierCap | LitCap | MutableCap:

@@ -32,6 +32,7 @@ from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import GetResult
 from pipegrid.tree import target
 from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
+from pipegrid.tree.home import Home, failed
 from pipegrid.tree.listing import ReadsFiles
 from pipegrid.tree.metadata import Kept, restored
 from pipegrid.tree.names import TakenNames, local_name
@@ -66,7 +67,7 @@ class _Local:
     """
 
     path: str | None
-    home: target.Home | None
+    home: Home | None
     parent: _Local | None
     depth: int
     kept: Kept
@@ -214,16 +215,16 @@ class TreeGet:
         mode_before = None
         if parent is None:
             target.make_root(path, kept)
+            home = Home(path)
             self._folds = target.folds_names(path)
         else:
-            _home(parent).check()
-            _, mode_before = target.make_directory(path, self._force)
+            home, mode_before = target.make_directory(_home(parent), path, self._force)
         self.result.directories += 1
-        self._enter(path, parent, met, kept, mode_before)
+        self._enter(home, parent, met, kept, mode_before)
 
     def _enter(
         self,
-        path: str | None,
+        home: Home | None,
         parent: _Local | None,
         met: Found,
         kept: Kept,
@@ -232,7 +233,7 @@ class TreeGet:
         if parent is not None:
             parent.unfinished += 1
         taken = TakenNames(self._folds)
-        home = None if path is None else target.Home(path)
+        path = None if home is None else home.path
         self._stack.append(_Local(path, home, parent, len(met.path), kept, taken, mode_before))
 
     def _leave_down_to(self, depth: int) -> None:
@@ -250,15 +251,12 @@ class TreeGet:
                 for path, place, kept in local.links:
                     self._make_link(_home(local), path, place, kept)
                 with suppress(PipegridError):  # it is gone, as was told of what is in it
-                    _home(local).check()
-                    named = local.parent is None  # by the user, perhaps by a link
-                    target.finish_directory(local.path, local.kept, local.mode_before, named)
+                    target.finish_directory(_home(local), local.kept, local.mode_before)
             local = local.parent
 
-    def _make_link(self, home: target.Home, path: Path, place: str, kept: Kept) -> None:
+    def _make_link(self, home: Home, path: Path, place: str, kept: Kept) -> None:
         try:
-            home.check()
-            target.make_link(place, kept, self._force)
+            target.make_link(home, place, kept, self._force)
         except PipegridError as error:
             self._fail(path, error)
         else:
@@ -280,7 +278,7 @@ class TreeGet:
         if standing == "other" and not (self._force and target.may_be_replaced(path)):
             raise target.in_the_way(path)
         if standing == "same" and not self._paranoid:
-            target.restore_mode_and_time(path, kept)
+            target.restore_mode_and_time(_home(parent), path, kept)
             self._is_here(met.path, "present", size or 0)
             return
         small = size is not None and size <= SMALL_BYTES
@@ -300,7 +298,7 @@ class TreeGet:
             if isinstance(error, PipegridError):
                 self._fail(met.path, error)
             elif isinstance(error, OSError):
-                self._fail(met.path, target.failed("write", path, error))
+                self._fail(met.path, failed("write", path, error))
             elif isinstance(error, CancelledError):
                 return
             elif isinstance(error, BaseException):
@@ -315,7 +313,7 @@ class TreeGet:
         path: Path,
         cap: Cap,
         size: int | None,
-        home: target.Home,
+        home: Home,
         place: str,
         standing: target.Standing,
         kept: Kept,
@@ -323,7 +321,7 @@ class TreeGet:
         home.check()  # before bytes are fetched for nothing
         if standing in ("same", "perhaps"):
             if await self._is_same(cap, place):
-                target.restore_mode_and_time(place, kept)
+                target.restore_mode_and_time(home, place, kept)
                 self._is_here(path, "present", size or 0)
                 return
             if not self._force:
@@ -393,6 +391,6 @@ class TreeGet:
             self._problem(path, error)
 
 
-def _home(local: _Local) -> target.Home:
+def _home(local: _Local) -> Home:
     assert local.home is not None
     return local.home

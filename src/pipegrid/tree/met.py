@@ -47,7 +47,8 @@ class Found:
         kind: ``directory``, ``file`` or ``unknown``.
         metadata_json: what its entry says beside the cap; see ``metadata``.
         again: an object of this verifier cap was met before. If all paths are wanted, it is entered all the
-            same, and otherwise not. Literal ones are never met again, since they are on no server.
+            same, and otherwise not, but for a directory that was met by its verifier cap only. Literal ones
+            are never met again, since they are on no server.
         listing: of a directory that is entered next, what is in it.
         best: the cap that grants most, where the tree tells one that does more than read.
     """
@@ -72,7 +73,7 @@ class Unreadable:
     A directory that could not be read, or is not entered; the walk goes on behind it.
 
     Attributes:
-        path, cap, metadata_json: as of what is found.
+        path, cap, metadata_json, best: as of what is found.
         error: why, a sentence.
     """
 
@@ -80,6 +81,7 @@ class Unreadable:
     cap: Cap | None
     error: Exception
     metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+    best: Cap | None = attrs.field(default=None, repr=False)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import os
 import unicodedata
 
 from pipegrid.core.text import printable
-from pipegrid.disk.partfile import SUFFIX
+from pipegrid.disk.partname import SUFFIX
 from pipegrid.errors import SinkError
 
 MAX_NAME_BYTES = 255

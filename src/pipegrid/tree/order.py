@@ -14,7 +14,7 @@ directory of 100,000 directories costs no more than its own listing.
 
 **Loops.** A directory that contains itself, possible where directories can change, is met again as its own
 descendant: it is not entered again, nor read again ahead of that. Neither is, unless all paths are wanted,
-any directory that was met before.
+any directory that was met before; but a verifier cap, by which none is entered, hides nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import heapq
 import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
+from pipegrid.core.filecaps import writes
 from pipegrid.errors import DirectoryError
 from pipegrid.tree.listing import ENTRY_BYTES, Entry, Listing, kind_of
 from pipegrid.tree.met import Found, Met, Unreadable, WalkLimits, identity_of
@@ -110,6 +111,8 @@ class WalkOrder:
         cap: of the root: a directory, or anything else.
         metadata_json: what its entry says, if it has one.
         all_paths: enter a directory under each of its paths, as whoever restores them must.
+        by_write_caps: enter only directories that can be changed, by the caps that do so: since nothing below
+            others has a write cap, all that the tree has are met so. Nothing else counts as met before.
     """
 
     def __init__(
@@ -119,9 +122,11 @@ class WalkOrder:
         *,
         metadata_json: bytes = b"{}",
         all_paths: bool = False,
+        by_write_caps: bool = False,
     ) -> None:
         self.limits = limits or WalkLimits()
         self._all_paths = all_paths
+        self._by_write_caps = by_write_caps
         self._metadata_json = metadata_json
         self._root: Cap | None = cap
         self._began = False
@@ -132,13 +137,15 @@ class WalkOrder:
         self._cursors: list[tuple[bytes, int, AheadDirectory]] = []
         self._tie = 0
         self._seen: set[bytes | None] = set()
+        self._shut: set[bytes | None] = set()
         self._reading_ids: set[bytes | None] = set()
         self._reading = 0
         self._open_bytes = 0
         self._ahead_bytes = 0
         self._met = 0
-        if isinstance(cap, DirectoryCap):
-            self._head = self._directory(cap, None, 0, b"")
+        root = self._entered(cap)
+        if root is not None:
+            self._head = self._directory(root, None, 0, b"")
 
     @property
     def done(self) -> bool:
@@ -171,16 +178,26 @@ class WalkOrder:
             parent.next_ahead += 1
             directory = self._child(parent, index, cap)
             heapq.heapreplace(self._cursors, (directory.key, self._ticket(), parent))
-            if directory.is_in_itself if self._all_paths else self._is_known(directory.identity):
+            known = self._is_over(directory) or directory.identity in self._reading_ids
+            if directory.is_in_itself if self._all_paths else known:
                 continue
             directory.ahead = True
             parent.children[index] = directory
             return self._begin(directory)
         return None
 
-    def _is_known(self, identity: bytes | None) -> bool:
-        """Return whether an object was met, or is read at another place of the tree."""
-        return identity in self._seen or identity in self._reading_ids
+    def _is_over(self, directory: AheadDirectory) -> bool:
+        """Return whether a directory was met before, and this cap shows no more of it."""
+        identity = directory.identity
+        if identity is None or identity not in self._seen:
+            return False
+        return identity not in self._shut or kind_of(directory.cap) != "directory"
+
+    def _entered(self, cap: Cap | None) -> DirectoryCap | None:
+        """Return the cap, if it is that of a directory that is to be entered."""
+        if isinstance(cap, DirectoryCap) and (not self._by_write_caps or writes(cap)):
+            return cap
+        return None
 
     def _begin(self, directory: AheadDirectory) -> AheadDirectory:
         directory.state = "reading"
@@ -214,8 +231,8 @@ class WalkOrder:
         assert parent.listing is not None
         entries = parent.listing.entries
         for index in range(max(parent.next_ahead, parent.position), len(entries)):
-            cap = entries[index].best
-            if isinstance(cap, DirectoryCap) and index not in parent.children:
+            cap = self._entered(entries[index].best)
+            if cap is not None and index not in parent.children:
                 parent.next_ahead = index
                 return cap
         parent.next_ahead = len(entries)
@@ -251,8 +268,9 @@ class WalkOrder:
             if self._met >= self.limits.objects:
                 return self._give_up()
             entry = top.listing.entries[top.position]
-            if isinstance(entry.best, DirectoryCap):
-                child = top.children.get(top.position) or self._child(top, top.position, entry.best)
+            cap = self._entered(entry.best)
+            if cap is not None:
+                child = top.children.get(top.position) or self._child(top, top.position, cap)
                 top.children[top.position] = child
                 met = self._enter(child, entry)
                 if met is None:
@@ -264,7 +282,7 @@ class WalkOrder:
                     entry.cap,
                     entry.kind,
                     entry.metadata_json,
-                    again=self._note(identity_of(entry.best)),
+                    again=not self._by_write_caps and self._note(identity_of(entry.best)),
                     best=entry.best,
                 )
             top.position += 1
@@ -292,7 +310,7 @@ class WalkOrder:
             path, metadata_json = (*path, entry.name), entry.metadata_json
             cap, best = entry.cap, entry.best
         again = child.identity is not None and child.identity in self._seen
-        if again and not self._all_paths:
+        if self._is_over(child) and not self._all_paths:
             self._drop(child)
             return Found(path, cap, kind_of(child.cap), metadata_json, True, best=best)
         error = child.error or self._obstacle(child)
@@ -308,10 +326,13 @@ class WalkOrder:
                 )
         self._head = None
         if error is not None:
+            if kind_of(child.cap) != "directory" and not again:
+                self._shut.add(child.identity)
             self._note(child.identity)
             self._drop(child)
-            return Unreadable(path, cap, error, metadata_json)
+            return Unreadable(path, cap, error, metadata_json, best)
         self._note(child.identity)
+        self._shut.discard(child.identity)
         self._move_to_open(child)
         self._stack.append(child)
         if entry is not None:

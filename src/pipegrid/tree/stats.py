@@ -31,11 +31,12 @@ class TreeStats:
             self._counts["unreadable-directories"] += 1
             self._counts["directories"] += 1
             return
-        if met.again:
-            return
         cap = met.cap
+        if met.again and met.listing is None:
+            return
         if isinstance(cap, DirectoryCap):
-            self._counts["directories"] += 1
+            # One that was met by its verifier cap before is counted, but not what is in it.
+            self._counts["directories"] += not met.again
             if met.listing is not None:
                 self._sizes["directories"] += met.listing.size
                 self._raise("directory", met.listing.size)

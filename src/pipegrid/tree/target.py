@@ -2,7 +2,8 @@
 The local side of fetching a tree: what is there, and how files, directories and links come to be.
 
 Nothing is written through a symbolic link: what stands where a directory should be is looked at without
-following links, and a file replaces a link instead of what it leads to. Nothing that is there is removed,
+following links, a file replaces a link instead of what it leads to, and what is made or changed is so by the
+descriptor of its ``Home``, in whose place nothing can come. Nothing that is there is removed,
 but for what a file or link replaces if it may. Links are made last, so that nothing of the same tree can go
 through them.
 
@@ -20,6 +21,7 @@ from typing import Literal
 from pipegrid.core.text import printable
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
+from pipegrid.tree.home import Home, failed
 from pipegrid.tree.metadata import Kept
 
 _WRITABLE = stat.S_IRWXU
@@ -30,37 +32,6 @@ Standing = Literal["missing", "same", "perhaps", "other"]
 
 class Differs(Exception):
     """A file that is there is not the one that it was taken for."""
-
-
-class Home:
-    """
-    A directory that things come into: the one that was there first, whatever has its name by now.
-
-    Raises:
-        SinkError: it is not there.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._identity = self._look()
-
-    def check(self) -> None:
-        """
-        Raises:
-            SinkError: it was moved or removed, or something else, such as a link, has come into its way.
-        """
-        if self._look() != self._identity:
-            raise SinkError(
-                f"another directory has come into the place of {printable(self.path)} meanwhile, and nothing "
-                "more is written there; run the same command again"
-            )
-
-    def _look(self) -> tuple[int, int]:
-        try:
-            found = os.stat(self.path)
-        except (OSError, ValueError) as error:
-            raise failed("write in", self.path, error) from error
-        return found.st_dev, found.st_ino
 
 
 class TreePart(PartFile):
@@ -77,8 +48,22 @@ class TreePart(PartFile):
     def __init__(self, home: Home, path: str, replace: bool, kept: Kept) -> None:
         self._kept = kept
         self._home = home
-        home.check()
-        super().__init__(path, replace, follow=False)
+        self._inside: int | None = home.open()
+        try:
+            super().__init__(path, replace, follow=False, inside=self._inside)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file, and of its directory."""
+        super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        fd, self._inside = self._inside, None
+        if fd is not None:
+            os.close(fd)
 
     def publish(self) -> None:
         """Give it its mode, its time, and then its name."""
@@ -215,85 +200,91 @@ def make_root(path: str, kept: Kept) -> None:
             os.chmod(path, mode | _WRITABLE)
 
 
-def make_directory(path: str, force: bool) -> tuple[bool, int | None]:
+def make_directory(parent: Home, path: str, force: bool) -> tuple[Home, int | None]:
     """
     Make a directory, or take the one that is there.
 
     Args:
+        parent: what it comes into.
         force: a file or link in the way goes.
 
     Returns:
-        whether it was made; and its mode, if it was there.
+        the directory; and its mode, if it was there.
 
     Raises:
         SinkError: something else is in the way, or it cannot be made.
     """
+    name = os.path.basename(path)
+    mode_before = None
     try:
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            mode = os.lstat(path).st_mode
-            if not stat.S_ISDIR(mode):
-                if not force:
+        with parent.entered() as inside:
+            try:
+                os.mkdir(name, dir_fd=inside)
+            except FileExistsError:
+                found = os.stat(name, dir_fd=inside, follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    mode_before = stat.S_IMODE(found.st_mode)
+                elif force:
+                    os.unlink(name, dir_fd=inside)
+                    os.mkdir(name, dir_fd=inside)
+                else:
                     raise in_the_way(path) from None
-                os.unlink(path)
-                os.mkdir(path)
-                return True, None
-            if (
-                mode & _WRITABLE != _WRITABLE
-            ):  # as it should be, from an earlier time; it gets it back
-                with suppress(OSError):
-                    _set_mode(path, stat.S_IMODE(mode) | _WRITABLE)
-            return False, stat.S_IMODE(mode)
+            if mode_before is not None and mode_before & _WRITABLE != _WRITABLE:
+                with suppress(OSError):  # as it should be, from an earlier time; it gets it back
+                    _set_mode(inside, name, mode_before | _WRITABLE)
+            found = os.stat(name, dir_fd=inside, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode):  # since a moment ago
+                raise in_the_way(path)
     except (OSError, ValueError) as error:
         raise failed("make the directory", path, error) from error
-    return True, None
+    return Home(path, (found.st_dev, found.st_ino)), mode_before
 
 
-def finish_directory(path: str, kept: Kept, mode_before: int | None, follow: bool = False) -> None:
+def finish_directory(home: Home, kept: Kept, mode_before: int | None) -> None:
     """
     Give a directory its mode and time, when all that is in it is there.
 
     Args:
         mode_before: what it had when it was found.
-        follow: a link to it.
+
+    Raises:
+        SinkError: it is not in its place any more.
     """
     mode = kept.mode if kept.mode is not None else mode_before
-    if mode is None and kept.mtime_ns is None:
-        return
-    with suppress(OSError, OverflowError):  # a file system that keeps neither is no reason to fail
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-        try:
-            if kept.mtime_ns is not None:
-                os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
-            if mode is not None:
-                os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
+    with home.entered() as fd, suppress(OSError, OverflowError):
+        # A file system that keeps neither is no reason to fail.
+        if kept.mtime_ns is not None:
+            os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
+        if mode is not None:
+            os.fchmod(fd, mode)
 
 
-def restore_mode_and_time(path: str, kept: Kept) -> None:
+def restore_mode_and_time(home: Home, path: str, kept: Kept) -> None:
     """
     Give a file that is there the mode and time that its entry says.
 
     One that has them is not touched, or its ``ctime`` would tell backups that it has changed.
+
+    Raises:
+        SinkError: its directory is not in its place any more.
     """
-    with suppress(OSError, OverflowError):
-        found = os.lstat(path)
+    name = os.path.basename(path)
+    with home.entered() as inside, suppress(OSError, OverflowError):
+        found = os.stat(name, dir_fd=inside, follow_symlinks=False)
         if kept.mode is not None and (found.st_mode ^ kept.mode) & _PERMISSIONS:
             with suppress(OSError):
-                _set_mode(path, kept.mode)
+                _set_mode(inside, name, kept.mode)
         if kept.mtime_ns is not None and found.st_mtime_ns != kept.mtime_ns:
-            os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns), follow_symlinks=False)
+            times = (kept.mtime_ns, kept.mtime_ns)
+            os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
 
 
-def _set_mode(path: str, mode: int) -> None:
+def _set_mode(inside: int, name: str, mode: int) -> None:
     """Give a file or directory its mode; nothing happens to what a link in its place leads to."""
     if os.chmod in os.supports_follow_symlinks:
-        os.chmod(path, mode, follow_symlinks=False)
+        os.chmod(name, mode, dir_fd=inside, follow_symlinks=False)
         return
-    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         if not stat.S_ISLNK(os.fstat(fd).st_mode):
             os.chmod(f"/proc/self/fd/{fd}", mode)  # ``fchmod`` takes none that cannot be read
@@ -301,32 +292,38 @@ def _set_mode(path: str, mode: int) -> None:
         os.close(fd)
 
 
-def make_link(path: str, kept: Kept, force: bool) -> bool:
+def make_link(home: Home, path: str, kept: Kept, force: bool) -> bool:
     """
     Make a symbolic link, or find that it is there; returns whether it was made.
+
+    Args:
+        home: the directory that it comes into.
 
     Raises:
         SinkError: something else is in the way, or it cannot be made.
     """
     assert kept.link is not None
-    to = os.fsdecode(kept.link)
+    to, name = os.fsdecode(kept.link), os.path.basename(path)
     try:
-        made = True
-        try:
-            os.symlink(to, path)
-        except FileExistsError:
-            if os.path.islink(path) and os.readlink(path) == to:
-                made = False
-            elif not force or (os.path.isdir(path) and not os.path.islink(path)):
-                raise in_the_way(path) from None
-            else:
-                os.unlink(path)
-                os.symlink(to, path)
+        with home.entered() as inside:
+            made = True
+            try:
+                os.symlink(to, name, dir_fd=inside)
+            except FileExistsError:
+                mode = os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode
+                if stat.S_ISLNK(mode) and os.readlink(name, dir_fd=inside) == to:
+                    made = False
+                elif not force or stat.S_ISDIR(mode):
+                    raise in_the_way(path) from None
+                else:
+                    os.unlink(name, dir_fd=inside)
+                    os.symlink(to, name, dir_fd=inside)
+            with suppress(OSError, OverflowError, NotImplementedError):
+                if kept.mtime_ns is not None:
+                    times = (kept.mtime_ns, kept.mtime_ns)
+                    os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
     except (OSError, ValueError) as error:
         raise failed("make the link", path, error) from error
-    with suppress(OSError, OverflowError, NotImplementedError):
-        if kept.mtime_ns is not None:
-            os.utime(path, ns=(kept.mtime_ns, kept.mtime_ns), follow_symlinks=False)
     return made
 
 
@@ -374,9 +371,3 @@ def room_for(path: str, size: int) -> None:
             f"a file of {size} bytes does not fit: {free} bytes are free in {printable(path)}; free some "
             "space or choose another place"
         )
-
-
-def failed(what: str, path: str, error: Exception) -> SinkError:
-    """Return the error for something that could not be done on the disk."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return SinkError(f"cannot {what} {printable(path)}: {reason}")

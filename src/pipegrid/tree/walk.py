@@ -116,6 +116,7 @@ def walk(
     cap: str | Cap,
     *,
     all_paths: bool = False,
+    by_write_caps: bool = False,
     metadata_json: bytes = b"{}",
     limits: WalkLimits | None = None,
     listing: ListingLimits | None = None,
@@ -129,6 +130,7 @@ def walk(
         grid: an open ``Grid``.
         cap: where to begin.
         all_paths: enter a directory under each of its paths, and not only under the first.
+        by_write_caps: enter only directories that can be changed, by their write caps.
         metadata_json: what the entry of ``cap`` says, if it has one.
         limits: what the walk may take.
         listing: what a directory may have.
@@ -137,5 +139,11 @@ def walk(
         CapError: it is no well-formed cap.
     """
     parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
-    order = WalkOrder(parsed, limits, metadata_json=metadata_json, all_paths=all_paths)
+    order = WalkOrder(
+        parsed,
+        limits,
+        metadata_json=metadata_json,
+        all_paths=all_paths,
+        by_write_caps=by_write_caps,
+    )
     return Walk(grid, order, listing or ListingLimits())

@@ -129,12 +129,19 @@ class Upkeep:
             self._left_in_turn = BEGUN_PER_TURN
             await self.room()
 
-    def begin(self, cap: ChkCap | ChkVerifierCap | LitCap | MutableCap, told: Told) -> None:
+    def begin(
+        self,
+        cap: ChkCap | ChkVerifierCap | LitCap | MutableCap,
+        told: Told,
+        *,
+        damaged: bool = False,
+    ) -> None:
         """
         Look after an object.
 
         Args:
             told: called once with what came of it, perhaps before this returns.
+            damaged: a check by a cap that does not write has found that this mutable file needs a repair.
         """
         self._left_in_turn = max(0, self._left_in_turn - 1)
         if isinstance(cap, LitCap):
@@ -144,7 +151,7 @@ class Upkeep:
         self._objects.add(one)
         if isinstance(cap, MutableCap):
             held_bytes = HELD_BYTES if self._todo.verify or self._todo.repair else 0
-            self._start(one, self._keep_mutable(cap), held_bytes)
+            self._start(one, self._keep_mutable(cap, damaged), held_bytes)
             return
         if self._todo.verify:
             self._look_at(one, cap)
@@ -289,8 +296,10 @@ class Upkeep:
     def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
         return Repair(self._keeper.means, cap, self._settings)
 
-    async def _keep_mutable(self, cap: MutableCap) -> Outcome:
+    async def _keep_mutable(self, cap: MutableCap, damaged: bool) -> Outcome:
         todo, keeper = self._todo, self._keeper.mutables()
+        if damaged:
+            return await keeper.repair(cap, False)
         if todo.renew:
             return await keeper.renew(cap)
         result = await keeper.check(cap, todo.verify, todo.add_lease)

@@ -1,0 +1,90 @@
+"""
+The local directory that something comes into: the one that was there first, whatever has its name by now.
+
+In a directory that others may write to, a link can come into the place of one that was just looked at. So
+what is made, named or changed in a directory goes by a descriptor that was proved to be that directory's, and
+a name in it, never by a path again. A descriptor lives as long as one step, or one file's part.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipegrid.core.text import printable
+from pipegrid.errors import SinkError
+
+_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Home:
+    """
+    A directory that things come into.
+
+    Args:
+        identity: its device and inode; by default those of what has its name now.
+
+    Raises:
+        SinkError: it is not there.
+    """
+
+    def __init__(self, path: str, identity: tuple[int, int] | None = None) -> None:
+        self.path = path
+        self._identity = identity or self._look()
+
+    def check(self) -> None:
+        """
+        Raises:
+            SinkError: it was moved or removed, or something else, such as a link, has come into its way.
+        """
+        if self._look() != self._identity:
+            raise self._replaced()
+
+    def open(self) -> int:
+        """
+        Return a descriptor of it, which the caller closes: no other directory, whatever comes into its place.
+
+        Raises:
+            SinkError: as of ``check``.
+        """
+        try:
+            try:
+                fd = os.open(self.path, os.O_RDONLY | _FLAGS)
+            except PermissionError:  # one that may be written to and not be listed
+                fd = os.open(self.path, getattr(os, "O_PATH", os.O_RDONLY) | _FLAGS)
+        except (OSError, ValueError) as error:
+            raise failed("write in", self.path, error) from error
+        found = os.fstat(fd)
+        if (found.st_dev, found.st_ino) != self._identity:
+            os.close(fd)
+            raise self._replaced()
+        return fd
+
+    @contextmanager
+    def entered(self) -> Iterator[int]:
+        """Open it for one step."""
+        fd = self.open()
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _replaced(self) -> SinkError:
+        return SinkError(
+            f"another directory has come into the place of {printable(self.path)} meanwhile, and nothing "
+            "more is written there; run the same command again"
+        )
+
+    def _look(self) -> tuple[int, int]:
+        try:
+            found = os.stat(self.path)
+        except (OSError, ValueError) as error:
+            raise failed("write in", self.path, error) from error
+        return found.st_dev, found.st_ino
+
+
+def failed(what: str, path: str, error: Exception) -> SinkError:
+    """Return the error for something that could not be done on the disk."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return SinkError(f"cannot {what} {printable(path)}: {reason}")
