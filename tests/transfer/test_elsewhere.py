@@ -237,7 +237,7 @@ class StoredElsewhereTests(SynchronousTestCase):
             self.assertEqual(world.clock.getDelayedCalls(), [])
 
     def test_all_servers_are_busy(self) -> None:
-        """Where most take longer than the grace, a put that has to know waits for them, and copies nothing."""
+        """Where most take longer than the grace, a put that has to know waits, and copies nothing."""
         for size in (SMALL, LARGE):
             world = self.make(ask_first="always")
             self.elsewhere(world, size, 9)

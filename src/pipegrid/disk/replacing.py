@@ -18,13 +18,16 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 
     Args:
         mode: of the file afterwards.
-        durable: its bytes are on the disk before its name is; False where nothing is lost with them.
+        durable: its bytes are on the disk before its name is, and both when this returns; False where
+            nothing is lost with them.
 
     Raises:
         OSError: it cannot be written; what was there is as it was.
     """
     with _beside(path, data, mode, durable) as name:
         os.replace(name, path)
+    if durable:
+        _sync_name(path)
 
 
 def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -36,6 +39,21 @@ def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """
     with _beside(path, data, mode, True) as name, suppress(FileExistsError):
         os.link(name, path)
+    _sync_name(path)
+
+
+def _sync_name(path: Path) -> None:
+    """
+    Have a name on the disk: the only cap of a directory that an alias has, or a key that others know.
+
+    The file is there by now, so nothing is said of a directory that cannot be synced.
+    """
+    with suppress(OSError):
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 @contextmanager
