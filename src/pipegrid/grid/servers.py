@@ -98,7 +98,10 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     storage = {} if document is None else member_of(document, "storage", {})
     if not isinstance(storage, dict):
         raise UsageError(f"{name} has no map of servers under 'storage'; mend it by hand")
-    found = [_server_or_warning(server_id, entry, name) for server_id, entry in storage.items()]
+    seen: dict[Nurl | Furl, str] = {}
+    found = [
+        _server_or_warning(server_id, entry, name, seen) for server_id, entry in storage.items()
+    ]
     misspelt = [
         f"{name}: server {str(server_id)[:60]!r}: {hint}"
         for server_id, entry in storage.items()
@@ -234,14 +237,32 @@ def read_bounded(path: Path) -> bytes | None:
     return data
 
 
-def _server_or_warning(server_id: Any, entry: Any, name: str) -> KnownServer | str:
+def _server_or_warning(
+    server_id: Any, entry: Any, name: str, seen: dict[Nurl | Furl, str]
+) -> KnownServer | str:
+    """
+    Return what an entry says, or why it is skipped.
+
+    Args:
+        seen: addresses of earlier entries, with their ids; its own are added.
+    """
     try:
         fields = member_of(entry, "ann", None)
         if not isinstance(fields, dict):
             raise ValueError("it has no map under 'ann'")
-        return describe(server_id, fields)
+        server = describe(server_id, fields)
+        for address in server.addresses:
+            if address in seen:
+                raise ValueError(same_address(seen[address]))
+        seen.update(dict.fromkeys(server.addresses, server.identity.server_id))
+        return server
     except ValueError as error:
         return f"{name}: server {str(server_id)[:60]!r} is skipped: {error}"
+
+
+def same_address(server_id: str) -> str:
+    """Return why a server is skipped that is there already: shares on both would be on one disk."""
+    return f"it has the address of server {server_id[:60]!r}, which counts once"
 
 
 def member_of(value: Any, key: str, default: Any) -> Any:
