@@ -163,6 +163,21 @@ class ParseTests(SynchronousTestCase):
             self.assertIn("'b' is skipped: it has the address of server 'a'", warning)
             self.assertNotIn(NURL.rpartition("/")[2][:32], warning)  # the secret
 
+    def test_two_servers_under_one_name(self) -> None:
+        """YAML takes the later one and says nothing; whoever copied an entry is told that one is missing."""
+        lines = [b"storage:"]
+        for number, name in enumerate((b"a", b"b", b"a")):
+            address = at(number).encode()
+            lines += [b"  " + name + b":", b"    ann: {anonymous-storage-NURLs: ['%s']}" % address]
+        found = parse_static_servers(b"\n".join(lines), "servers.yaml")
+        self.assertEqual([str(each.nurl) for each in found.servers], [at(2), at(1)])
+        (warning,) = found.warnings
+        self.assertTrue(warning.startswith("servers.yaml:6: server 'a' is there twice"), warning)
+        odd = b"storage: ann\n? [ann, 1]\n: x\nstorage: {[1]: {ann: 1}, [1]: {ann: 1}}"
+        self.assertRaises(UsageError, parse_static_servers, odd, "x")
+        odd = b"storage: 'ann: ann:'\nstorage: {7: {ann: 1}, 7: {ann: 1}}"
+        self.assertIn("x:2: server '7' is there twice", parse_static_servers(odd, "x").warnings[-1])
+
     def test_files_that_are_none(self) -> None:
         """Nothing, or no servers, is no error; what is no such file at all is."""
         for text in (b"", b"storage:\n", b"{}"):

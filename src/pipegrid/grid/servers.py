@@ -17,6 +17,7 @@ Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.grid.spelling import check_top_level, near_misses
-from pipegrid.grid.yamlfile import parse_yaml
+from pipegrid.grid.yamlfile import parse_yaml, repeated_keys
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.announcements import KnownServer, describe
@@ -58,6 +59,7 @@ What is unacknowledged, over connections that let go of what the kernel has take
 """
 _LEAST_WINDOW_BYTES = 256 << 10
 _MAX_FILE_BYTES = 16 << 20
+_ENTRY = re.compile(rb"""\bann["']?\s*:""")
 
 
 @attrs.frozen
@@ -107,9 +109,16 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
         for server_id, entry in storage.items()
         for hint in near_misses(_announcement(entry))
     ]
+    # Looking for them takes as long as reading it all: only where more is written than was read.
+    repeated = [
+        f"{name}:{line}: server {server_id[:60]!r} is there twice, and only this one counts; name them apart"
+        for server_id, line in (
+            repeated_keys(data, "storage") if len(_ENTRY.findall(data)) > len(storage) else ()
+        )
+    ]
     return StaticServers(
         tuple(each for each in found if isinstance(each, KnownServer)),
-        (*(each for each in found if isinstance(each, str)), *misspelt),
+        (*(each for each in found if isinstance(each, str)), *misspelt, *repeated),
     )
 
 
