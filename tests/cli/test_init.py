@@ -146,7 +146,8 @@ class NumbersTests(SynchronousTestCase):
     def servers_file(self, count: int) -> str:
         path = Path(self.mktemp())
         entry = {
-            f"s{number}": {"ann": {"anonymous-storage-NURLs": [nurl(1)]}} for number in range(count)
+            f"s{number}": {"ann": {"anonymous-storage-NURLs": [nurl(number)]}}
+            for number in range(count)
         }
         path.write_text(json.dumps({"storage": entry}))
         return str(path)

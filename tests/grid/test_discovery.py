@@ -103,6 +103,19 @@ class IntroducerTests(DiscoveryTestCase):
         self.assertEqual(len(world.peers), 3)
         self.assertEqual(world.warnings(), ())
 
+    def test_a_server_that_is_in_the_file_by_another_name(self) -> None:
+        """Counts once, as the file has it; of two announcements neither has the other skipped."""
+        introducer = FakeIntroducer(
+            announced(1), announced(2), announced(3, **{"anonymous-storage-NURLs": [nurl(2)]})
+        )
+        world = self.world(introducer, start=False)
+        own = describe("alice", {"anonymous-storage-NURLs": [nurl(1)]})
+        world.members.add_static(own)
+        world.discovery.start()
+        self.assertEqual(sorted(world.names), ["alice", "server-2", "server-3"])
+        (warning,) = world.warnings()
+        self.assertIn("server server-1 is skipped: it has the address of server 'alice'", warning)
+
     def test_bad_announcements_do_not_stop_the_others(self) -> None:
         """Each is one sentence with its reason; the good ones among them are used."""
         message, signature, who = announced(1)

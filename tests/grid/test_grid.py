@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.internet.task import Clock
+from twisted.internet.threads import deferToThread
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid import Grid
@@ -250,6 +253,40 @@ class OpenTests(TestCase):
                 await running[-1]
             self.assertEqual(await other, content(9_000_000))
         self.assertEqual(grid._running, set())
+
+    async def test_closing_in_a_callback(self) -> None:
+        """What calls back at this moment is cancelled as all else is, and not told of gone threads."""
+        directory = Path(self.mktemp())
+        create_local(directory)
+        closing: list[Deferred[None]] = []
+        for option in ("hashing", "cap_known", "progress"):
+            grid = await Grid.open(reactor, directory)
+
+            def close(*_told: object, grid: Grid = grid) -> None:
+                closing.append(grid.close())
+
+            options: dict[str, Any] = {option: close}
+            with self.assertRaises(CancelledError):
+                await grid.put(content(3_000_000), random_key=option != "hashing", **options)
+            await gatherResults(closing)
+
+    async def test_a_call_from_another_thread(self) -> None:
+        """Nothing of Twisted's can be called from there; the grid says so, and what to do instead."""
+        directory = Path(self.mktemp())
+        create_local(directory)
+        grid = await Grid.open(reactor, directory)
+        self.addCleanup(grid.close)
+        calls: tuple[Callable[[], Deferred[Any]], ...] = (
+            lambda: grid.put(b"some bytes"),
+            lambda: grid.put_many([b"some bytes"]),
+            grid.close,
+            lambda: Grid.open(reactor, directory),
+        )
+        for call in calls:
+            failures: list[Failure] = []
+            await deferToThread(lambda: call().addErrback(failures.append) and None)  # noqa: B023
+            self.assertIn("callFromThread", str(failures[0].value))
+        self.assertEqual(await grid.read((await grid.put(b"some bytes")).cap), b"some bytes")
 
     async def test_an_embedded_grid(self) -> None:
         """Files that are put are there, also for who opens the directory again."""

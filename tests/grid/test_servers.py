@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -52,6 +53,11 @@ def parse(storage: Any) -> Any:
     return parse_static_servers(json.dumps({"storage": storage}).encode(), "servers.yaml")
 
 
+def at(number: int) -> str:
+    """Return the NURL of another server, at a later port; of 0 that one."""
+    return re.sub(r"(?<=:)[0-9]+(?=/)", lambda port: str(int(port[0]) + number), NURL)
+
+
 class ParseTests(SynchronousTestCase):
     """The format is Tahoe-LAFS's."""
 
@@ -95,7 +101,7 @@ class ParseTests(SynchronousTestCase):
     def test_foolscap_can_be_forced(self) -> None:
         """A server that speaks both is then spoken to over Foolscap, and one that speaks only HTTPS never."""
         both = {"anonymous-storage-FURL": FURL, "anonymous-storage-NURLs": [NURL]}
-        one = {"anonymous-storage-NURLs": [NURL]}
+        one = {"anonymous-storage-NURLs": [at(1)]}
         both_known, one_known = parse({"both": {"ann": both}, "one": {"ann": one}}).servers
         self.assertEqual(
             open_server(reactor, both_known, Windows(1 << 20, 1 << 20)).protocol, "https"
@@ -141,6 +147,37 @@ class ParseTests(SynchronousTestCase):
             self.assertIn(f"'bad{n}' is skipped: ", warning)
             self.assertNotIn(NURL.rpartition("/")[2][:32], warning)  # the secret
 
+    def test_one_server_under_two_names(self) -> None:
+        """Counts once: what is on both would be on one disk, and an upload be called happy for it."""
+        https, foolscap = {"anonymous-storage-NURLs": [NURL]}, {"anonymous-storage-FURL": FURL}
+        for first, second in (
+            (https, https),
+            (foolscap, foolscap),
+            (https, https | foolscap),
+            (https | foolscap, foolscap),
+        ):
+            entries = {"a": {"ann": first}, "b": {"ann": second}}
+            found = parse(entries | {"c": {"ann": {"anonymous-storage-NURLs": [at(1)]}}})
+            self.assertEqual([each.identity.server_id for each in found.servers], ["a", "c"])
+            (warning,) = found.warnings
+            self.assertIn("'b' is skipped: it has the address of server 'a'", warning)
+            self.assertNotIn(NURL.rpartition("/")[2][:32], warning)  # the secret
+
+    def test_two_servers_under_one_name(self) -> None:
+        """YAML takes the later one and says nothing; whoever copied an entry is told that one is missing."""
+        lines = [b"storage:"]
+        for number, name in enumerate((b"a", b"b", b"a")):
+            address = at(number).encode()
+            lines += [b"  " + name + b":", b"    ann: {anonymous-storage-NURLs: ['%s']}" % address]
+        found = parse_static_servers(b"\n".join(lines), "servers.yaml")
+        self.assertEqual([str(each.nurl) for each in found.servers], [at(2), at(1)])
+        (warning,) = found.warnings
+        self.assertTrue(warning.startswith("servers.yaml:6: server 'a' is there twice"), warning)
+        odd = b"storage: ann\n? [ann, 1]\n: x\nstorage: {[1]: {ann: 1}, [1]: {ann: 1}}"
+        self.assertRaises(UsageError, parse_static_servers, odd, "x")
+        odd = b"storage: 'ann: ann:'\nstorage: {7: {ann: 1}, 7: {ann: 1}}"
+        self.assertIn("x:2: server '7' is there twice", parse_static_servers(odd, "x").warnings[-1])
+
     def test_files_that_are_none(self) -> None:
         """Nothing, or no servers, is no error; what is no such file at all is."""
         for text in (b"", b"storage:\n", b"{}"):
@@ -166,7 +203,7 @@ class ParseTests(SynchronousTestCase):
             self.assertLessEqual(servers * windows.held_bytes * 9 // 8, WINDOW_MEMORY_BYTES)
             self.assertLessEqual(servers * windows.flight_bytes * 9 // 8, FLIGHT_BYTES)
         self.assertGreaterEqual(Windows.shared_by(256).held_bytes, 256 << 10)
-        found = parse({f"s{n}": {"ann": {"anonymous-storage-NURLs": [NURL]}} for n in range(12)})
+        found = parse({f"s{n}": {"ann": {"anonymous-storage-NURLs": [at(n)]}} for n in range(12)})
         peers = open_static(reactor, found.servers, 10)
         self.assertEqual([peer.name for peer in peers], [f"s{n}" for n in range(12)])
         self.assertEqual((peers[0].protocol, peers[0].address), ("https", "127.0.0.1:39472"))

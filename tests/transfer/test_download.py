@@ -677,6 +677,30 @@ class SinkTests(DownloadTestCase):
         self.assertIsNone(consumer.producer)
         self.assert_nothing_left()
 
+    def test_a_consumer_that_fails_when_it_resumes(self) -> None:
+        """The get fails with its error, even at the last piece; it never fires without one."""
+        self.make(200_000)
+        for cap in (LitCap(b"small"), self.file.cap):
+            consumer = Consumer()
+            register = consumer.registerProducer
+
+            def paused(producer: Any, streaming: bool, register: Any = register) -> None:
+                register(producer, streaming)
+                producer.pauseProducing()
+
+            def fail(data: bytes) -> None:
+                raise OSError(28, "No space left on device")
+
+            consumer.registerProducer = paused  # type: ignore[method-assign]
+            consumer.write = fail  # type: ignore[method-assign]
+            started = self.world.grid.get(cap, consumer)
+            while self.world.step():
+                pass
+            assert consumer.producer is not None
+            consumer.producer.resumeProducing()
+            self.assertRaises(OSError, self.world.run, started)
+            self.assertIsNone(consumer.producer)
+
     def test_a_consumer_is_let_go_of_after_a_failure(self) -> None:
         """Whatever goes wrong: the consumer can be given to another producer."""
         self.make(shares=2)

@@ -151,3 +151,37 @@ class SinkTests(SynchronousTestCase):
         self.assertEqual(self.changes, 1)
         self.assertRaises(SinkError, sink.check)
         self.assertRaises(SinkError, sink.write, [b"x"])
+
+    def test_a_consumer_that_fails_when_it_resumes(self) -> None:
+        """The transfer ends with its error, and nothing more is written: there would be a hole."""
+        consumer = Consumer(pause_after=1)
+        sink = open_sink(consumer, self.changed)
+        sink.write([bytes(3 * CONSUMER_BYTES)])
+        producer = consumer.producer
+        assert producer is not None
+        full = OSError(28, "No space left on device")
+        tried: list[int] = []
+
+        def fail(data: bytes) -> None:
+            tried.append(len(data))
+            raise full
+
+        consumer.write = fail  # type: ignore[method-assign]
+        producer.resumeProducing()
+        self.assertEqual(self.changes, 1)
+        self.assertTrue(sink.ready, "the transfer must come and see")
+        self.assertTrue(sink.pending_bytes, "it is not done")
+        producer.resumeProducing()
+        self.assertEqual(tried, [CONSUMER_BYTES])
+        self.assertIs(self.assertRaises(OSError, sink.check), full)
+
+    def test_a_consumer_that_resumes_what_has_ended(self) -> None:
+        """It gets nothing of a transfer that failed or was cancelled, even if it kept the producer."""
+        consumer = Consumer(pause_after=1)
+        sink = open_sink(consumer, self.changed)
+        sink.write([bytes(3 * CONSUMER_BYTES)])
+        producer = consumer.producer
+        assert producer is not None
+        sink.finish()
+        producer.resumeProducing()
+        self.assertEqual(len(consumer.taken), CONSUMER_BYTES)

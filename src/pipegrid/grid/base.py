@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail, succeed
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_kind, check_whole
@@ -26,6 +27,7 @@ from pipegrid.grid.config import GridConfig
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
+from pipegrid.reactor.ownthread import check_own_thread
 from pipegrid.reactor.together import Waiters, as_deferred, begun, together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
@@ -115,6 +117,7 @@ class BaseGrid:
         self._mutables: Mutables | None = None
         self._earlier = Earlier()
         self._running: set[Deferred[Any]] = set()
+        self._beginning = 0  # how many have not come back from their first steps yet
         self._closed = False
         self._left = False
         self._closing: Waiters[None] = Waiters()
@@ -153,6 +156,7 @@ class BaseGrid:
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
         """
+        check_own_thread("a grid")
         check_whole(wait_for, "wait_for", least=0)
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
         opened = open_grid(reactor, directory, tracer, window_bytes, limits, ahead)
@@ -234,6 +238,10 @@ class BaseGrid:
         """
         if self._left:
             return succeed(None)
+        try:
+            check_own_thread("a grid")
+        except UsageError as error:
+            return fail(error)
         waiting = self._closing.wait()
         if not self._closed:
             self._closed = True
@@ -251,6 +259,9 @@ class BaseGrid:
     async def _leave(self) -> None:
         for running in list(self._running):
             running.cancel()
+        if self._running or self._beginning:
+            # What has called us ends in the next turn, while all that it uses is still there.
+            await deferLater(self._reactor, 0)
         if self._mutables is not None:
             self._mutables.close()
         if self._discovery is not None:
@@ -262,12 +273,23 @@ class BaseGrid:
         if self._on_close is not None:
             await self._on_close()
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+    def _check_open(self) -> None:
+        check_own_thread("a grid")
         if self._closed:
+            raise UsageError("this grid is closed; open it again")
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+        try:
+            self._check_open()
+        except UsageError as error:
             work.close()
-            return fail(UsageError("this grid is closed; open it again"))
+            return fail(error)
+        self._beginning += 1
         running = begun(work, self._reactor)
+        self._beginning -= 1
         self._running.add(running)
+        if self._closed:  # by what it has called already
+            running.cancel()
 
         def ended(result: Any) -> Any:
             self._running.discard(running)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Container, Iterable
 
 from twisted.internet.defer import Deferred
 
+from pipegrid.grid.servers import same_address
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.results import ServerStatus
 from pipegrid.wire.announcements import KnownServer
+from pipegrid.wire.furl import Furl
+from pipegrid.wire.nurl import Nurl
 
 MAX_WARNINGS = 100
 
@@ -55,12 +58,20 @@ class Members:
         self._warnings = warnings
         self._known: dict[str, KnownServer] = {}
         self._fixed: set[str] = set()
+        self._fixed_at: dict[Nurl | Furl, str] = {}
         self._leaving: set[Deferred[None]] = set()
 
     def add_static(self, server: KnownServer) -> None:
-        """Add a server of the user's own file: whatever is announced under its id, the file is right."""
+        """
+        Add a server of the user's own file: whatever is announced under its id or address, the file is right.
+
+        The user may have called a server "alice" that is announced under its key. Of two announcements nobody
+        knows which is right, and one must not be able to have the other's server skipped.
+        """
         self.found(server)
-        self._fixed.add(server.identity.server_id)
+        server_id = server.identity.server_id
+        self._fixed.add(server_id)
+        self._fixed_at.update(dict.fromkeys(server.addresses, server_id))
 
     def found(self, server: KnownServer) -> None:
         """Add a server, or let it have another address; what is under way there fails, and goes elsewhere."""
@@ -68,6 +79,11 @@ class Members:
         if server_id in self._fixed or self._known.get(server_id) == server:
             return
         self._known[server_id] = server
+        for address in server.addresses:
+            if address in self._fixed_at:
+                why = same_address(self._fixed_at[address])
+                self._warnings.add(f"server {server.identity.nickname} is skipped: {why}")
+                return
         try:
             peer = self._open_server(server)
         except ValueError as error:

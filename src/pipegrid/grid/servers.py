@@ -17,6 +17,7 @@ Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.grid.spelling import check_top_level, near_misses
-from pipegrid.grid.yamlfile import parse_yaml
+from pipegrid.grid.yamlfile import parse_yaml, repeated_keys
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.announcements import KnownServer, describe
@@ -58,6 +59,7 @@ What is unacknowledged, over connections that let go of what the kernel has take
 """
 _LEAST_WINDOW_BYTES = 256 << 10
 _MAX_FILE_BYTES = 16 << 20
+_ENTRY = re.compile(rb"""\bann["']?\s*:""")
 
 
 @attrs.frozen
@@ -98,15 +100,25 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     storage = {} if document is None else member_of(document, "storage", {})
     if not isinstance(storage, dict):
         raise UsageError(f"{name} has no map of servers under 'storage'; mend it by hand")
-    found = [_server_or_warning(server_id, entry, name) for server_id, entry in storage.items()]
+    seen: dict[Nurl | Furl, str] = {}
+    found = [
+        _server_or_warning(server_id, entry, name, seen) for server_id, entry in storage.items()
+    ]
     misspelt = [
         f"{name}: server {str(server_id)[:60]!r}: {hint}"
         for server_id, entry in storage.items()
         for hint in near_misses(_announcement(entry))
     ]
+    # Looking for them takes as long as reading it all: only where more is written than was read.
+    repeated = [
+        f"{name}:{line}: server {server_id[:60]!r} is there twice, and only this one counts; name them apart"
+        for server_id, line in (
+            repeated_keys(data, "storage") if len(_ENTRY.findall(data)) > len(storage) else ()
+        )
+    ]
     return StaticServers(
         tuple(each for each in found if isinstance(each, KnownServer)),
-        (*(each for each in found if isinstance(each, str)), *misspelt),
+        (*(each for each in found if isinstance(each, str)), *misspelt, *repeated),
     )
 
 
@@ -234,14 +246,32 @@ def read_bounded(path: Path) -> bytes | None:
     return data
 
 
-def _server_or_warning(server_id: Any, entry: Any, name: str) -> KnownServer | str:
+def _server_or_warning(
+    server_id: Any, entry: Any, name: str, seen: dict[Nurl | Furl, str]
+) -> KnownServer | str:
+    """
+    Return what an entry says, or why it is skipped.
+
+    Args:
+        seen: addresses of earlier entries, with their ids; its own are added.
+    """
     try:
         fields = member_of(entry, "ann", None)
         if not isinstance(fields, dict):
             raise ValueError("it has no map under 'ann'")
-        return describe(server_id, fields)
+        server = describe(server_id, fields)
+        for address in server.addresses:
+            if address in seen:
+                raise ValueError(same_address(seen[address]))
+        seen.update(dict.fromkeys(server.addresses, server.identity.server_id))
+        return server
     except ValueError as error:
         return f"{name}: server {str(server_id)[:60]!r} is skipped: {error}"
+
+
+def same_address(server_id: str) -> str:
+    """Return why a server is skipped that is there already: shares on both would be on one disk."""
+    return f"it has the address of server {server_id[:60]!r}, which counts once"
 
 
 def member_of(value: Any, key: str, default: Any) -> Any:

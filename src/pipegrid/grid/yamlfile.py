@@ -55,6 +55,29 @@ def parse_yaml(data: bytes, name: str) -> Any:
         ) from error
 
 
+def repeated_keys(data: bytes, key: str) -> list[tuple[str, int]]:
+    """
+    Return what the map under a key at the top has twice, each with the line of the later one, which counts.
+
+    Args:
+        data: of a file that ``parse_yaml`` has read.
+    """
+    import yaml
+
+    repeated = []
+    root: Any = yaml.compose(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for name, entries in root.value if isinstance(root, yaml.MappingNode) else ():
+        if name.value != key or not isinstance(entries, yaml.MappingNode):
+            continue
+        seen: set[str] = set()
+        for each, _ in entries.value:
+            if isinstance(each, yaml.ScalarNode):
+                if each.value in seen:
+                    repeated.append((each.value, each.start_mark.line + 1))
+                seen.add(each.value)
+    return repeated
+
+
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _TOO_MUCH = f"its aliases stand for more than {MAX_NODES} values"
 

@@ -307,6 +307,11 @@ class KnownServer:
     furl: Furl | None = None
     bundle_bytes: int = 0
 
+    @property
+    def addresses(self) -> tuple[Nurl | Furl, ...]:
+        """Where it is; who has one of them in common with another is the same server, by any id."""
+        return tuple([each for each in (self.nurl, self.furl) if each is not None])
+
 
 def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     """

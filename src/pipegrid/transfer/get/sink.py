@@ -175,16 +175,20 @@ class ConsumerSink:
         self._stopped = False
         self._finished = False
         self._handing_on = False
+        self._error: Exception | None = None  # the consumer's own, while no transfer listened
         self.pending_bytes = 0
         consumer.registerProducer(self, True)
 
     @property
     def ready(self) -> bool:
         """Whether it wants more; if it has gone the transfer must come and see."""
-        return self._stopped or not (self._paused or self.pending_bytes)
+        gone = self._stopped or self._error is not None
+        return gone or not (self._paused or self.pending_bytes)
 
     def check(self) -> None:
-        """Complain if the consumer has gone."""
+        """Complain if the consumer has gone, or has failed."""
+        if self._error is not None:
+            raise self._error
         if self._stopped:
             raise SinkError("the consumer of the file went away before all of it had arrived")
 
@@ -200,10 +204,10 @@ class ConsumerSink:
             return  # a consumer may pause and resume us while it is written to
         self._handing_on = True
         try:
-            while self.pending_bytes and not (self._paused or self._stopped):
+            while self.pending_bytes and not (self._paused or self._stopped or self._finished):
                 data = self._next_piece()
-                self.pending_bytes -= len(data)
                 self._consumer.write(data)
+                self.pending_bytes -= len(data)  # what was not taken stays, so that nobody is done
         finally:
             self._handing_on = False
 
@@ -232,9 +236,14 @@ class ConsumerSink:
         self._paused = True
 
     def resumeProducing(self) -> None:
-        """The consumer wants more."""
+        """The consumer wants more. If it fails at that, the transfer does: whoever resumed it cannot know."""
         self._paused = False
-        self._hand_on()
+        if self._finished or self._error is not None:
+            return
+        try:
+            self._hand_on()
+        except Exception as error:
+            self._error = error
         self._changed()
 
     def stopProducing(self) -> None:
