@@ -185,7 +185,7 @@ class DamagedShareTests(StoreTestCase):
             self.assertIn(str(self.final(0)), str(error))
         self.now += 2
         self.assertEqual(self.store.collect_garbage(), 0)
-        self.assertEqual(self.store.list_shares(SI), {1, 2})
+        self.assertEqual(self.store.list_shares(SI), {0, 1, 2})
 
     def test_the_other_mutable_shares_are_leased(self) -> None:
         """The same."""

@@ -463,9 +463,9 @@ class ReadTests(StoreTestCase):
             self.assertIn(str(self.final(0)), str(error))
             self.assertRaises(ServerRefused, self.store.add_lease, SI, SECRETS.lease)
 
-    def test_what_cannot_be_a_share_is_not_listed(self) -> None:
+    def test_nobody_is_to_count_on_what_cannot_be_a_share(self) -> None:
         """
-        What a power cut, or another user, left in a share's place does not count, and is not replaced.
+        What a power cut, or another user, left in a share's place is listed, as damaged, and not replaced.
 
         As one that "is there", it would keep its client from storing the share on another server.
         """
@@ -473,7 +473,7 @@ class ReadTests(StoreTestCase):
         self.put(1, b"y")
         for content in (b"", bytes(500), b"\0\0\0\2"):
             self.final(0).write_bytes(content)
-            self.assertEqual(self.store.list_shares(SI), {1})
+            self.assertEqual(self.store.list_shares(SI), {0, 1})
             answer = self.store.allocate(SI, {0, 1}, 1, SECRETS)
             self.assertEqual(answer, Allocation(frozenset({1}), frozenset()))
             self.assertEqual(self.final(0).read_bytes(), content)
@@ -491,9 +491,10 @@ class ReadTests(StoreTestCase):
             return real(path, *args)
 
         self.patch(os, "open", refuse)
-        self.assertRaises(ServerRefused, self.store.list_shares, SI)
+        self.assertRaises(ServerRefused, self.store.allocate, SI, {0}, 1, SECRETS)
         number = errno.EACCES
-        self.assertEqual(self.store.list_shares(SI), frozenset())
+        answer = self.store.allocate(SI, {0}, 1, SECRETS)
+        self.assertEqual(answer, Allocation(frozenset(), frozenset()))
 
     def test_a_failing_disk_is_reported(self) -> None:
         """EIO while reading names the share."""

@@ -203,7 +203,8 @@ class ShareStore:
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
         with self._unfinished.allocate_lock:
-            there = self._list_shares(storage_index)
+            # Who counts on a file that cannot be read as a share would have one less.
+            there = self._list_shares(storage_index, holds_share)
             have = there or frozenset()
             for number in have:
                 # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
@@ -254,13 +255,13 @@ class ShareStore:
         """
         Return the numbers of all complete immutable shares.
 
-        A file that is empty after a power cut, or that this process may not read, is none: nobody is to count
-        on it. It keeps its place, and no other share is taken for it.
+        Damaged ones are among them, so that who verifies can name them; for ``allocate`` a file that is empty
+        after a power cut, or that this process may not read, is none. It keeps its place.
         """
-        return self._list_shares(storage_index) or frozenset()
+        return self._list_shares(storage_index, _is_immutable) or frozenset()
 
     def _list_shares(
-        self, storage_index: bytes, counts: Callable[[str], bool] = holds_share
+        self, storage_index: bytes, counts: Callable[[str], bool]
     ) -> frozenset[int] | None:
         """
         The same; None if there is not even a directory for them.
@@ -317,7 +318,7 @@ class ShareStore:
         """
         found = self.slots.add_lease(storage_index, secrets)
         failed: ServerRefused | None = None
-        there = self._list_shares(storage_index, lambda path: not slotfiles.is_mutable(path))
+        there = self._list_shares(storage_index, _is_immutable)
         for number in sorted(there or ()):
             path = self._paths.final(storage_index, number)
             try:
@@ -391,3 +392,8 @@ class ShareStore:
     def close(self) -> None:
         """Let go of everything; whoever opens the directory next may go on with it."""
         self._unfinished.close()
+
+
+def _is_immutable(path: str) -> bool:
+    """Return whether a file in a share's place is none of a mutable share, whatever else it is."""
+    return not slotfiles.is_mutable(path)
