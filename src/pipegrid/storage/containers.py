@@ -2,14 +2,13 @@
 The container that a storage server keeps an immutable share in, as bytes.
 
     offset 0   version (4): 2 is written, 1 is read too
-    offset 4   share length, saturated at 2^32 - 1 (4): see ``share_bytes``
+    offset 4   share length, saturated at 2^32 - 1 (4): informative, never to be used
     offset 8   number of leases m (4)
     offset 12  share data
     last 72*m  lease records: owner (4), renew secret (32), cancel secret (32), expiry (4)
 
-So the share's length follows from the file's, unless a lease was being added when the power went. Version 2
-holds hashes of the two secrets, version 1 the secrets themselves; a container keeps its version when leases
-are added.
+So the share's length follows from the file's. Version 2 holds hashes of the two secrets, version 1 the
+secrets themselves; a container keeps its version when leases are added.
 
 Files, locks and clocks are the business of ``store`` and ``leases``.
 
@@ -23,7 +22,7 @@ import struct
 
 import attrs
 
-from pipegrid.storage.leaserecords import MAX_LEASES, Records
+from pipegrid.storage.leaserecords import Records
 from pipegrid.wire.messages import LeaseSecrets
 
 HEADER_BYTES = 12
@@ -42,21 +41,14 @@ OWNER_ADD_LEASE = 1
 _HEADER = struct.Struct(">LLL")
 _LEASE = struct.Struct(">L32s32sL")
 _MAX_UINT32 = (1 << 32) - 1
-_MOST_ASTRAY_BYTES = MAX_LEASES * LEASE_BYTES
 
 
 @attrs.frozen
 class ContainerHeader:
-    """
-    The first 12 bytes of an immutable share file.
-
-    Attributes:
-        noted_bytes: length of the share data, saturated; only ``share_bytes`` is to use it.
-    """
+    """The first 12 bytes of an immutable share file, without the length that nobody may use."""
 
     version: int
     lease_count: int
-    noted_bytes: int
 
 
 @attrs.frozen
@@ -94,10 +86,10 @@ def parse_header(data: bytes) -> ContainerHeader:
     """
     if len(data) < HEADER_BYTES:
         raise ValueError("a share file that ends within its header")
-    version, noted_bytes, lease_count = _HEADER.unpack_from(data)
+    version, _, lease_count = _HEADER.unpack_from(data)
     if version not in (1, 2):
         raise ValueError("a share file that is no immutable container of version 1 or 2")
-    return ContainerHeader(version, lease_count, noted_bytes)
+    return ContainerHeader(version, lease_count)
 
 
 def container_bytes(share_bytes: int, lease_count: int = 1) -> int:
@@ -109,23 +101,10 @@ def share_bytes(header: ContainerHeader, file_bytes: int) -> int:
     """
     Return the length of the share data in a file of ``file_bytes`` bytes.
 
-    It follows from the number of leases. But a lease is added by two writes, to the file's end and to that
-    number, of which a power cut, or being killed, may leave one: then lease records would count as data, or
-    data as leases. So where the header has another length that is no more than leases away, it is that.
-
     Raises:
         ValueError: the file is too short for its leases.
     """
     length = file_bytes - container_bytes(0, header.lease_count)
-    noted = header.noted_bytes
-    # Longer shares have no length noted, or a wrong one, in which something much larger is missing.
-    if (
-        length != noted
-        and 0 < noted < _MAX_UINT32
-        and HEADER_BYTES + noted <= file_bytes
-        and length - noted <= _MOST_ASTRAY_BYTES
-    ):
-        return noted
     if length < 0:
         raise ValueError("a share file that is too short for its leases")
     return length

@@ -4,11 +4,12 @@ Leases on finished shares: renewing them in place, and removing shares whose lea
 A change takes the share file's lock for the moment it lasts, so that two processes do not both append, and
 a renewal does not meet the removal. Readers take no lock: the share data never changes.
 
-A new record is appended *before* it is counted. Being killed between the two leaves a record that is not
-counted; a power cut may leave either without the other, or zeros in place of the record, for nothing is
-synced here. Where data ends and records begin is known all the same (``containers.share_bytes``), whatever
-records are there count, and whoever adds or renews a lease puts their number right. So a power cut takes
-leases that were added in the last half minute, but neither data nor older leases.
+A new record is appended *before* it is counted. Being killed between the two leaves a share
+with 72 stray bytes at its end, which no reader looks at; the other way round it would lose 72 of its own.
+
+Nothing is synced here. What a power cut leaves of a record that was appended lately may be zeros, in the
+place of all that are counted. Nobody can tell then when the share runs out, so it stays until a lease is
+added: that one lasts longer than any before the cut.
 
 Source: the format reference, storage protocols, sections 7.1 and 7.3.
 """
@@ -23,9 +24,6 @@ from pipegrid.errors import NoSpace
 from pipegrid.storage import containers
 from pipegrid.storage.leaserecords import MAX_LEASES, HasRoom
 from pipegrid.wire.messages import LeaseSecrets
-
-_LOST = bytes(containers.LEASE_BYTES)
-"""What a power cut leaves of a record whose place was made, and whose bytes had not been written yet."""
 
 
 def renew(path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: HasRoom) -> bool:
@@ -51,19 +49,14 @@ def renew(path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: Ha
         return False
     assert fd is not None, "waiting for a lock gives it"
     try:
-        header, begin, records, file_bytes = _read(fd)
-        end = begin + len(records)
-        if file_bytes != end:
-            os.ftruncate(fd, end)
-        if header.lease_count * containers.LEASE_BYTES != len(records):
-            _write_count(fd, len(records))
+        header, begin, records = _read(fd)
         fresh = containers.make_lease(header.version, owner, secrets, now)
         index = containers.RECORDS.find(records, fresh.renew, header.version > 1)
         if index is not None:
             if containers.RECORDS.expiry(records, index) < fresh.expires:
                 at = begin + index * containers.LEASE_BYTES + containers.EXPIRY_OFFSET
                 disk.write_all(fd, fresh.pack()[containers.EXPIRY_OFFSET :], at)
-        elif len(records) >= MAX_LEASES * containers.LEASE_BYTES:
+        elif header.lease_count >= MAX_LEASES:
             index = containers.RECORDS.longest_expired(records, now)
             if index is None:
                 raise NoSpace(f"{MAX_LEASES} others lease the share {path!r}; they keep it")
@@ -71,7 +64,9 @@ def renew(path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: Ha
         elif not has_room(containers.LEASE_BYTES):
             raise NoSpace(f"there is no room for one more lease on {path!r}; use another server")
         else:
-            _append(fd, fresh.pack(), begin, len(records))
+            _append(fd, fresh.pack(), begin + len(records))
+            count = (header.lease_count + 1).to_bytes(4, "big")
+            disk.write_all(fd, count, containers.LEASE_COUNT_OFFSET)
         return True
     finally:
         os.close(fd)
@@ -82,15 +77,16 @@ def remove_if_expired(path: str, now: float) -> bool:
     Remove an immutable share if it has leases, and all of them have run out.
 
     Returns:
-        whether it was removed. A share without any lease, or in a container that is not
-        understood, stays: what nobody understands is nobody's to delete.
+        whether it was removed. A share without any lease, or with none that a power cut did not take, or in
+        a container that is not understood, stays: what nobody understands is nobody's to delete.
     """
     fd = disk.lock_if_free(path)
     if fd is None:
         return False
     try:
         leases = containers.parse_leases(_read(fd)[2])
-        if not leases or any(lease.expires >= now for lease in leases):
+        known = [lease.expires for lease in leases if lease.expires]  # zeros: a power cut took it
+        if not known or max(known) >= now:
             return False
         os.unlink(path)
         return True
@@ -100,29 +96,19 @@ def remove_if_expired(path: str, now: float) -> bool:
         os.close(fd)
 
 
-def _read(fd: int) -> tuple[containers.ContainerHeader, int, bytes, int]:
-    """Return header, begin of lease records, those that are there, counted or not, and the file's length."""
+def _read(fd: int) -> tuple[containers.ContainerHeader, int, bytes]:
+    """Return the header, where the lease records begin, and those."""
     file_bytes = os.fstat(fd).st_size
     header = containers.parse_header(os.pread(fd, containers.HEADER_BYTES, 0))
     begin = containers.leases_offset(header, file_bytes)
-    records = os.pread(fd, file_bytes - begin, begin)
-    records = records[: len(records) - len(records) % containers.LEASE_BYTES]
-    while records.endswith(_LOST):
-        records = records[: -len(_LOST)]
-    return header, begin, records, file_bytes
+    return header, begin, os.pread(fd, file_bytes - begin, begin)
 
 
-def _append(fd: int, record: bytes, begin: int, records_bytes: int) -> None:
-    """Add a record behind those that are there; if that fails, the file ends where it did."""
+def _append(fd: int, record: bytes, at: int) -> None:
+    """Add a record at the file's end; if the disk takes a part of it only, the file ends where it did."""
     try:
-        disk.write_all(fd, record, begin + records_bytes)
+        disk.write_all(fd, record, at)
     except OSError:
         with suppress(OSError):
-            os.ftruncate(fd, begin + records_bytes)
+            os.ftruncate(fd, at)
         raise
-    _write_count(fd, records_bytes + len(record))
-
-
-def _write_count(fd: int, records_bytes: int) -> None:
-    count = records_bytes // containers.LEASE_BYTES
-    disk.write_all(fd, count.to_bytes(4, "big"), containers.LEASE_COUNT_OFFSET)
