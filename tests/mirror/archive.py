@@ -46,9 +46,15 @@ class Signer:
             "loopback",
         ]
         command += ["--passphrase", "", "--no-tty", *self._at, *arguments]
-        return subprocess.run(
-            command, input=data, capture_output=True, check=True, timeout=60
-        ).stdout
+        said = b""
+        for _ in range(
+            3
+        ):  # the agent that it starts is not always there in time, beside other tests
+            done = subprocess.run(command, input=data, capture_output=True, timeout=60)
+            if done.returncode == 0:
+                return done.stdout
+            said = done.stderr
+        raise AssertionError(f"gpg: {said.decode('utf-8', 'replace')}")
 
     def inline(self, data: bytes, *options: str) -> bytes:
         """Return the text with its signature around it."""

@@ -95,10 +95,12 @@ class ConfiguredGridTests(TestCase):
         with self.assertRaises(UsageError) as caught:
             await ConfiguredGrid(reactor, Path(self.mktemp())).start()
         self.assertIn("configures no grid", str(caught.exception))
-        port = self.closed_port()
-        address = nurl.parse(f"pb://{'A' * 43}@127.0.0.1:{port}/secret#v=1")
+        ports: set[int] = set()
+        while len(ports) < 2:
+            ports.add(self.closed_port())
+        addresses = [nurl.parse(f"pb://{'A' * 43}@127.0.0.1:{port}/secret#v=1") for port in ports]
         directory = Path(self.mktemp())
-        make_client(directory, [address, address], Params(1, 2), 1)
+        make_client(directory, addresses, Params(1, 2), 1)
         with self.assertRaises(ServerUnreachable) as unreachable:
             await ConfiguredGrid(reactor, directory).start()
         self.assertIn("0 of 2 servers", str(unreachable.exception))
