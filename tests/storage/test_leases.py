@@ -199,18 +199,6 @@ class DamagedShareTests(StoreTestCase):
         self.assertEqual(self.store.collect_garbage(), 0)
         self.assertTrue(self.final(1).exists())
 
-    def test_a_full_share_does_not_keep_the_others_from_it(self) -> None:
-        """A share that has all the leases it may have is refused, the next one leased."""
-        self.put(0, b"immutable")
-        for number in range(1, MAX):
-            self.store.add_lease(SI, lease(number))
-        self.put(1, b"immutable", UploadSecrets(lease(1), b"u" * 32))
-        self.assertRaises(NoSpace, self.store.add_lease, SI, lease(MAX))
-        renewers = [
-            each.renew for each in containers.parse_leases(self.final(1).read_bytes()[12 + 9 :])
-        ]
-        self.assertIn(stored_secret(2, lease(MAX).renew), renewers)
-
 
 class PowerCutTests(StoreTestCase):
     """Nothing is synced when a lease is added: a power cut may leave its place, and no record there."""

@@ -309,8 +309,9 @@ class ShareStore:
         """
         Add or renew a lease on every share of the index, of either kind.
 
-        A share that cannot be leased does not keep the others from it: they would run out. What was wrong
-        with the first is raised when all the others are leased.
+        A damaged share does not keep the others from it: they would run out. What was wrong with the first
+        is raised when all the others are leased. One that has all the leases it may have ends it at once:
+        whoever fills shares with leases would have all of them looked through by each further request.
 
         Raises:
             NoSuchShare: there are none.
@@ -328,8 +329,6 @@ class ShareStore:
             except ValueError as error:
                 what = f"cannot renew the lease of {path!r}: {error}; use another server's share"
                 failed = failed or ServerRefused(what)
-            except NoSpace as refusal:
-                failed = failed or refusal
         if failed is not None:
             raise failed
         if not found:

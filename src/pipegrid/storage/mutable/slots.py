@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Disk
-from pipegrid.errors import NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
+from pipegrid.errors import NoSpace, NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
 from pipegrid.storage.mutable import files as slotfiles
@@ -191,7 +191,9 @@ class Slots:
             for number in sorted(_numbers_in(directory)) if directory is not None else ():
                 try:
                     found |= self._renew(f"{directory}/{number}", secrets)
-                except ServerRefused as error:  # noqa: PERF203 - the others would run out
+                except NoSpace:  # noqa: PERF203
+                    raise  # see ``ShareStore.add_lease``
+                except ServerRefused as error:  # the others would run out
                     failed = failed or error
         if failed is not None:
             raise failed
