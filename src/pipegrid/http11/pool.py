@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.errors import PipegridError
+from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.dialer import Dialer, Endpoints, why_not
 from pipegrid.http11.errors import (
@@ -38,6 +38,7 @@ from pipegrid.http11.host import HostRecord
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss, Unanswered
 from pipegrid.http11.raw import RawCall, RawRequest, RawResponse
+from pipegrid.reactor.ownthread import check_own_thread
 
 
 class HostPool:
@@ -83,8 +84,12 @@ class HostPool:
         Send a raw request on whichever connection has room; fires with its answer.
 
         Cancelling takes it back. Errors are those of ``PipelinedConnection.request``, after
-        what can be repeated was repeated.
+        what can be repeated was repeated; of another thread than the reactor's, UsageError.
         """
+        try:
+            check_own_thread("A pool of connections")
+        except UsageError as error:
+            return fail(error)
         exchange = RawCall(request, self._server)
         self.submit(exchange)
         return exchange.result
