@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     "--keep-last",
     type=click.IntRange(1),
     metavar="N",
-    help="Forget older runs of all backups but the newest N of each, and those that other rules keep.",
+    help="Forget older runs of all backups of this machine but the newest N of each, and those that other "
+    "rules keep.",
 )
 @click.option(
     "--keep-daily",
@@ -84,11 +85,9 @@ def command(
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.trees import root_of
-        from pipegrid.tree.backup.catalogue import check_name
         from pipegrid.tree.backup.retention import Retention
         from pipegrid.tree.backup.run import BackupOptions, Backups
 
-        check_name(called)
         retention = Retention(keep_last, keep_daily, keep_weekly)
         archives = None if path is None else root_of(grid, path)
         options = BackupOptions(
@@ -96,7 +95,7 @@ def command(
         )
         backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
         if dry_run:
-            return await _would_send(console, backups, source, options)
+            return await _would_send(console, backups, source, called, options)
         return await _run(console, backups, source, called, options)
 
     return GridJob(work)
@@ -149,13 +148,13 @@ async def _run(
 
 
 async def _would_send(
-    console: Console, backups: Backups, directory: str, options: BackupOptions
+    console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
 ) -> ExitStatus:
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.render import amount, plural
 
     with Progress(console, "backup") as progress:
-        would = await backups.would_send(directory, options, reports_of(console, progress))
+        would = await backups.would_send(directory, options, reports_of(console, progress), name)
     console.result(
         f"would send {plural(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
         f"{amount(would.share_bytes)} on servers), and check {would.checks}",
