@@ -18,9 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from twisted.internet.defer import Deferred, execute
-from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
@@ -35,6 +33,7 @@ from pipegrid.transfer.get.waves import MORE_QUESTIONS, Waves
 from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
+from pipegrid.transfer.streamed import StreamConsumer
 from pipegrid.transfer.underway import RequestsUnderWay
 from pipegrid.transfer.watch import Watch
 
@@ -307,8 +306,7 @@ class Check:
         return judge(self._given, self.found)
 
 
-@implementer(IConsumer)
-class _Feeder:
+class _Feeder(StreamConsumer):
     """Feeds one share's stream to its verifier in a worker, chunk by chunk, in order."""
 
     def __init__(
@@ -317,7 +315,6 @@ class _Feeder:
         self._verifier = verifier
         self._workers = workers
         self._sign = sign
-        self._producer: IPushProducer | None = None
         self._paused = False
         self._queue: list[bytes] = []
         self._queued_bytes = 0
@@ -326,17 +323,7 @@ class _Feeder:
         self._ended = False
         self._bug: Failure | None = None
 
-    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """The stream begins."""
-        assert streaming, "servers stream through push producers"
-        self._producer = producer  # type: ignore[assignment]
-
-    def unregisterProducer(self) -> None:
-        """The stream has ended."""
-        self._producer = None
-
     def write(self, data: bytes) -> None:
-        """Bytes have come."""
         self._sign()
         self._queue.append(data)
         self._queued_bytes += len(data)

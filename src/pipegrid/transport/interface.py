@@ -54,7 +54,7 @@ from typing import Protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
-from pipegrid.errors import ServerUnreachable
+from pipegrid.errors import ServerUnreachable, UsageError
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -79,7 +79,7 @@ class StorageServer(Protocol):
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who this is."""
+        """Who this is, before and apart from any connection."""
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
@@ -250,6 +250,11 @@ class StorageServer(Protocol):
 def disconnected(server: str) -> ServerUnreachable:
     """Return what requests fail with that ``disconnect`` ended, and those that come after it."""
     return ServerUnreachable(f"{server} was disconnected here; open it again", server)
+
+
+def nothing_to_write() -> UsageError:
+    """Return what a ``write`` without a byte fails with, before anything is sent."""
+    return UsageError("a write must have at least one byte; write what there is")
 
 
 def fits_reads(data: Mapping[int, Sequence[bytes]], reads: Reads) -> bool:

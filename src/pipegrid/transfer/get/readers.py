@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.spans import Span
 from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.streamed import StreamConsumer
 
 STREAM_BYTES = 1 << 18
 """Longer spans are streamed: their bytes can be used, and held back, while they come."""
@@ -81,7 +80,7 @@ class ShareFeed:
         return held_back > 0 and held_back == len(self._calls)
 
     def start_period(self) -> None:
-        """Count ``period_bytes`` from now."""
+        """Count ``period_bytes`` anew, from 0."""
         self.period_bytes = 0
 
     def ask(self, spans: list[Span]) -> None:
@@ -172,8 +171,7 @@ class ShareFeed:
             call.cancel()
 
 
-@implementer(IConsumer)
-class _SpanConsumer:
+class _SpanConsumer(StreamConsumer):
     """Takes one stream's bytes for the decoder, and paces their producer."""
 
     def __init__(self, reader: ShareFeed, span: Span) -> None:
@@ -181,20 +179,9 @@ class _SpanConsumer:
         self._offset = span.offset
         self._end = span.end
         self._can_wait = span.can_wait
-        self._producer: IPushProducer | None = None
         self.paused = False
 
-    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """The stream begins."""
-        assert streaming, "servers stream through push producers"
-        self._producer = producer  # type: ignore[assignment]
-
-    def unregisterProducer(self) -> None:
-        """The stream has ended."""
-        self._producer = None
-
     def write(self, data: bytes) -> None:
-        """Bytes have come."""
         offset = self._offset
         self._offset += len(data)
         reader = self._reader

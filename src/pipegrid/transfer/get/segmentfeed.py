@@ -10,22 +10,19 @@ from collections import deque
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from pipegrid.core.params import Geometry
+from pipegrid.transfer.streamed import StreamConsumer
 
 _HELD_SEGMENTS = 2
 
 
-@implementer(IConsumer)
-class SegmentFeed:
+class SegmentFeed(StreamConsumer):
     """The sink of a download of a whole file, whose segments are taken one by one."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
-        self._producer: IPushProducer | None = None
         self._paused = False
         self._whole: deque[list[memoryview]] = deque()
         self._completed = 0
@@ -57,15 +54,6 @@ class SegmentFeed:
         if isinstance(result, Failure):
             self._failure = result
             self._wake()
-
-    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """The download begins."""
-        assert streaming, "downloads are push producers"
-        self._producer = producer  # type: ignore[assignment]
-
-    def unregisterProducer(self) -> None:
-        """The download has ended."""
-        self._producer = None
 
     def write(self, data: bytes) -> None:
         """Some more of the file, of one segment or several."""

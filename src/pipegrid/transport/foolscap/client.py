@@ -25,14 +25,13 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
 
-from pipegrid.errors import UsageError
 from pipegrid.reactor.together import all_ended
 from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers
 from pipegrid.transport.foolscap.readers import FoolscapReaders
 from pipegrid.transport.foolscap.slots import FoolscapSlots
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
-from pipegrid.transport.interface import disconnected
+from pipegrid.transport.interface import disconnected, nothing_to_write
 from pipegrid.transport.ordering import OrderedCall, Ordering
 from pipegrid.transport.sentences import nonsense, nothing_to_lease
 from pipegrid.wire.foolscap import MAX_REASON_BYTES, unpack_version
@@ -194,7 +193,7 @@ class FoolscapServer(StoresApart):
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):
-            return fail(UsageError("a write must have at least one byte; write what there is"))
+            return fail(nothing_to_write())
 
         async def write(storage_index: bytes) -> WriteResult:
             result = await self._uploads.write(

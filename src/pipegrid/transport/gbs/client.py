@@ -29,7 +29,7 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.errors import ServerError, UsageError
+from pipegrid.errors import ServerError
 from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.pool import HostPool
@@ -44,6 +44,7 @@ from pipegrid.transport.gbs.slotreads import read_slot
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.gbs.surveys import GbsSurveys
 from pipegrid.transport.gbs.uploads import GbsUploads
+from pipegrid.transport.interface import nothing_to_write
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -161,7 +162,7 @@ class GbsServer:
     ) -> Deferred[WriteResult]:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):
-            return fail(UsageError("a write must have at least one byte; write what there is"))
+            return fail(nothing_to_write())
         call = storage_index, share_number, offset, data, upload_secret, let_go, again
         return self._change(storage_index, share_number, lambda: self._uploads.write(*call))
 
