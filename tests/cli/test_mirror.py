@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import random
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,10 @@ from twisted.web.static import File
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.unchanged import UnchangedDestination
+from pipegrid.mirror.wanted import MirrorError
+from tests.mirror.unchanged import look_of, make_read_only
 
 
 class MirrorTests(TestCase):
@@ -239,10 +245,68 @@ class MirrorTests(TestCase):
         self.assertEqual((status, self.found()), (0, {}))
         self.assertIn(f"{len(self.files)} files", out)
         self.assertIn("would be fetched", out)
+        self.assertEqual(look_of(self.dest), {})
+        # Of a mirror not even what has to be hashed, or lies there unfinished, is as otherwise.
+        await self.mirror_list()
+        changed, missing, *_ = self.files
+        (self.dest / changed).touch()
+        (self.dest / missing).unlink()
+        (self.dest / ".pipegrid-mirror/incoming/half").write_bytes(b"half")
+        before = look_of(self.dest)
+        status, out, _ = await self.mirror_list("--dry-run", "--delete", "--json")
+        told = json.loads(out)
+        self.assertEqual((status, told["fetched"], told["present"]), (0, 1, len(self.files) - 1))
+        self.assertEqual(look_of(self.dest), before)
+        with closing(Destination(str(self.dest))):
+            status, _, err = await self.mirror_list("--dry-run")
+        self.assertEqual(status, 1)
+        self.assertIn("another process is mirroring", err)
 
     def test_dry_run(self) -> Deferred[None]:
-        """Nothing is fetched."""
+        """Nothing is fetched, made, or noted, and nobody else is mirroring meanwhile."""
         return Deferred.fromCoroutine(self._test_dry_run())
+
+    async def _test_verify_without_writing(self, code: int) -> None:
+        await self.mirror_list()
+        changed, wrong, *_ = self.files
+        os.utime(self.dest / changed, ns=(1, 1))
+        status, out, err = await self.run_command("verify", str(self.dest))
+        self.assertEqual((status, err), (0, ""))
+        os.utime(self.dest / changed, ns=(2, 2))
+        path = self.dest / wrong
+        path.write_bytes(bytes(path.stat().st_size))
+        before = look_of(self.dest)
+        make_read_only(self, code)
+        self.patch(os, "cpu_count", lambda: 1)
+        for _ in range(2):
+            status, out, err = await self.run_command("verify", str(self.dest), "--json")
+            told = json.loads(out)
+            found = (told["right"], told["wrong"], told["unnoted"])
+            self.assertEqual((status, found), (5, (len(self.files) - 1, 1, 2)), err)
+            self.assertIn("what hashing has found of 2 files cannot be noted", err)
+            self.assertEqual(look_of(self.dest), before)
+
+    def test_verify_on_a_disk_that_is_read_only(self) -> Deferred[None]:
+        """All is looked at, nothing noted, and one sentence says so."""
+        return Deferred.fromCoroutine(self._test_verify_without_writing(errno.EROFS))
+
+    def test_verify_of_another_users_mirror(self) -> Deferred[None]:
+        """The same."""
+        return Deferred.fromCoroutine(self._test_verify_without_writing(errno.EACCES))
+
+    async def _test_verify_beside_others(self) -> None:
+        await self.mirror_list()
+        with closing(UnchangedDestination(str(self.dest))):
+            error = self.assertRaises(MirrorError, Destination, str(self.dest))
+            self.assertIn("or looks at it; wait until it has finished", str(error))
+        make_read_only(self)
+        with closing(UnchangedDestination(str(self.dest))):
+            status, _, err = await self.run_command("verify", str(self.dest))
+            self.assertEqual((status, err), (0, ""))  # nothing had to be hashed
+
+    def test_verify_beside_others(self) -> Deferred[None]:
+        """Any number of processes may look at a mirror that none of them may write to; who may, waits."""
+        return Deferred.fromCoroutine(self._test_verify_beside_others())
 
     async def _test_failures(self) -> None:
         (self.archive / "pool/large").unlink()

@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
@@ -31,6 +32,7 @@ from pipegrid.cli.console import Console
 from pipegrid.disk import files as disk
 from tests.mirror.archive import BINARY, SUITE, Archive, Signer, check_readers
 from tests.mirror.rpmarchive import RpmArchive
+from tests.mirror.unchanged import look_of
 
 KILLS = 8
 
@@ -107,6 +109,12 @@ class DebianTests(DebianCase):
 
     async def _test_all_of_it(self) -> None:
         self.serve(self.made(patches=True))
+        self.temporary = Path(self.mktemp())
+        self.temporary.mkdir()
+        self.patch(tempfile, "tempdir", str(self.temporary))
+        status, out, _ = await self.run_command(*self.arguments("--dry-run"))
+        self.assertEqual((status, look_of(self.dest), os.listdir(self.temporary)), (0, {}, []))
+        self.assertIn("20 files", out)
         self.archive.further = {"main/i18n/Translation-en.gz": gzip.compress(b"hello")}
         self.archive.add()
         self.archive.publish()
@@ -122,11 +130,15 @@ class DebianTests(DebianCase):
         self.assertEqual(status, 0)
         self.archive.add()
         self.archive.publish()
-        before = self.found()
-        status, out, _ = await self.run_command(*self.arguments("--dry-run", "--delete"))
-        self.assertEqual((status, self.found()), (0, before))
-        self.assertIn("1 files", out)
-        self.assertIn("would be fetched", out)
+        before = look_of(self.dest)
+        for form in ("packed", "unpacked", "zstd"):
+            status, out, _ = await self.run_command(
+                *self.arguments("--dry-run", "--delete", "--indexes", form)
+            )
+            self.assertEqual((status, look_of(self.dest)), (0, before))
+            self.assertIn("1 files", out)
+            self.assertIn("would be fetched", out)
+            self.assertEqual(os.listdir(self.temporary), [])
         status, out, _ = await self.run_command(
             *self.arguments("--indexes", "unpacked", "--delete")
         )

@@ -25,6 +25,7 @@ from pipegrid.mirror.unpacking import unpacked
 from tests.cli.test_mirror_debian import Files
 from tests.mirror.archive import Signer
 from tests.mirror.rpmarchive import REPOMD, RpmArchive
+from tests.mirror.unchanged import look_of
 
 KILLS = 6
 
@@ -95,10 +96,10 @@ class RpmTests(RpmCase):
         old = self.archive.packages[0]
         self.archive.add(old.name, "0", "1.1", "1")
         self.archive.publish()
-        before = self.found()
+        before = look_of(self.dest)
         options = self.arguments("--newest-only", "--delete")
         status, out, _ = await self.run_command(*options, "--dry-run")
-        self.assertEqual((status, self.found()), (0, before))
+        self.assertEqual((status, look_of(self.dest)), (0, before))
         self.assertIn("1 would be removed", out)
         status, out, _ = await self.run_command(*options)
         self.assertEqual(status, 0)

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import deb822, debian, selecting
+from pipegrid.mirror import deb822, debian, selecting, small
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
 from pipegrid.mirror.selecting import Selection
 from pipegrid.mirror.trust import Keys
@@ -604,6 +604,16 @@ class RefusalTests(DebianCase):
         world = self.make(Archive())
         world.hosts[0].answer = lambda path: ok(bytes(deb822.MAX_RELEASE_BYTES + 1))
         self.refused("no mirror has a release file")
+
+    def test_a_release_file_that_drips(self) -> None:
+        """It is waited for for some minutes, not for days; then the next mirror is asked."""
+        world = self.make(Archive())
+        host = world.hosts[0]
+        host.answer = lambda path: ok(bytes(1_000_000)) if path.endswith("InRelease") else None
+        host.bytes_per_s = 10
+        began_s = world.clock.seconds()
+        self.refused("InRelease has not come within 300 s")
+        self.assertLess(world.clock.seconds() - began_s, small.MOST_S + 60)
 
     def test_indexes(self) -> None:
         """Paths that lead out, sizes that lie, weak hashes."""

@@ -295,6 +295,23 @@ class FetchTests(GridCase):
         self.assertEqual(self.found(self.back), {})
         self.assertFalse((self.back.parent / "x").exists())
 
+    def test_one_directory_under_many_names(self) -> None:
+        """It is read once, and of it is kept what is wanted."""
+        data = b"x" * 100
+        file = self.grid.add(data)
+        inner = pack_immutable([Child(f"{number}", file) for number in range(500)])
+        one = directory_cap(self.grid.add(inner))
+        entries = [
+            Wanted(f"d{number}/7", 100, "sha256", bytes.fromhex(sha(data))) for number in range(300)
+        ]
+        listed = self.grid.add(b"".join(map(list_line, entries)))
+        names = [Child(each.path.split("/")[0], one) for each in entries]
+        root = self.grid.add(pack_immutable([Child(HIDDEN, listed), *names]))
+        path = Path(self.mktemp())
+        self.fetch(directory_cap(root), path)
+        self.assertEqual(self.found(path), {each.path: data for each in entries})
+        self.assertEqual(self.grid.reads, 3 + len(entries))  # root, list, the directory, and files
+
     def test_links(self) -> None:
         """A symbolic link in DEST is not followed."""
         cap = self.store()

@@ -259,6 +259,7 @@ class DamageTests(PatchCase):
         packed = zstandard.compress(text)
         self.assertEqual(self.patched(packed + skipped + packed), text * 2)
         self.assertEqual(self.patched(packed + skipped), text)
+        self.assertEqual(self.patched(skipped + packed), text)  # as pzstd packs
         for cut in (skipped[:-1], skipped[:5], packed[:3], packed[:7]):
             self.assertRaises(PatchError, self.patched, packed + cut)
 

@@ -34,13 +34,15 @@ from zope.interface import implementer
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.server import identity, location, serve
+from pipegrid.server import identity, location, serve, storagelock
 from pipegrid.server.serve import ServeSettings
 from pipegrid.storage import containers, steadytime
 from pipegrid.storage.expiry import Expiry
-from pipegrid.wire import nurl
+from pipegrid.storage.store import ShareStore
+from pipegrid.wire import gbs, nurl
 from pipegrid.wire.messages import LeaseSecrets
 from tests import vectors
+from tests.mirror.unchanged import make_read_only
 from tests.server.gbs.support import (
     SWISSNUM,
     VERSION,
@@ -52,6 +54,13 @@ from tests.server.gbs.support import (
 )
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
+
+
+def locked(storage: Path, read_only: bool = False) -> int:
+    """Take a storage directory; returns what to close."""
+    lock = storagelock.lock_storage(storage, read_only)
+    assert lock is not None
+    return lock
 
 
 class IdentityTests(SynchronousTestCase):
@@ -214,10 +223,10 @@ class SettingsTests(SynchronousTestCase):
     def test_one_server_a_directory(self) -> None:
         """Two servers never have one directory; the first one's end frees it."""
         storage = Path(self.mktemp())
-        lock = serve.lock_storage(storage)
-        self.assertRaises(UsageError, serve.lock_storage, storage)
+        lock = locked(storage)
+        self.assertRaises(UsageError, storagelock.lock_storage, storage)
         os.close(lock)
-        os.close(serve.lock_storage(storage))
+        os.close(locked(storage))
 
     def test_a_disk_without_locks(self) -> None:
         """It is not taken for another server, which nobody could stop."""
@@ -226,8 +235,28 @@ class SettingsTests(SynchronousTestCase):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
         self.patch(fcntl, "flock", refuse)
-        error = self.assertRaises(UsageError, serve.lock_storage, Path(self.mktemp()))
+        error = self.assertRaises(UsageError, storagelock.lock_storage, Path(self.mktemp()))
         self.assertIn("serve.lock: No locks available", str(error))
+
+    def test_a_directory_that_cannot_be_written_to(self) -> None:
+        """Only who takes no shares can do without the lock; one that is not there is refused to all."""
+        storage = Path(self.mktemp())
+        storage.mkdir()
+        for code in (errno.EROFS, errno.EACCES):
+            make_read_only(self, code)
+            error = self.assertRaises(UsageError, storagelock.lock_storage, storage)
+            self.assertIn(os.strerror(code), str(error))
+            self.assertIs(storagelock.lock_storage(storage, read_only=True), None)
+            missing = storage / "not there"
+            self.assertRaises(UsageError, storagelock.lock_storage, missing, read_only=True)
+        self.assertEqual(list(storage.iterdir()), [])
+
+    def test_who_takes_no_shares_is_alone_where_it_can_be(self) -> None:
+        """Where it may write, it has the lock like any other."""
+        storage = Path(self.mktemp())
+        lock = locked(storage, read_only=True)
+        self.assertRaises(UsageError, storagelock.lock_storage, storage, read_only=True)
+        os.close(lock)
 
 
 class Client(Protocol):
@@ -349,6 +378,35 @@ class LoopbackTests(TestCase):
         """A second server, a port that is taken, and nonsense are refused with a sentence."""
         return Deferred.fromCoroutine(self._test_refusals())
 
+    def test_read_only_from_a_disk_that_is(self) -> Deferred[None]:
+        """It serves what is there, refuses what is new, and does nothing that is for one server alone."""
+        return Deferred.fromCoroutine(self._test_read_only())
+
+    async def _test_read_only(self) -> None:
+        data = os.urandom(3000)
+        node = await self.start()
+        client = await connect(nurl.parse(node.nurl))
+        requests = (allocate({0, 1}, len(data)), write(0, 0, data), read(0), write(1, 0, data[:9]))
+        await client.ask(*requests)
+        location = f"127.0.0.1:{nurl.parse(node.nurl).port}"
+        await node.stop()
+        (node.storage / "serve.lock").unlink()
+        before = sorted(node.storage.rglob("*"))
+        make_read_only(self, errno.EROFS)
+        for name in ("adopt_leftovers", "expire_uploads", "collect_garbage"):
+            self.patch(ShareStore, name, None)  # not to be called
+
+        again = await self.start(read_only=True, expiry=Expiry(), location=location)
+        port = again._ports[0].getHost().port
+        client = await connect(attrs.evolve(nurl.parse(again.nurl), port=port))
+        replies = await client.ask(read(0), allocate({0, 1, 2}, len(data)), read(0, 5, 9), VERSION)
+        self.assertEqual([reply.status for reply in replies], [200, 200, 206, 200])
+        self.assertEqual(replies[0].body, data)
+        told = gbs.unpack_allocation(replies[1].body)
+        self.assertEqual((told.already_have, told.allocated), ({0}, frozenset()))
+        await again.stop()
+        self.assertEqual(sorted(node.storage.rglob("*")), before)
+
     async def _test_refusals(self) -> None:
         node = await self.start()
         port = nurl.parse(node.nurl).port
@@ -423,4 +481,4 @@ class LoopbackTests(TestCase):
         serving.cancel()
         await serving
         await client.lost
-        os.close(serve.lock_storage(node.storage))
+        os.close(locked(node.storage))

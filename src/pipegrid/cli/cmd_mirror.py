@@ -205,7 +205,12 @@ def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
 
         with Display(console) as display:
             mirror = Mirror(
-                reactor, (), dest, paranoid=fetching.paranoid, sample=fetching.sample_share
+                reactor,
+                (),
+                dest,
+                paranoid=fetching.paranoid,
+                sample=fetching.sample_share,
+                dry_run=fetching.dry_run,
             )
             try:
                 fetch = GridFetch(mirror, grid, cap, names_by_hash)

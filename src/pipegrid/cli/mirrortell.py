@@ -113,6 +113,11 @@ def tell_verified(console: Console, report: Report, dest: str) -> int:
     for path, why in report.failed:
         console.say(f"pipegrid: {printable(path)}: {printable(why)}")
     _tell_how_many_more(console, report)
+    if report.unnoted_files:
+        console.say(
+            f"pipegrid: what hashing has found of {report.unnoted_files} files cannot be noted, since {dest} "
+            "cannot be written to; have somebody verify it who may"
+        )
     text = f"{report.present_files} of {report.wanted_files} files are there and right"
     console.result(
         text,
@@ -122,6 +127,7 @@ def tell_verified(console: Console, report: Report, dest: str) -> int:
             "bytes": report.wanted_bytes,
             "right": report.present_files,
             "wrong": report.failed_files,
+            "unnoted": report.unnoted_files,
         },
     )
     return ExitStatus.CORRUPTION if report.failed_files else ExitStatus.DONE

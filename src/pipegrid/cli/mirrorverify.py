@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.mirroring import Display
 from pipegrid.cli.mirrortell import tell_verified
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from pipegrid.mirror.destination import Destination
 
 MOST_PROCESSES = 4
 """More wait for the disk, or for each other."""
@@ -17,14 +22,13 @@ def verify_job(dest: str, paranoid: bool, sample: float) -> OfflineJob:
     """Return what it does; ``sample`` is a share, 0.0 to 1.0, of what is there."""
 
     def work(console: Console) -> int:
-        from pipegrid.mirror.destination import Destination
         from pipegrid.mirror.manifest import check_complete
         from pipegrid.mirror.present import Doubt
         from pipegrid.mirror.verify import verify
 
         check_complete(dest)
         with Display(console) as display:
-            destination = Destination(dest)
+            destination = _open(dest)
             try:
                 report = verify(
                     destination,
@@ -37,3 +41,19 @@ def verify_job(dest: str, paranoid: bool, sample: float) -> OfflineJob:
         return tell_verified(console, report, dest)
 
     return OfflineJob(work)
+
+
+def _open(dest: str) -> Destination:
+    """Open it, also where this process may only read."""
+    from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.wanted import MirrorError
+
+    try:
+        return Destination(dest)
+    except MirrorError as error:
+        why = error.__cause__
+        if isinstance(why, OSError) and why.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            from pipegrid.mirror.unchanged import UnchangedDestination  # which few need
+
+            return UnchangedDestination(dest)
+        raise

@@ -118,7 +118,7 @@ def names_inode(path: str, inode: tuple[int, int]) -> bool:
     return (there.st_dev, there.st_ino) == inode
 
 
-def open_locked(path: str, flags: int, wait: bool = False) -> int | None:
+def open_locked(path: str, flags: int, wait: bool = False, shared: bool = False) -> int | None:
     """
     Open a file and take its lock; return the descriptor, or None if somebody else has the lock.
 
@@ -128,6 +128,7 @@ def open_locked(path: str, flags: int, wait: bool = False) -> int | None:
     Args:
         flags: as of ``os.open``.
         wait: wait for the lock, where it is known to be held for a moment only.
+        shared: others may have it at the same time, if they share it, too.
 
     Raises:
         FileNotFoundError: there is no such file, or (when creating) no such directory.
@@ -135,7 +136,8 @@ def open_locked(path: str, flags: int, wait: bool = False) -> int | None:
     while True:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(fd, kind | (0 if wait else fcntl.LOCK_NB))
             if names_file(path, fd):
                 return fd
         except BlockingIOError:

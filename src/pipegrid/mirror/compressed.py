@@ -90,7 +90,7 @@ def _note(destination: Destination, index: Wanted, kept: Wanted) -> None:
     others = [line for line in lines if not line.endswith(f" {index.path}")]
     last = [line for line in lines if line.endswith(f" {index.path}")][-1:]
     new = f"{index.digest.hex()} {kept.digest.hex()} {kept.size} {index.path}"
-    path = os.path.join(destination.path, NOTES)
+    path = destination.where(NOTES)
     text = "\n".join([*others, *(line for line in last if line != new), new]) + "\n"
     with suppress(FileNotFoundError):
         os.unlink(path + ".new")

@@ -17,14 +17,20 @@ from contextlib import suppress
 
 from pipegrid.disk import files as disk
 from pipegrid.mirror import HIDDEN, MANIFEST
-from pipegrid.mirror.directories import Directories, exists, hash_file, is_same, make_directory
+from pipegrid.mirror.directories import (
+    Directories,
+    exists,
+    hash_file,
+    link_as,
+    make_directory,
+    read_at,
+)
 from pipegrid.mirror.glance import glance
 from pipegrid.mirror.seen import Seen
 from pipegrid.mirror.verified import Verified, is_noted_at
 from pipegrid.mirror.wanted import MirrorError, Wanted, shown
 
 STAGED = f"{HIDDEN}/staged"
-LINKED = "link.new"
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -41,32 +47,39 @@ class Destination:
 
     Attributes:
         manifest: path of what the last complete run wanted.
+        unnoted_files: as of ``Report``; see ``unchanged``.
     """
+
+    device = unnoted_files = 0
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self._directories = Directories(self.path)
         self._count = 0
         hidden = os.path.join(self.path, HIDDEN)
         self.manifest = os.path.join(hidden, MANIFEST)
-        seen = Seen(os.path.join(hidden, "seen"), self.manifest)
-        self._verified = Verified(os.path.join(hidden, "verified.sqlite"), seen)
-        self._lock: int | None = None
-        self.device = 0
+        self._open(hidden)
         try:
-            self.device = os.fstat(self._directories.root).st_dev
-            self._hidden = make_directory(self._directories.root, HIDDEN)
-            self._incoming = make_directory(self._hidden, "incoming")
-            self._lock = disk.open_locked(os.path.join(hidden, "lock"), os.O_RDWR | os.O_CREAT)
-            if self._lock is None:
+            if not self._begin(os.path.join(hidden, "lock")):
                 raise MirrorError(
-                    f"another process is mirroring to {self.path}; wait until it has finished"
+                    f"another process is mirroring to {self.path}, or looks at it; wait until it has finished"
                 )
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise self.error(error, "be used as a mirror") from error
             raise
+
+    def _open(self, hidden: str) -> None:
+        self._directories = Directories(self.path)
+        seen = Seen(os.path.join(hidden, "seen"), self.manifest)
+        self._verified = Verified(os.path.join(hidden, "verified.sqlite"), seen)
+
+    def _begin(self, lock: str) -> bool:
+        self.device = os.fstat(self._directories.root).st_dev
+        self._hidden = make_directory(self._directories.root, HIDDEN)
+        self._incoming = make_directory(self._hidden, "incoming")
+        self._lock = disk.open_locked(lock, os.O_RDWR | os.O_CREAT)
+        return self._lock is not None
 
     def __repr__(self) -> str:
         return f"<Destination {self.path}>"
@@ -91,6 +104,10 @@ class Destination:
     def error(self, error: OSError, what: str) -> MirrorError:
         """Return the sentence for an error of the operating system."""
         return self._directories.error(error, what)
+
+    def where(self, path: str) -> str:
+        """Return where a path of the mirror is, for whoever opens it by itself."""
+        return f"{self.path}/{path}"
 
     # What is there.
 
@@ -191,7 +208,7 @@ class Destination:
             os.rename(name, last, src_dir_fd=self._incoming, dst_dir_fd=directory)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             raise self._directories.in_the_way(path, "a directory") from error
-        return f"{self.path}/{above}"
+        return self.where(above)
 
     def release(self, paths: Iterable[str]) -> None:
         """
@@ -232,12 +249,7 @@ class Destination:
                 continue
             new, last = self._directories.place(other, make=True)
             assert new is not None
-            if is_same(name, old, last, new):
-                return
-            self.discard(LINKED)
-            with suppress(OSError):
-                os.link(name, LINKED, src_dir_fd=old, dst_dir_fd=self._incoming)
-                os.rename(LINKED, last, src_dir_fd=self._incoming, dst_dir_fd=new)
+            link_as(name, old, last, new, self._incoming)
             return
 
     def clear_staged(self) -> None:
@@ -303,20 +315,12 @@ class Destination:
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """Return a file that is there, and no longer than that; a symbolic link is not followed."""
         directory, name = self._directories.place(path, make=False)
-        if directory is None:
-            return None
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            fd = os.open(name, flags, dir_fd=directory)
-        except OSError:
-            return None
-        with open(fd, "rb") as file:
-            return file.read() if os.fstat(fd).st_size <= most_bytes else None
+        return None if directory is None else read_at(name, directory, most_bytes)
 
     def staged_path(self, path: str) -> str:
         """Return where a file can be read now: where it is staged, or under its name."""
-        staged = os.path.join(self.path, STAGED, path)
-        return staged if os.path.lexists(staged) else os.path.join(self.path, path)
+        staged = self.where(f"{STAGED}/{path}")
+        return staged if os.path.lexists(staged) else self.where(path)
 
     def leftovers(self) -> dict[bytes, str]:
         """Return what an earlier run left in ``incoming``, by the hash that it should have; drop the rest."""
@@ -384,7 +388,7 @@ class Destination:
             raise self.error(error, f"be rid of {shown(path)}") from error
         self._verified.forget(path)
         above = os.path.dirname(path)
-        while above:
+        while above and above != HIDDEN:
             parent = self._directories.directory(os.path.dirname(above), make=False)
             if parent is None:
                 break
@@ -394,5 +398,3 @@ class Destination:
             except OSError:
                 break
             above = os.path.dirname(above)
-
-    # Directories.

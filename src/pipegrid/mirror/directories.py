@@ -21,30 +21,38 @@ MAX_ABSENT = 4096
 """Directories that are known not to be there; nobody else makes them while the lock is held."""
 
 READ_BYTES = 1 << 20
+_LINKED = "link.new"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Directories:
     """
-    Those below one, which is made if it is not there.
+    Those below one.
+
+    Args:
+        make: it is made if it is not there; else all are absent then.
 
     Raises:
         MirrorError: it cannot be used.
 
     Attributes:
         path: of the one, absolute.
-        root: its descriptor.
+        root: its descriptor; -1: it is not there.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, make: bool = True) -> None:
         self.path = path
         self._open: OrderedDict[str, int] = OrderedDict()
         self._absent: set[str] = set()
         try:
-            os.makedirs(path, exist_ok=True)
+            if make:
+                os.makedirs(path, exist_ok=True)
             self.root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not make:
+                self.root = -1
+                return
             raise self.error(error, "be used as a mirror") from error
 
     def close(self) -> None:
@@ -69,7 +77,7 @@ class Directories:
     def directory(self, path: str, make: bool) -> int | None:
         """Return the descriptor of a directory below the root; None if it is not there and not to be made."""
         if not path:
-            return self.root
+            return self.root if self.root >= 0 else None
         known = self._open
         fd = known.get(path)
         if fd is not None:
@@ -171,7 +179,7 @@ class Directories:
 
     def error(self, error: OSError, what: str) -> MirrorError:
         """Return the sentence for an error of the operating system."""
-        if error.errno in _FULL:
+        if error.errno in FULL:
             return MirrorError(
                 f"{self.path} cannot {what}: the disk is full; make room and run it again,"
                 " it goes on where it stopped"
@@ -207,6 +215,28 @@ def is_same(name: str, directory: int, other: str, other_directory: int) -> bool
         )
     except FileNotFoundError:
         return False
+
+
+def link_as(name: str, directory: int, other: str, other_directory: int, by_way_of: int) -> None:
+    """Give a file another name, by way of a third directory; where there are no hard links there is none."""
+    if is_same(name, directory, other, other_directory):
+        return
+    with suppress(FileNotFoundError):
+        os.unlink(_LINKED, dir_fd=by_way_of)
+    with suppress(OSError):
+        os.link(name, _LINKED, src_dir_fd=directory, dst_dir_fd=by_way_of)
+        os.rename(_LINKED, other, src_dir_fd=by_way_of, dst_dir_fd=other_directory)
+
+
+def read_at(name: str, directory: int, most_bytes: int) -> bytes | None:
+    """Return a file that is no longer than that; None: there is none. A symbolic link is not followed."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(name, flags, dir_fd=directory)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        return file.read() if os.fstat(fd).st_size <= most_bytes else None
 
 
 def hash_file(fd: int, algorithm: str) -> bytes:

@@ -41,6 +41,10 @@ INDEXES = ("dists/", "repodata/")
 T = TypeVar("T")
 
 
+def _stored_as(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
 class HasFiles(Protocol):
     """What has files: a ``Grid``."""
 
@@ -187,20 +191,35 @@ class GridFetch:
         caps: dict[str, Cap] = {}
         level = [("", tree, top)]
         while level:
-            ahead: list[tuple[str, dict[str, Any], Cap]] = []
+            ahead: dict[Cap, list[tuple[str, dict[str, Any]]]] = {}
             for path, wanted, children in level:
                 for name, below in wanted.items():
-                    cap = children.get(unicodedata.normalize("NFC", name))
+                    cap = children.get(_stored_as(name))
                     if cap is not None and below is None:
                         caps[path + name] = cap
                     elif cap is not None:
-                        ahead.append((f"{path}{name}/", below, cap))
-            read = await self._each(ahead, lambda each: self._children(each[2]))
-            level = [
-                (path, below, children)
-                for (path, below, _), children in zip(ahead, read, strict=True)
-            ]
+                        ahead.setdefault(cap, []).append((f"{path}{name}/", below))
+            read = await self._each(list(ahead.items()), lambda each: self._below(*each))
+            level = [place for places in read for place in places]
         return caps
+
+    async def _below(
+        self, cap: Cap, places: Sequence[tuple[str, dict[str, Any]]]
+    ) -> list[tuple[str, dict[str, Any], dict[str, Cap]]]:
+        """
+        Read a directory once, in however many places it is, and keep of it what is wanted there.
+
+        A tree of strangers may have one long directory under a thousand names.
+        """
+        children = await self._children(cap)
+        return [
+            (
+                path,
+                wanted,
+                {key: children[key] for key in map(_stored_as, wanted) if key in children},
+            )
+            for path, wanted in places
+        ]
 
     async def _children(self, cap: Cap) -> dict[str, Cap]:
         if not isinstance(cap, DirectoryCap) or not isinstance(cap.file, (ChkCap, LitCap)):

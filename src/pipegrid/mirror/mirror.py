@@ -29,6 +29,7 @@ from pipegrid.mirror.small import SmallFiles
 from pipegrid.mirror.source import CONNECTIONS
 from pipegrid.mirror.sprint.dialling import can_sprint
 from pipegrid.mirror.sync import Sync, SyncOptions
+from pipegrid.mirror.unchanged import UnchangedDestination
 from pipegrid.mirror.verify import verify
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.work import Work
@@ -52,7 +53,7 @@ class Mirror:
         sample: hash this share of what is there, drawn at random; 0.0 to 1.0.
         limit_bytes_per_s: from all mirrors together; None: no limit.
         progress: called a few times a second with the report as it stands.
-        dry_run: count what would be fetched, and fetch nothing.
+        dry_run: count what would be fetched, fetch nothing, and change nothing.
         seed: of what is drawn for the sample.
         workers: where the disk is written, one job after the other; None: a thread of its own.
         environment: names proxies (``http11.proxies``); None: there are none.
@@ -88,9 +89,9 @@ class Mirror:
             raise UsageError(f"a limit of {limit_bytes_per_s} bytes a second lets nothing pass")
         self._addresses = [through(parse_url(url), environment or {}) for url in urls]
         self._reactor = reactor
-        self._destination = (
-            destination if isinstance(destination, Destination) else Destination(destination)
-        )
+        if not isinstance(destination, Destination):
+            destination = (UnchangedDestination if dry_run else Destination)(destination)
+        self._destination = destination
         self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
         self._durability = durability
         self._connections = connections

@@ -40,6 +40,7 @@ class Report:
         fetched_files, fetched_bytes: what was not.
         failed: path and reason of what no mirror could give.
         failed_files: how many those are.
+        unnoted_files: what was found of so many by hashing could not be written down.
         retries: how often a file was asked of another mirror, or again.
         tallies: of each mirror, in the order given.
         elapsed_s: until now.
@@ -49,7 +50,7 @@ class Report:
         self.wanted_files = self.wanted_bytes = 0
         self.present_files = self.present_bytes = 0
         self.fetched_files = self.fetched_bytes = 0
-        self.failed_files = self.retries = 0
+        self.failed_files = self.unnoted_files = self.retries = 0
         self.failed: list[tuple[str, str]] = []
         self.tallies = tallies
         self.elapsed_s = 0.0

@@ -64,7 +64,7 @@ class Seen:
             data = read_file(self._path, most_bytes + 1)
             if len(data) % ROW.size == 0 and len(data) <= most_bytes:
                 return data
-            os.unlink(self._path)  # half a row, or too many that are old: it begins anew
+            self._begin_anew()  # half a row, or too many that are old
         except OSError:
             pass  # there is none yet, or it cannot be read: then it helps nobody
         return b""
@@ -103,7 +103,10 @@ class Seen:
         self.rows.discard(row)
         self._new = [each for each in self._new if each != row]
         with suppress(OSError):
-            os.unlink(self._path)
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        os.unlink(self._path)
 
     def keep(self) -> None:
         """Write down what is new; where that cannot be, files are looked at more closely next time."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import ServerError
@@ -17,6 +17,8 @@ from pipegrid.mirror.wanted import MirrorError
 from pipegrid.reactor.together import together
 
 TIMEOUT_S = 20.0
+MOST_S = 300.0
+"""For all that is asked for at once, however it comes: who drips is left for the next mirror."""
 
 
 class SmallFiles:
@@ -27,6 +29,7 @@ class SmallFiles:
             made: IStreamClientEndpoint = endpoint()
             return made
 
+        self._clock = reactor
         self._address = address
         self._pool = HostPool(
             reactor,
@@ -62,10 +65,15 @@ class SmallFiles:
         Raises:
             MirrorError: as ``fetch``.
         """
+        asking = Deferred.fromCoroutine(
+            together([Deferred.fromCoroutine(self.fetch(path, most)) for path, most in asked])
+        )
         try:
-            answers = await together(
-                [Deferred.fromCoroutine(self.fetch(path, most)) for path, most in asked]
-            )
+            answers = await asking.addTimeout(MOST_S, self._clock)
+        except TimeoutError:
+            raise MirrorError(
+                f"{self._address.url}: {asked[0][0]} has not come within {MOST_S:.0f} s; use another mirror"
+            ) from None
         finally:
             await self.close()
         found = zip(asked, answers, strict=True)

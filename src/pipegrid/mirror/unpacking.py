@@ -74,7 +74,7 @@ def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
     """Return what is in a packed file; None: it is not packed, and stands at its beginning."""
     head = file.read(6) or b""
     file.seek(0)
-    if head[:4] == b"\x28\xb5\x2f\xfd":
+    if head[:4] == b"\x28\xb5\x2f\xfd" or _is_skippable(head):  # pzstd begins with such a frame
         return _unpacked_zstandard(file, path)
     kind = _kind(head)
     return None if kind is None else _unpacked(file, path, kind)
@@ -138,7 +138,7 @@ def _ends_whole(file: FileIO) -> bool:
             head = buffered.read(_LEAST_BYTES)
             if len(head) < _LEAST_BYTES:
                 return False
-            is_skippable = head[1:4] == b"\x2a\x4d\x18"
+            is_skippable = _is_skippable(head)
             at += 8 + int.from_bytes(head[4:8], "little") if is_skippable else _header_bytes(head)
             is_last = is_skippable
             while not is_last and at < size:
@@ -152,6 +152,10 @@ def _ends_whole(file: FileIO) -> bool:
                 at += 4
             buffered.seek(at)
     return at == size
+
+
+def _is_skippable(head: bytes) -> bool:
+    return head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
 
 
 def _header_bytes(head: bytes) -> int:

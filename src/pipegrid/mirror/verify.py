@@ -27,7 +27,14 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_COUNTS = ("wanted_files", "wanted_bytes", "present_files", "present_bytes", "failed_files")
+_COUNTS = (
+    "wanted_files",
+    "wanted_bytes",
+    "present_files",
+    "present_bytes",
+    "failed_files",
+    "unnoted_files",
+)
 
 
 def verify(
@@ -72,6 +79,7 @@ def verify(
                 break
             if not helper.join(report):
                 look(helper.part)
+        report.unnoted_files += destination.unnoted_files
         told()
     finally:
         for helper in helpers:
@@ -149,6 +157,7 @@ class _Helper:
             destination.forked()
             report = Report()
             _look(destination, doubt, self.part, report, stopped=lambda: os.getppid() != parent)
+            report.unnoted_files = destination.unnoted_files
             destination.close()
             with open(told, "wb") as pipe:
                 marshal.dump([getattr(report, name) for name in _COUNTS] + [report.failed], pipe)

@@ -11,7 +11,6 @@ process resumes them.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import socket
@@ -40,6 +39,7 @@ from pipegrid.server.front import Front, FrontFactory
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.gbs.site import GbsSite
 from pipegrid.server.location import endpoint_text, where
+from pipegrid.server.storagelock import lock_storage
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.wire.furl import Furl
@@ -161,9 +161,11 @@ class StorageNode:
         return waiting
 
     async def _start(self) -> StorageNode:
-        self._lock = lock_storage(self.storage)
+        self._lock = lock_storage(self.storage, self.settings.read_only)
+        # Without the lock nothing may be done that is for one server alone: count what is promised, remove.
+        alone = self._lock is not None
         try:
-            left = self._store.adopt_leftovers()
+            left = self._store.adopt_leftovers() if alone else 0
             if left:
                 log.info("{count} unfinished uploads can go on", count=left)
             who = identity.load_or_create(self.settings.directory)
@@ -196,9 +198,10 @@ class StorageNode:
         except BaseException:
             await self._stop()
             raise
-        self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
+        if alone:
+            self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
         expiry = self.settings.expiry
-        if expiry is not None:
+        if expiry is not None and alone:
             collect = Collecting(self._store, self.storage, expiry)
             self._every(COLLECTION_S, "expired shares removed", collect)
         self._alive = supervised.stay_alive(self._reactor)
@@ -357,34 +360,6 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
     reactor.callWhenRunning(lambda: node.start().addCallbacks(started, failed))
     reactor.run()
     return 1 if failures else 0
-
-
-def lock_storage(storage: Path) -> int:
-    """
-    Take the storage directory for this process; returns what to close to let it go.
-
-    Raises:
-        UsageError: another server has it, or it cannot be made.
-    """
-    path = storage / "serve.lock"
-    try:
-        storage.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(
-            f"cannot use the storage directory {storage}: {error.strerror}; choose another"
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
-        raise UsageError(
-            f"another server is serving {storage}; stop it, or choose another directory"
-        ) from error
-    except OSError as error:  # some network file systems have no locks
-        os.close(fd)
-        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
-    return fd
 
 
 def raise_file_limit() -> int:

@@ -503,6 +503,55 @@ class HostileTests(ServerTestCase):
         ):
             self.assertEqual(self.statuses(head("GET", path), VERSION), [404, 200], path)
 
+    def test_the_absolute_form(self) -> None:
+        """Where a proxy would be asked leads to the same, whatever the Host header says (RFC 9112, 3.2.2)."""
+        version = gbs_http.VERSION_PATH
+        for origin in (
+            "http://host",
+            "HTTPS://other.example:8098",
+            "https://[2001:db8::1]:8098",
+            "http://host:",
+        ):
+            replies = self.ask(head("GET", origin + version), head("GET", f"{origin}{version}?x"))
+            self.assertEqual([reply.status for reply in replies], [200, 200], origin)
+        share = "http://x" + gbs_http.share_path(SI, 0)
+        self.assertEqual(self.statuses(allocate({0}, 3), write(0, 0, b"abc")), [200, 201])
+        (reply,) = self.ask(head("GET", share, b"Range: bytes=1-2"))
+        self.assertEqual((reply.status, reply.body), (206, b"bc"))
+        asked = f"GET http://host{version} HTTP/1.1\r\nHost: another\r\n\r\n".encode()
+        self.assertEqual(
+            self.statuses(asked, VERSION), [401, 200]
+        )  # the secret is asked for as ever
+
+    def test_absolute_forms_that_lead_nowhere(self) -> None:
+        """Neither do schemes and hosts that are none, users' names, or a path behind a fragment."""
+        version = gbs_http.VERSION_PATH
+        for url in (
+            f"ftp://host{version}",
+            f"http://{version}",
+            f"http://:80{version}",
+            f"http://user:word@host{version}",
+            f"http://host/x/..{version}",
+            f"http://host:80:80{version}",
+            f"http://host#{version}",
+            f"http://a/http://host{version}",
+            "http://host",
+            "http://host?" + version,
+            "*",
+            "http://" + "h" * 15000,
+        ):
+            connection, transport = self.connect()
+            connection.dataReceived(head("GET", url))
+            self.settle()
+            (reply,) = parse_replies(transport.written)
+            self.assertIn(reply.status, (400, 404), url)
+            transport.lose()
+        connection, transport = self.connect()
+        connection.dataReceived(head("GET", "http://" + "h" * MAX_HEAD_BYTES + version))
+        self.settle()
+        (reply,) = parse_replies(transport.written)
+        self.assertEqual(reply.status, 431)
+
     def test_cbor_bombs(self) -> None:
         """Bombs within the size limit are 400."""
         secrets = [*lease_headers(), *upload_header()]

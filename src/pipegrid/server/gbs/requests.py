@@ -10,6 +10,7 @@ Source: the format reference, storage protocols, sections 1.4 to 1.7.
 from __future__ import annotations
 
 import hmac
+import re
 from enum import Enum
 
 import attrs
@@ -25,6 +26,11 @@ WANTED_HEADERS = frozenset(
     {b"authorization", b"accept", b"content-type", b"content-range", b"range", b"expect"}
 )
 SECRET_HEADER = b"x-tahoe-authorization"
+
+_ORIGIN = re.compile(
+    rb"https?://(?:\[[0-9a-fv:.]+\]|[^\[\]/?#@:]+)(?::[0-9]*)?(?=[/?]|\Z)", re.IGNORECASE
+)
+"""What stands before the path in the absolute form of a url; no user's name, and not without a host."""
 
 
 class Request:
@@ -66,8 +72,17 @@ class Request:
         self.client = NOBODY
 
     def locate(self) -> None:
-        """Find out where the url leads. What stands behind a question mark means nothing here."""
-        path = self.url.partition(b"?")[0]
+        """
+        Find out where the url leads. What stands behind a question mark means nothing here.
+
+        All servers take the absolute form, which proxies are asked in (RFC 9112, 3.2.2). Its host counts
+        then, and not the header's; this server is the same by any name.
+        """
+        url = self.url
+        if not url.startswith(b"/"):
+            origin = _ORIGIN.match(url)
+            url = url[origin.end() :] if origin else b""
+        path = url.partition(b"?")[0]
         try:
             self.target = gbs_http.parse_path(path.decode("ascii"))
         except UnicodeDecodeError:

@@ -1,0 +1,146 @@
+"""
+A mirror's directory in which nothing is changed: that of a dry run, and of who may only read.
+
+Nothing is made there, not even the directory, and nothing is noted: no attribute, no row, no lock of its own.
+The lock of those who write is shared, if it is there and can be opened: so nobody writes during a look, and
+many may look. Without it a look still harms nobody.
+
+What a dry run has to fetch, to read it, lies in a directory for temporary files, in the place of ``HIDDEN``.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pipegrid.disk import files as disk
+from pipegrid.mirror import HIDDEN
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.directories import FULL, Directories, make_directory
+from pipegrid.mirror.seen import Seen
+from pipegrid.mirror.verified import Verified
+from pipegrid.mirror.wanted import MirrorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipegrid.mirror.wanted import Wanted
+
+_COPIED = "compressed"
+"""Of ``HIDDEN``: it is read, and added to (``compressed``)."""
+
+
+class UnchangedDestination(Destination):
+    """
+    As ``Destination``, but there need be none.
+
+    Attributes:
+        unnoted_files: of so many files it was found by hashing what could have been noted.
+    """
+
+    def _open(self, hidden: str) -> None:
+        self._scratch: str | None = None
+        self._directories = _Directories(self.path, lambda: self._hidden)
+        seen = _Seen(os.path.join(hidden, "seen"), self.manifest)
+        self._verified = self._unnoted = _Verified(os.path.join(hidden, "verified.sqlite"), seen)
+
+    def _begin(self, lock: str) -> bool:
+        try:
+            self._lock = disk.open_locked(lock, os.O_RDONLY, shared=True)
+        except OSError:
+            return True  # nobody mirrors to it yet, or it is not for everybody to open
+        return self._lock is not None
+
+    @property
+    def unnoted_files(self) -> int:  # type: ignore[override]
+        """See above."""
+        return self._unnoted.files
+
+    @cached_property
+    def _hidden(self) -> int:  # type: ignore[override]
+        from shutil import copyfile  # which a look does not need
+        from tempfile import mkdtemp
+
+        self._scratch = mkdtemp(prefix="pipegrid-")
+        fd = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.device = os.fstat(fd).st_dev
+        with suppress(OSError):
+            copyfile(f"{self.path}/{HIDDEN}/{_COPIED}", f"{self._scratch}/{_COPIED}")
+        return fd
+
+    @cached_property
+    def _incoming(self) -> int:  # type: ignore[override]
+        return make_directory(self._hidden, "incoming")
+
+    def close(self) -> None:
+        """Let go of everything; what was fetched to be read goes."""
+        super().close()
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            from shutil import rmtree
+
+            rmtree(scratch, ignore_errors=True)
+
+    def where(self, path: str) -> str:
+        """See ``Destination``."""
+        if self._scratch is not None and path.startswith(f"{HIDDEN}/"):
+            return self._scratch + path[len(HIDDEN) :]
+        return super().where(path)
+
+    def leftovers(self) -> dict[bytes, str]:
+        """See ``Destination``; what an earlier run left is for the next one that fetches."""
+        return {}
+
+    def error(self, error: OSError, what: str) -> MirrorError:
+        """See ``Destination``; only in the directory for temporary files there can be no room."""
+        if error.errno in FULL:
+            return MirrorError(
+                f"{self._scratch} cannot {what}: the disk is full; make room, or name another directory with "
+                "TMPDIR"
+            )
+        return super().error(error, what)
+
+
+class _Directories(Directories):
+    """Those below one, none of which is made but in the place of ``HIDDEN``."""
+
+    def __init__(self, path: str, hidden: Callable[[], int]) -> None:
+        super().__init__(path, make=False)
+        self._hidden = hidden
+
+    def directory(self, path: str, make: bool) -> int | None:
+        """See ``Directories``."""
+        if path == HIDDEN:
+            return self._hidden()
+        return super().directory(path, make and path.startswith(f"{HIDDEN}/"))
+
+
+class _Seen(Seen):
+    """Rows that are only read."""
+
+    def _begin_anew(self) -> None:
+        pass
+
+    def keep(self) -> None:
+        """See ``Seen``."""
+        self._new = []
+
+
+class _Verified(Verified):
+    """What is known, and stays so."""
+
+    files = 0
+
+    def note(self, fd: int, wanted: Wanted) -> None:
+        """See ``Verified``."""
+        self.files += 1
+
+    def withdraw(self, fd: int, wanted: Wanted, status: os.stat_result) -> None:
+        """See ``Verified``."""
+        self.files += 1
+        self.seen.withdraw(wanted.digest, status)
+
+    def forget(self, path: str) -> None:
+        """See ``Verified``."""

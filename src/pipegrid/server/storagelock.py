@@ -1,0 +1,54 @@
+"""One server has a storage directory: the lock that tells, and who can do without it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from twisted.logger import Logger
+
+from pipegrid.errors import UsageError
+
+_NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+log = Logger()
+
+
+def lock_storage(storage: Path, read_only: bool = False) -> int | None:
+    """
+    Take the storage directory for this process; returns what to close to let it go.
+
+    What the lock guards is what one server alone may do: promise room, adopt unfinished uploads, remove.
+    Shares, leases and slots that are changed are locked each by itself, for any number of processes. So
+    who takes no shares, and may not write there, need not have the lock, and does none of that.
+
+    Args:
+        read_only: where the lock's file cannot be written to, return None.
+
+    Raises:
+        UsageError: another server has it, or it cannot be made.
+    """
+    path = storage / "serve.lock"
+    try:
+        storage.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if read_only and error.errno in _NOT_TO_BE_WRITTEN and storage.is_dir():
+            log.info("{storage} cannot be written to; it is served as it is", storage=str(storage))
+            return None
+        raise UsageError(
+            f"cannot use the storage directory {storage}: {error.strerror}; choose another"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise UsageError(
+            f"another server is serving {storage}; stop it, or choose another directory"
+        ) from error
+    except OSError as error:  # some network file systems have no locks
+        os.close(fd)
+        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
+    return fd
