@@ -32,6 +32,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from misc.command import compile_package
 from misc.ending import end_on_sigterm
 from misc.speedtest.trees import contents, grids
 from misc.speedtest.trees.contest import (
@@ -243,6 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print."""
     options = _options(arguments)
     end_on_sigterm()
+    if not options.tiny:  # Tahoe-LAFS's command is installed, and compiled
+        compile_package()
     rng = random.Random(options.seed)
     found: list[Measured] = []
     for kind in options.servers:
