@@ -260,12 +260,10 @@ class HostPool:
     # Connections tell.
 
     def has_room(self, connection: PipelinedConnection) -> None:
-        """See ``Owner``."""
         if self._waiting:
             self._assign()
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
-        """See ``Owner``."""
         self._may_grow = True
         record, lane = self.record, connection.lane
         record.answered(exchange, self._clock.seconds(), bool(lane.written))
@@ -273,19 +271,16 @@ class HostPool:
             lane.measure()
 
     def held_up(self, connection: PipelinedConnection) -> None:
-        """See ``Owner``."""
         self._waiting.extendleft(reversed(connection.move_followers()))
         self._may_grow = True  # nothing may be answered here for long: look for another
         self._assign()
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
-        """See ``Owner``."""
         self._repeat_or_fail(unsent)
 
     def lost(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
     ) -> None:
-        """See ``Owner``."""
         if connection in self._connections:
             self._connections.remove(connection)
         if not loss.was_ready:
@@ -335,7 +330,6 @@ class HostPool:
         )
 
     def _check_invariants(self) -> None:
-        """For tests."""
         assert len(self._connections) + len(self._connecting) <= self._limits.max_connections, self
         for connection in self._connections:
             connection._check_invariants()

@@ -52,7 +52,7 @@ class FetchesFiles(ReadsFiles, Protocol):
     def get(
         self, cap: str | Cap, sink: Any, *, progress: Progress | None = None
     ) -> Deferred[GetResult]:
-        """Fetch a file."""
+        """Fetch a file into a sink; see ``Grid.get``."""
 
 
 @attrs.define(eq=False)

@@ -96,14 +96,14 @@ class FileThere(PartFile):
         self.position += length
 
     def forget_rest(self) -> None:
-        """It is another file."""
+        """Raise ``Differs``: what follows is not what is on the grid."""
         raise Differs
 
     def publish(self) -> None:
-        """It has its name."""
+        """Do nothing: the file is there under its name."""
 
     def leave(self) -> str | None:
-        """Let go of it."""
+        """Close the file, and change nothing; there is no part to tell of."""
         self.close()
         return None
 

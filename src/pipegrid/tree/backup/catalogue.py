@@ -72,7 +72,7 @@ class BackupRun:
 
     @property
     def at(self) -> datetime:
-        """The time."""
+        """The ``time`` of the run as a datetime, in UTC."""
         return parse_time(self.time)
 
 

@@ -153,7 +153,6 @@ class GridCatalogues:
         self._now = now
 
     async def create(self) -> DirectoryCap:
-        """Make an empty catalogue."""
         return (await create_directory(self._grid)).cap
 
     async def load(self, cap: DirectoryCap) -> bytes:
@@ -171,7 +170,6 @@ class GridCatalogues:
     async def change(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
     ) -> Changed:
-        """Change a catalogue."""
         directory = Directory(self._grid, cap, self._now)
         done: Changed | None = None
 
@@ -188,7 +186,6 @@ class GridCatalogues:
     async def write_anew(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> Changed:
-        """Write what is remembered."""
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
         content = directory.applied(remembered, change.edits(listed))

@@ -113,7 +113,7 @@ class BackupPlace:
             ) from None
 
     def unlock(self) -> None:
-        """Let another one run."""
+        """Let another backup of this client run; a second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
