@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 from random import Random
 
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase, in_fresh_processes
@@ -137,6 +138,38 @@ class CommandTests(ProcessTestCase):
             _, err = self.run_command("backup", "src", *wrong, status=2)
             self.assertIn("give one NAME and one ALIAS:PATH", err)
 
+    def test_another_machine(self) -> None:
+        """With the same catalogue needs a name of its own, or says that it goes on with this one."""
+        self.write("a")
+        self.run_command("backup", "src")
+        private = self.home / ".local/share/pipegrid/private/backup"
+        run = json.loads(self.run_command("--json", "backups")[0])
+        self.assertEqual((len(run["machine"]), run["host"]), (16, os.uname().nodename))
+        code = "import pipegrid.tree.backup.machine as m; m.SYSTEM_FILES = (); import pipegrid.cli.__main__"
+
+        def elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-c", f"import sys; sys.argv[1:] = {arguments!r}; {code}"],
+                cwd=self.home,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=TIMEOUT_S,
+            )
+
+        (private / "catalogue.json").unlink()  # as on a machine to which the cap alone was copied
+        refused = elsewhere("backup", "src", "--keep-last", "1")
+        self.assertEqual((refused.returncode, refused.stdout), (2, ""), refused.stderr)
+        self.assertIn(f"'src' is the backup of {self.source} on ", refused.stderr)
+        self.assertIn("--as", refused.stderr)
+        done = elsewhere("backup", "src", "--keep-last", "1", "--as", "src")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        out, _ = self.run_command("backups")
+        self.assertEqual(out.count(f", on {os.uname().nodename}"), 2, out)
+        _, err = self.run_command("restore", "-o", "back")
+        self.assertIn(f", on {os.uname().nodename}", err)
+
     def test_something_left_out(self) -> None:
         """Is named in a line of its own; the status is 1, and the cap is printed all the same."""
         self.write("good")
@@ -169,6 +202,8 @@ class CommandTests(ProcessTestCase):
             (("put", "-r", "no"), 1),
             (("put", "-r", "src/a"), 1),
             (("backup", "src", "--as", "a/b"), 2),
+            (("backup", "src", "--as", " "), 2),
+            (("backup", "src", "--as", "..", "--dry-run"), 2),
             (("backup", "no"), 1),
             (("backup", ""), 2),
             (("backup", "src", "--files-from", "no"), 1),

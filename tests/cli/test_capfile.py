@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +20,7 @@ from pipegrid.cli.capfile import as_line, parse_cap_file
 from pipegrid.cli.outcome import sentence
 from pipegrid.core.caps import LitCap
 from pipegrid.core.filecaps import checkable
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import UsageError
 from pipegrid.grid.creation import create_local
 from pipegrid.transfer.results import RenewResult
@@ -154,6 +158,47 @@ class CapFileTests(SynchronousTestCase):
             self.assertEqual(run.stderr.count("another directory has come into the place of"), 2)
             self.assertEqual(list(elsewhere.iterdir()), [])
             self.out.unlink()
+
+    def test_a_directory_that_is_replaced_at_any_moment(self) -> None:
+        """Nothing leads out of the one that was there: neither a part nor a name is written elsewhere."""
+        elsewhere, moved = self.directory / "elsewhere", self.directory / "moved"
+        for step in ("__init__", "_open_part", "write_pieces", "publish", "_give_name"):
+            elsewhere.mkdir()
+            original = getattr(PartFile, step)
+
+            def swapping(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                if not moved.exists():
+                    self.out.rename(moved)
+                    self.out.symlink_to("elsewhere")
+                    for part in moved.glob(".*"):  # as who wants it to be found there would
+                        shutil.copy(part, elsewhere / part.name)
+                    self.copied = set(os.listdir(elsewhere))
+                return original(*args, **kwargs)
+
+            with mock.patch.object(PartFile, step, swapping):
+                Run("get", ONE, TWO, "-o", str(self.out))
+            self.assertTrue(self.out.is_symlink(), step)
+            self.assertEqual(set(os.listdir(elsewhere)), self.copied, step)
+            self.out.unlink()
+            for path in (moved, elsewhere):
+                shutil.rmtree(path)
+
+    def test_links_in_the_directory(self) -> None:
+        """One that has a file's name is in the way, and replaced with force; nothing comes where it leads."""
+        self.caps.write_text(f"{ONE}  one\n{TWO}  two\n")
+        self.out.mkdir()
+        (self.out / "one").symlink_to("../outside")
+        (self.out / "two").write_bytes(b"")
+        (self.out / "two").chmod(0o640)
+        command = ("get", "--cap-file", str(self.caps), "-o", str(self.out))
+        self.assertEqual(self.run_command(*command, status=1).stderr.count("exists already"), 2)
+        self.assertFalse((self.directory / "outside").exists())
+        self.run_command(*command, "--force")
+        self.assertFalse((self.directory / "outside").exists())
+        self.assertFalse((self.out / "one").is_symlink())
+        self.assertEqual((self.out / "one").read_bytes(), b"one")
+        self.assertEqual((self.out / "two").read_bytes(), b"two")
+        self.assertEqual((self.out / "two").stat().st_mode & 0o777, 0o640)
 
     def test_without_names(self) -> None:
         """They are called after the storage index, or what stands for it."""

@@ -324,3 +324,61 @@ class DefaultDirectoryTests(SynchronousTestCase):
         ):
             with mock.patch.dict(os.environ, environment, clear=True):
                 self.assertEqual(default_directory(), Path(expected))
+
+    def test_a_tilde(self) -> None:
+        """As in a unit of systemd or a Containerfile, where no shell makes a home directory of it."""
+        home = Path(self.mktemp()).absolute()
+        home.mkdir()
+        environment = {"PIPEGRID_DIR": "~/grid", "HOME": str(home)}
+        with mock.patch.dict(os.environ, environment, clear=True):
+            self.assertEqual(default_directory(), home / "grid")
+        environment["PIPEGRID_DIR"] = "~nobody-has-this-name/grid"
+        with mock.patch.dict(os.environ, environment, clear=True):
+            error = self.assertRaises(UsageError, default_directory)
+        self.assertIn("$PIPEGRID_DIR is '~nobody-has-this-name/grid'", str(error))
+
+
+class HomeDirectoryTests(ConfigTestCase):
+    """``[local] directory`` that begins with ``~``."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        create_local(self.directory)
+        self.home = Path(self.mktemp()).absolute()
+        self.home.mkdir()
+        self.patch(os, "environ", {"HOME": str(self.home)})
+
+    def place(self, written: str) -> Path:
+        """Return where the storage directories are."""
+        (self.directory / "pipegrid.cfg").write_text(f"[local]\ndirectory = {written}\n")
+        local = load(self.directory).local
+        assert local is not None
+        return local.directory
+
+    def test_expanded(self) -> None:
+        """It is the user's home directory, or another user's; anywhere else it is a character."""
+        self.assertEqual(self.place("~/shares"), self.home / "shares")
+        self.assertEqual(self.place("~"), self.home)
+        root = os.path.expanduser("~root")
+        self.assertEqual(self.place("~root/shares"), Path(root) / "shares")
+        for written in ("./~/shares", "a/~", "shares~"):
+            self.assertEqual(self.place(written), self.directory / written)
+
+    def test_nobody(self) -> None:
+        """A user whom nobody knows is named."""
+        self.assert_refused(
+            partial(self.place, "~nobody-has-this-name/x"),
+            "pipegrid.cfg: [local] directory is '~nobody-has-this-name/x'",
+            "nobody knows where the home directory ~nobody-has-this-name is",
+        )
+
+    def test_what_was_made_under_that_name(self) -> None:
+        """Shares that an earlier version put into a directory called ``~`` are told of, not lost."""
+        old = self.directory / "~" / "shares"
+        old.mkdir(parents=True)
+        self.assert_refused(
+            partial(self.place, "~/shares"), f"{self.home}/shares", old, "'./~/shares'"
+        )
+        self.assertEqual(self.place("./~/shares"), old)
+        old.rename(self.home / "shares")
+        self.assertEqual(self.place("~/shares"), self.home / "shares")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,18 @@ class ServingTests(SynchronousTestCase):
         self.assertFalse(settings.announce_nurls)
         self.assertEqual(settings.reserved_bytes, 0)
         self.assertEqual(self.load("storage_dir = /srv/shares").storage, Path("/srv/shares"))
+
+    def test_home_directories(self) -> None:
+        """``~`` is the user's home; of a user whom nobody knows there is none."""
+        home = Path(self.mktemp()).absolute()
+        home.mkdir()
+        self.patch(os, "environ", {"HOME": str(home)})
+        self.assertEqual(self.load("storage_dir = ~/shares").storage, home / "shares")
+        refused = self.refused(lambda: self.load("storage_dir = ~nobody-has-this-name/shares"))
+        self.assertIn("[storage] storage_dir is '~nobody-has-this-name/shares'", refused)
+        (home / "cert").write_text("{}")
+        section = "[grid_manager_certificates]\nown = ~/cert"
+        self.assertEqual(self.load("grid_management = true", more=section).certificates, ({},))
 
     def test_choices_come_first(self) -> None:
         """What a caller chooses counts, what it leaves open does not."""

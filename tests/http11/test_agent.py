@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from threading import Thread, get_ident
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred, succeed
 from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python import threadable
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import ResponseDone, ResponseFailed, readBody
@@ -26,6 +29,7 @@ from pipegrid.http11.errors import (
     ResponseError,
 )
 from pipegrid.http11.limits import Limits
+from pipegrid.http11.raw import RawRequest
 from tests.http11.network import Network, ServerSide
 from tests.http11.wire import ok
 
@@ -606,6 +610,32 @@ class ResponseTests(AgentCase):
         self.network.turn()
         self.successResultOf(closed)
         self.assertEqual(self.network.clock.getDelayedCalls(), [])
+
+    def test_another_thread(self) -> None:
+        """Nothing of Twisted's can be called from there; that is said, and nothing happens."""
+        uri = b"http://host.test/"
+        pool = self.agent.pool_for(uri)
+        calls: tuple[Callable[[], Deferred[Any]], ...] = (
+            self.request,
+            self.agent.close,
+            lambda: pool.request(RawRequest(b"GET / HTTP/1.1\r\nHost: host.test\r\n\r\n")),
+            lambda: maybeDeferred(self.agent.drop, uri, "it was too slow"),
+            lambda: maybeDeferred(self.agent.pool_for, uri),
+        )
+        self.patch(threadable, "ioThread", get_ident())
+        failures: list[Failure] = []
+        for call in calls:
+            thread = Thread(target=lambda: call().addErrback(failures.append))  # noqa: B023
+            thread.start()
+            thread.join()
+        self.assertEqual([each.type for each in failures], [UsageError] * len(calls))
+        for each in failures:
+            self.assertIn("from the reactor's own thread only", str(each.value))
+        self.network.turn()
+        self.assertEqual(self.network.connections, [])
+        d = self.request()
+        self.side.answer(ok(b"here"))
+        self.assertEqual(self.successResultOf(readBody(self.successResultOf(d))), b"here")
 
     def test_unreachable(self) -> None:
         """A host that cannot be reached is named."""

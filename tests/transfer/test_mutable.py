@@ -12,6 +12,7 @@ from pipegrid.core.mutable import book, keys
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError, UsageError
+from pipegrid.transfer.mutable.known import Known, KnownFiles
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import RTT, Line, content
 
@@ -260,3 +261,50 @@ class RollbackTests(SynchronousTestCase):
             self.assertEqual(world.read(cap, files, accept_older=True), b"first")
         world.run(world.client(directory).overwrite(cap, b"third"))
         self.assertEqual(world.read(cap, world.client(directory)), b"third")
+
+    def test_what_another_process_has_seen(self) -> None:
+        """A program that runs for long counts what others of the same client have seen meanwhile."""
+        directory = Path(self.mktemp())
+        world = MutableWorld()
+        cap = world.create()
+        long = world.client(directory)
+        self.assertEqual(world.read(cap.readonly(), long), b"first")
+        old = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+        world.run(world.client().overwrite(cap, b"second"))
+        self.assertEqual(world.read(cap.readonly(), world.client(directory)), b"second")
+        new = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
+        for line, shares in zip(world.lines, old, strict=True):
+            line.storage.slots[cap.storage_index] = dict(shares)
+        with self.assertRaises(RollbackError) as caught:
+            world.read(cap.readonly(), long)
+        self.assertEqual((caught.exception.offered, caught.exception.seen), (1, 2))
+        for work in (long.modify(cap, lambda old: old + b"!"), long.repair(cap)):
+            with self.assertRaises(RollbackError):
+                world.run(work)
+        self.assertEqual(world.run(long.check(cap)).seen, 2)
+        for line, shares in zip(world.lines, new, strict=True):
+            line.storage.slots[cap.storage_index] = shares
+        self.assertEqual(world.read(cap, long), b"second")
+        world.run(long.modify(cap, lambda old: old + b"!"))
+        self.assertEqual(world.read(cap, world.client(directory)), b"second!")
+
+    def test_it_is_read_again_once(self) -> None:
+        """What others remember is read when it has changed, and not each time."""
+        directory, index = Path(self.mktemp()), bytes(16)
+        long, other = KnownFiles(directory), KnownFiles(directory)
+        self.assertEqual(long.of(index).sequence_number, 0)
+        other.save(index, Known(5, b"r" * 32, encrypted_key=b"key"))
+        long.save(index, Known(4, b"s" * 32))
+        with mock.patch.object(long, "_load", wraps=long._load) as load:
+            for _ in range(3):
+                known = long.of(index)
+                self.assertEqual((known.newest, known.encrypted_key), ((5, b"r" * 32), b"key"))
+            self.assertEqual(load.call_count, 1)
+            other.save(index, Known(6, b"r" * 32, begun_number=7))
+            self.assertEqual((long.of(index).sequence_number, known.begun_number), (6, 7))
+            (path,) = directory.iterdir()
+            path.write_bytes(b"damaged")
+            self.assertEqual(long.of(index).sequence_number, 6)
+            path.unlink()
+            self.assertEqual(long.of(index).sequence_number, 6)
+            self.assertEqual(load.call_count, 3)

@@ -21,14 +21,18 @@ from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.errors import CapError, PipegridError, RollbackError, SinkError, UsageError
 from pipegrid.tree import localwalk
+from pipegrid.tree.backup import machine as machines
+from pipegrid.tree.backup import naming
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
+    Machine,
     chosen,
     entry_of,
     parse_time,
     runs_of,
     shown_time,
 )
+from pipegrid.tree.backup.cataloguestore import CatalogueChange
 from pipegrid.tree.backup.changes import (
     LATEST_S,
     RACY_NS,
@@ -40,6 +44,8 @@ from pipegrid.tree.backup.changes import (
     signature_of,
 )
 from pipegrid.tree.backup.database import Database
+from pipegrid.tree.backup.machine import this_machine
+from pipegrid.tree.backup.naming import check_name
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.backup.run import BackupOptions, BackupResult, Backups
 from pipegrid.tree.directory import Directory
@@ -154,6 +160,22 @@ class RetentionTests(SynchronousTestCase):
         runs = self.runs("11-01_01", "11-02_01") + self.runs("10-01_01", name="etc")
         self.assertEqual(self.kept(runs, last=0), ["11-02_01", "10-01_01"])
 
+    def test_machines_of_one_name(self) -> None:
+        """Each keeps its own; what nobody noted the machine of is the only one's, or a series of its own."""
+        times = ("11-01_01", "11-02_01", "11-03_01", "11-04_01")
+        a, b, unknown = Machine("a"), Machine("b"), Machine()
+        for owners, expected in (
+            ((a, b, a, b), ["11-03_01", "11-04_01"]),
+            ((b, a, a, a), ["11-01_01", "11-04_01"]),
+            ((unknown, unknown, a, a), ["11-04_01"]),
+            ((unknown, unknown, a, b), ["11-02_01", "11-03_01", "11-04_01"]),
+        ):
+            runs = [
+                attrs.evolve(run, machine=machine)
+                for run, machine in zip(self.runs(*times), owners, strict=True)
+            ]
+            self.assertEqual(self.kept(runs, last=1), expected)
+
     def test_runs_of_nothing(self) -> None:
         """A disk that was not mounted for nights has no run forgotten that has files."""
         full = [attrs.evolve(run, files=3) for run in self.runs("11-01_01", "11-02_01", "11-03_01")]
@@ -195,6 +217,36 @@ class CatalogueTests(SynchronousTestCase):
             self.assertRaises(UsageError, call)
 
 
+class MachineTests(SynchronousTestCase):
+    """Which machine this is."""
+
+    def test_the_systems_word(self) -> None:
+        """Its id is known by a hash alone, and is the same for every directory."""
+        first, second, system = (scratch_directory() for _ in range(3))
+        for path in (first, second, system):
+            self.addCleanup(shutil.rmtree, path, True)
+        self.patch(machines, "SYSTEM_FILES", (str(system / "no"), str(system / "id")))
+        (system / "id").write_text("0123456789abcdef" * 2 + "\n")
+        found = this_machine(first)
+        self.assertEqual(found, this_machine(second))
+        self.assertEqual((len(found.id), found.name), (16, os.uname().nodename))
+        self.assertNotIn(found.id, "0123456789abcdef" * 3)
+        self.assertEqual(os.listdir(first), [])
+
+    def test_without_it(self) -> None:
+        """A random id is kept beside what backups remember."""
+        first, second = scratch_directory(), scratch_directory()
+        for path in (first, second):
+            self.addCleanup(shutil.rmtree, path, True)
+        (second / "id").write_text("uninitialized\n")
+        self.patch(machines, "SYSTEM_FILES", (str(second / "id"),))
+        found = this_machine(first)
+        self.assertEqual(found, this_machine(first))
+        self.assertNotEqual(found, this_machine(second))
+        (first / "machine").write_bytes(b"damaged")
+        self.assertNotEqual(found, this_machine(first))
+
+
 class BackupTests(SynchronousTestCase):
     """Whole runs."""
 
@@ -211,6 +263,7 @@ class BackupTests(SynchronousTestCase):
         self.said: list[str] = []
         self.left_out: list[str] = []
         self.days = 1.0
+        self.machine: Machine | None = None
         self.base_s = float(int(time.time()))  # runs of one day are of one second
         self.opened: list[str] = []
         really_open = localwalk._open_file
@@ -241,7 +294,9 @@ class BackupTests(SynchronousTestCase):
     def backups(self) -> Backups:
         """Begin a run, some days from now, so that nothing is racily clean."""
         now_s = self.base_s + self.days * DAY_S
-        return Backups(self.client.grid, say=self.said.append, now=lambda: now_s)
+        return Backups(
+            self.client.grid, say=self.said.append, now=lambda: now_s, machine=self.machine
+        )
 
     def start(self, name: str = "home", **options: Any) -> Deferred[BackupResult]:
         """Begin a run."""
@@ -441,6 +496,83 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual(names, ["before", "one", "two", "one"])
         runs = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
         self.assertEqual([run.name for run in runs], names)
+
+    def start_machine(self, name: str) -> None:
+        """Go on as another machine, with the catalogue of the one before."""
+        cap = (self.private / "backup/catalogue.cap").read_text()
+        self.private = scratch_directory()
+        self.addCleanup(shutil.rmtree, self.private, True)
+        self.client = self.start_client()
+        (self.private / "backup").mkdir()
+        (self.private / "backup/catalogue.cap").write_text(cap)
+        self.machine = Machine(name * 16, f"host-{name}")
+
+    def test_two_machines_and_one_name(self) -> None:
+        """The second is refused until somebody has said that it is meant; none has the other's forgotten."""
+        self.write("a")
+        rules = Retention(last=1)
+        options: dict[str, Any] = {"retention": rules, "name_was_chosen": False}
+        self.machine = Machine("a" * 16, "host-a")
+        first = self.run_backup("src", **options)
+        here, client = self.private, self.client
+        self.start_machine("b")
+        for _ in range(2):  # also when it knows the list
+            self.days += 1
+            with self.assertRaises(UsageError) as caught:
+                self.run_backup("src", **options)
+            said = f"'src' is the backup of {self.root} on 'host-a', another machine: choose a name"
+            self.assertIn(said, str(caught.exception))
+            self.assertEqual(self.opened, [])
+            self.run_backup("other", **options)
+        there = self.run_backup("src", retention=rules)
+        self.days += 1
+        again = self.run_backup("src", **options)  # it has come to stay
+        self.assertEqual(again.forgotten, (there.run,))
+        self.private, self.client, self.machine = (
+            here,
+            client,
+            Machine("a" * 16, "now-another-name"),
+        )
+        self.days += 1
+        last = self.run_backup("src", **options)
+        self.assertEqual(last.forgotten, (first.run,))
+        listed = [run for run in self.listed(last.catalogue) if run.name == "src"]
+        self.assertEqual(listed, [again.run, last.run])
+        self.assertEqual([run.machine.name for run in listed], ["host-b", "now-another-name"])
+
+    def test_two_machines_in_one_second(self) -> None:
+        """Both runs stay; the second has the next second in the list."""
+        self.write("a")
+        self.machine = Machine("a" * 16, "host-a")
+        first = self.run_backup("src")
+        self.start_machine("b")
+        (self.root / "a").write_bytes(b"another" * 100)
+        second = self.run_backup("src")
+        self.assertEqual(self.listed(second.catalogue), [first.run, second.run])
+        self.assertNotEqual(first.run.time, second.run.time)
+
+    def test_a_place_in_the_list(self) -> None:
+        """Of runs that could not be listed before none takes the second of another, however it is tried."""
+        a, b = Machine("a"), Machine("b")
+        times = [f"2026-11-01_00:00:0{second}Z" for second in range(4)]
+        caps = [DirectoryCap(LitCap(bytes([n]))) for n in range(3)]
+        theirs = BackupRun("src", times[0], caps[0], machine=b)
+        ours = [BackupRun("src", times[n], caps[n + 1], machine=a) for n in (0, 1)]
+        change = CatalogueChange(tuple(ours))
+        listed = change.done([theirs]).runs
+        self.assertEqual([run.cap for run in listed], [caps[0], caps[2], caps[1]])
+        self.assertEqual([run.time for run in listed], times[:3])
+        self.assertEqual(change.done(listed).runs, listed)
+
+    def test_runs_of_nobody_knows_which_machine(self) -> None:
+        """Versions of old noted none: their runs are those of the one machine that goes on with them."""
+        self.write("a")
+        options: dict[str, Any] = {"retention": Retention(last=1), "name_was_chosen": False}
+        self.machine = Machine()
+        old = self.run_backup("src", **options)
+        self.machine = Machine("a" * 16, "host-a")
+        self.days += 1
+        self.assertEqual(self.run_backup("src", **options).forgotten, (old.run,))
 
     def test_another_directory_of_that_name(self) -> None:
         """Has no run of the first one forgotten, unless somebody has said that both are one backup."""
@@ -798,8 +930,50 @@ class BackupTests(SynchronousTestCase):
 
     def test_names(self) -> None:
         """A name that could not be listed is refused before anything is read."""
-        for name in ("", "a/b", "a\nb", "x" * 500):
-            self.failureResultOf(self.start(name), UsageError)
+        wrong = (
+            "",
+            "a/b",
+            "a\nb",
+            "x" * 500,
+            " ",
+            "\u3000",
+            ".",
+            "..",
+            "-_.",
+            " a",
+            "a ",
+            "a\u202eb",
+            "a\udc80",
+        )
+        for name in wrong:
+            error = self.failureResultOf(self.start(name), UsageError).value
+            self.assertIn("choose one with --as", str(error))
+            would = self.backups().would_send(str(self.root), name=name)
+            self.failureResultOf(Deferred.fromCoroutine(would), UsageError)
+        for name in ("a", "My photos", "写真", "2026", ".config", "\N{CAMERA}", "a.b-c_d"):
+            self.assertEqual(check_name(name), name)
+
+    def test_a_name_of_old(self) -> None:
+        """One that is listed already, since versions of old took it, goes on."""
+        self.write("a")
+        self.patch(naming, "_is_sensible", lambda name: True)
+        self.run_backup("photos ")
+        self.patch(naming, "_is_sensible", lambda name: False)
+        self.days += 1
+        result = self.run_backup("photos ", retention=Retention(last=1))
+        self.assertEqual(self.listed(result.catalogue), [result.run])
+        self.failureResultOf(self.start("photos"), UsageError)
+
+    def test_a_name_that_is_not_composed(self) -> None:
+        """Is that under which it is listed, so its runs are those of one backup, and can be restored."""
+        for parent in ("here", "there"):
+            self.write(f"{parent}/f")
+        results = []
+        for name in ("caf\u00e9", "cafe\u0301"):
+            self.days += 1
+            results.append(self.run_backup(name, retention=Retention(last=1)))
+        self.assertEqual(self.listed(results[1].catalogue), [results[1].run])
+        self.assertEqual(chosen([results[1].run], "cafe\u0301", None), results[1].run)
 
     def test_times(self) -> None:
         """As Tahoe-LAFS names its archives."""

@@ -605,6 +605,35 @@ class HostileTreeTests(TreeTestCase):
         self.assertEqual((after.st_mode, after.st_mtime_ns), (before.st_mode, before.st_mtime_ns))
         self.assertEqual(stat.S_IMODE((self.scratch / "moved/f").stat().st_mode), 0o644)
 
+    def test_a_link_that_comes_before_a_look(self) -> None:
+        """What a link leads to is not looked at, nor compared, in place of what was there."""
+        outside, place = self.scratch / "outside", self.target / "d"
+        moved = self.scratch / "moved"
+        outside.mkdir()
+        for name, data, other, owner, step in (
+            ("small", b"s", b"another size", target, "standing"),
+            ("small", b"s", b"x", target, "holds"),
+            ("large", b"l" * 100, b"x" * 100, target.FileThere, "__init__"),
+        ):
+            cap = self.directory({"d": {name: data}})
+            self.get(cap)
+            (outside / name).write_bytes(other)  # who looks there finds that it is another file
+            original = getattr(owner, step)
+
+            def swapping(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                place.rename(moved)
+                place.symlink_to(outside)
+                return original(*args, **kwargs)
+
+            self.problems.clear()
+            with patch.object(owner, step, swapping):
+                result = self.get(cap)
+            self.assertEqual((result.present, result.files), (0, 0), step)
+            said = str(self.problems[f"d/{name}"])
+            self.assertIn("another directory has come into the place of", said, step)
+            place.unlink()
+            shutil.rmtree(moved)
+
     def test_directories_that_may_not_be_listed(self) -> None:
         """Who may write to one, and enter it, needs no more."""
         cap = self.directory({"d": {"f": b"f" * 100, "l": (b"x", kept(link="x"))}})
@@ -663,7 +692,7 @@ class HostileTreeTests(TreeTestCase):
     def test_folding_file_systems(self) -> None:
         """Where names are the same that differ in case, the second is named and overwrites nothing."""
         cap = self.directory({"Readme": b"first", "README": b"second", "d": {}, "D": {"f": b"f"}})
-        with patch.object(target, "folds_names", lambda directory: True):
+        with patch.object(target, "folds_names", lambda home: True):
             self.get(cap, force=True)
         self.assertEqual(set(self.problems), {"Readme", "d"})
 

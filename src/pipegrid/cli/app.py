@@ -59,7 +59,7 @@ COMMANDS = (
 
 
 class LazyGroup(CommandGroup):
-    """All commands."""
+    """All commands of ``COMMANDS``; the module of each is imported when it is named."""
 
     homes = {name: (f"cmd_{name.replace('-', '_')}", "command") for name in COMMANDS}
 

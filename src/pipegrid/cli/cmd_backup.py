@@ -84,11 +84,9 @@ def command(
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.trees import root_of
-        from pipegrid.tree.backup.catalogue import check_name
         from pipegrid.tree.backup.retention import Retention
         from pipegrid.tree.backup.run import BackupOptions, Backups
 
-        check_name(called)
         retention = Retention(keep_last, keep_daily, keep_weekly)
         archives = None if path is None else root_of(grid, path)
         options = BackupOptions(
@@ -96,7 +94,7 @@ def command(
         )
         backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
         if dry_run:
-            return await _would_send(console, backups, source, options)
+            return await _would_send(console, backups, source, called, options)
         return await _run(console, backups, source, called, options)
 
     return GridJob(work)
@@ -149,13 +147,13 @@ async def _run(
 
 
 async def _would_send(
-    console: Console, backups: Backups, directory: str, options: BackupOptions
+    console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
 ) -> ExitStatus:
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.render import amount, plural
 
     with Progress(console, "backup") as progress:
-        would = await backups.would_send(directory, options, reports_of(console, progress))
+        would = await backups.would_send(directory, options, reports_of(console, progress), name)
     console.result(
         f"would send {plural(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
         f"{amount(would.share_bytes)} on servers), and check {would.checks}",

@@ -34,11 +34,14 @@ def command(cap: str | None) -> GridJob:
         from pipegrid.cli.render import amount, plural
         from pipegrid.core.text import printable
 
-        for run in await listed_runs(grid, console, cap):
+        runs = await listed_runs(grid, console, cap)
+        several = len({run.machine.id for run in runs} - {""}) > 1
+        for run in runs:
             name = printable(run.name)
+            host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
             left_out = f", {run.left_out} left out" if run.left_out else ""
             console.result(
-                f"{run.time}  {name}  {plural(run.files, 'file')}, {amount(run.bytes)}{left_out}",
+                f"{run.time}  {name}  {plural(run.files, 'file')}, {amount(run.bytes)}{left_out}{host}",
                 {
                     "name": run.name,
                     "time": run.time,
@@ -47,6 +50,8 @@ def command(cap: str | None) -> GridJob:
                     "bytes": run.bytes,
                     "left_out": run.left_out,
                     "directory": run.directory,
+                    "machine": run.machine.id,
+                    "host": run.machine.name,
                 },
             )
         return ExitStatus.DONE

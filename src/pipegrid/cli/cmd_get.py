@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pipegrid.disk.partfile import PartFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
+    from pipegrid.tree.home import Home
 
 
 FILES_AT_ONCE = 4
@@ -133,8 +133,7 @@ async def fetch_files(
             file = await located(grid, file, fetchable)
             part = _part_of(file.cap, byte_range)
             call = None if progress is None else progress.transfer()
-            places.check()
-            return await fetch(grid, console, file.cap, part, place, force, call, places.check)
+            return await fetch(grid, console, file.cap, part, place, force, call, places.home)
 
         def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
             lead = f"{file.label}: " if len(files) > 1 else ""
@@ -200,21 +199,21 @@ async def fetch(
     output: str | None,
     force: bool,
     progress: ProgressCall | None,
-    check: Callable[[], None] = lambda: None,
+    home: Home | None = None,
 ) -> GetResult:
-    """Fetch a part of a file, given as start and length, to where it shall go, unless ``check`` raises."""
+    """Fetch a part of a file, given as start and length, to where it shall go; see ``OutputFile``."""
     from pipegrid.cli.outfile import OutputFile
 
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
         if output is not None:
-            file = stack.enter_context(OutputFile(output, force, resume=True, say=console.say))
+            opened = OutputFile(output, force, resume=True, say=console.say, home=home)
+            file = stack.enter_context(opened)
             sink = file.file
         result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
         sink.flush()
         if output is not None:
             file.tell(result)
-            check()
     return result
 
 

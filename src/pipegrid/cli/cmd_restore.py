@@ -70,9 +70,14 @@ def command(
         from pipegrid.tree.backup.catalogue import chosen
         from pipegrid.tree.paths import resolve
 
-        run = chosen(await listed_runs(grid, console, cap), name, at)
+        runs = await listed_runs(grid, console, cap)
+        run = chosen(runs, name, at)
+        machines = {each.machine.id for each in runs if each.name == run.name} - {""}
+        host = (
+            f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
+        )
         lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
-        console.say(f"pipegrid: {printable(run.name)} as of {run.time}{lacking}")
+        console.say(f"pipegrid: {printable(run.name)} as of {run.time}{host}{lacking}")
         metadata_json = json.dumps(run.metadata).encode()
         root = run.cap
         if names:

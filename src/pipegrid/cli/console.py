@@ -43,7 +43,7 @@ class ResultStream(io.BufferedIOBase):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """What an error about it calls it, as ``open`` files have it."""
         return "standard output"
 
     def isatty(self) -> bool:

@@ -36,11 +36,11 @@ class CopiesTold:
         self.statuses: set[ExitStatus] = set()
 
     def failed(self, label: str, error: Exception) -> None:
-        """Something is not copied."""
+        """Tell that ``label`` is not copied, and why; the error's exit status joins ``statuses``."""
         self.statuses.add(self._console.failed(error, printable(label), {"source": label}))
 
     def done(self, item: Item, how: str, cap: Cap | None) -> None:
-        """Something is copied."""
+        """Tell that ``item`` is there now, ``how``; the JSON line has its cap, null if there is none."""
         self._console.detail(f"{printable(item.label)}: {how}")
         fields = {"source": item.label, "name": item.name, "outcome": how}
         self._console.json_result({**fields, "cap": None if cap is None else str(cap)})

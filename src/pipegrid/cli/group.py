@@ -15,7 +15,6 @@ class CommandGroup(click.Group):
     """Commands that are imported when they are named: the module in this package, and what it is there."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names."""
         return [*super().list_commands(ctx), *self.homes]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -167,7 +167,6 @@ class ReactorGridJob(GridJob):
         self._work = work
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """See ``GridJob``."""
         self.work = partial(self._work, reactor)
         return await super().run(invocation, reactor, open_grid)
 

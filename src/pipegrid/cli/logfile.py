@@ -46,11 +46,11 @@ class LogFile:
             ) from error
 
     def write(self, text: str) -> None:
-        """Append."""
+        """Append, for the log's observer; readers of the file see it after ``flush``."""
         self._file.write(text)
 
     def flush(self) -> None:
-        """Let others see it."""
+        """Hand what was written to the system. Raises OSError if the disk does not take it."""
         self._file.flush()
 
     def reopen(self) -> None:
@@ -65,7 +65,7 @@ class LogFile:
             old.close()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file; an error in writing the rest of its buffer is passed over."""
         with suppress(OSError):
             self._file.close()
 

@@ -31,7 +31,7 @@ _COMMON = {"--directory", "--json", "--quiet", "--verbose", "--trace", "--help",
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the whole page, as troff source for ``man``."""
     context = click.Context(pipegrid, info_name="pipegrid", **pipegrid.context_settings)
     lines = [
         r".\" Made by 'make manpage' of what --help says; do not change it by hand.",
@@ -120,7 +120,7 @@ def _help(command: click.Command) -> str:
 
 
 def _prose(text: str) -> list[str]:
-    """Return paragraphs."""
+    """Return the lines of troff for text whose paragraphs are an empty line apart."""
     lines: list[str] = []
     for number, paragraph in enumerate(re.split(r"\n\s*\n", text)):
         lines += [*([".PP"] if number else []), _escaped(" ".join(paragraph.split()))]

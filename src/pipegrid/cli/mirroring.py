@@ -105,7 +105,7 @@ class Fetching(Value):
 
     @property
     def sample_share(self) -> float:
-        """The sample, of 1."""
+        """How much of what is there is hashed again, 0.0 to 1.0; ``sample`` is in percent."""
         return self.sample / 100
 
     @property

@@ -1,4 +1,4 @@
-"""``mirror verify``."""
+"""What ``mirror verify`` does: hash what is there in some processes, and say what is damaged."""
 
 from __future__ import annotations
 

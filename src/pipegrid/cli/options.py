@@ -395,5 +395,5 @@ def choose_params(default: Params, encoding: Encoding) -> Params:
 
 
 def given(encoding: Encoding) -> dict[str, Any]:
-    """Return what was said."""
+    """Return the encoding options that have a value, without those left to the default (None)."""
     return {name: value for name, value in encoding.items() if value is not None}

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pipegrid.cli.render import amount
 from pipegrid.disk.partfile import PartFile
 from pipegrid.transfer.results import GetResult
+
+if TYPE_CHECKING:
+    from pipegrid.tree.home import Home
 
 Say = Callable[[str], None]
 
@@ -25,15 +29,23 @@ class OutputFile:
         force: replace an existing file.
         resume: take up what an interrupted command has left, and leave the same if this one is.
         say: told in a sentence what was found, and what is left.
+        home: then the directory of the path: nothing leads out of it, and whatever has come into its place
+            gets nothing.
 
     Raises:
         SinkError: the file exists and may not be replaced, or cannot be written.
     """
 
     def __init__(
-        self, path: str, force: bool = False, *, resume: bool = False, say: Say | None = None
+        self,
+        path: str,
+        force: bool = False,
+        *,
+        resume: bool = False,
+        say: Say | None = None,
+        home: Home | None = None,
     ) -> None:
-        self.file = PartFile(path, force, resume)
+        self.file = _part(path, force, resume, home)
         self._say = say or (lambda text: None)
         if self.file.found_bytes and self.file.part is not None:
             name, found = os.path.basename(self.file.part), amount(self.file.found_bytes)
@@ -59,6 +71,16 @@ class OutputFile:
         finally:
             part = self.file.leave()
             if part is not None:
+                if not os.path.dirname(part):
+                    part = os.path.join(os.path.dirname(self.file.path), part)
                 self._say(
                     f"pipegrid: what came is kept in {part}; the same command goes on from there"
                 )
+
+
+def _part(path: str, force: bool, resume: bool, home: Home | None) -> PartFile:
+    if home is None:
+        return PartFile(path, force, resume)
+    from pipegrid.tree.home import HomePart
+
+    return HomePart(home, path, force, keeps_mode=True)

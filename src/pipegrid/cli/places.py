@@ -23,13 +23,14 @@ class Places:
 
     Attributes:
         directory: that they go into, if it is one.
+        home: the same, once it was made: what comes into its place gets nothing.
     """
 
     def __init__(
         self, files: Sequence[NamedFile[Any]], paths: Sequence[str | None], directory: str | None
     ) -> None:
         self.directory = directory
-        self._home: Home | None = None
+        self.home: Home | None = None
         self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
 
     def of(self, file: NamedFile[Any]) -> str | None:
@@ -52,15 +53,7 @@ class Places:
             ) from error
         from pipegrid.tree.home import Home
 
-        self._home = Home(self.directory)
-
-    def check(self) -> None:
-        """
-        Raises:
-            SinkError: another directory, or a link, has come into the place of the one that files go into.
-        """
-        if self._home is not None:
-            self._home.check()
+        self.home = Home(self.directory)
 
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> Places:

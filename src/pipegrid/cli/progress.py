@@ -49,7 +49,7 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
 
 
 def close_bar(console: Console, bar: Any) -> None:
-    """Take a bar away."""
+    """Take away a bar of ``open_bar``; the console prints again without making room for it."""
     console.print_within(None)
     bar.close()
 
@@ -136,7 +136,7 @@ class Progress:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody watches."""
+        """Whether a bar is shown, so that bytes are worth telling; within the ``with`` only."""
         return self._bar is not None
 
     def transfer(self) -> ProgressCall | None:

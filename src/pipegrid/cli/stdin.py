@@ -60,10 +60,7 @@ class NoInput:
     name = "standard input"
 
     def read(self, length: int = -1, /) -> bytes:
-        """
-        Raises:
-            SourceError: always.
-        """
+        """Raises SourceError, always: standard input is closed."""
         raise SourceError("cannot read standard input: it is closed")
 
 

@@ -29,7 +29,7 @@ log = Logger()
 
 
 class Options(usage.Options):
-    """What ``twist pipegrid`` takes."""
+    """What ``twist pipegrid`` takes: options of ``pipegrid serve``, checked as those are."""
 
     optParameters = [
         ["directory", "d", None, "The node's directory."],
@@ -110,7 +110,7 @@ class StorageService(Service):
         self.node.start().addCallbacks(self._started, self._failed)
 
     def stopService(self) -> Deferred[None]:
-        """Stop in good order."""
+        """Fires when the node has stopped; until then the reactor goes on."""
         super().stopService()
         return self.node.stop()
 

@@ -116,7 +116,7 @@ class ObjectsReport:
         self.statuses: set[ExitStatus] = set()
 
     def note(self, file: NamedFile[Any], outcome: Outcome) -> None:
-        """Show one."""
+        """Show what came of one file, a Failure too, and remember its exit status."""
         from twisted.python.failure import Failure
 
         from pipegrid.cli.files import identity

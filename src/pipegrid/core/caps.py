@@ -73,7 +73,6 @@ class ChkVerifierCap:
         return self
 
     def verifier(self) -> ChkVerifierCap:
-        """Return itself."""
         return self
 
 
@@ -88,7 +87,7 @@ class LitCap:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Bytes in the file, all of which the cap holds."""
         return len(self.data)
 
     @property
@@ -97,7 +96,6 @@ class LitCap:
         return
 
     def readonly(self) -> LitCap:
-        """Return itself."""
         return self
 
     def verifier(self) -> None:

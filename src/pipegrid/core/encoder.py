@@ -57,7 +57,7 @@ class ShareWrite:
 
     @property
     def length(self) -> int:
-        """Bytes in all pieces."""
+        """Bytes in all pieces together."""
         return sum(map(len, self.pieces))
 
 

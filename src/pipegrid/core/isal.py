@@ -161,5 +161,5 @@ class _Borrowed:
         self.address = self._view.buf
 
     def give_back(self) -> None:
-        """Let it go."""
+        """Let the buffer move and be resized again; the address is of no use after this."""
         ctypes.pythonapi.PyBuffer_Release(ctypes.byref(self._view))

@@ -54,7 +54,7 @@ class ShareLayout:
         return 4 if self.version == 1 else 8
 
     def pack_header(self) -> bytes:
-        """Return the header."""
+        """Return the header in its version: 36 bytes (1) or 68 (2)."""
         return (_V1 if self.version == 1 else _V2).pack(*attrs.astuple(self))
 
     def pack_ueb(self, packed: bytes) -> bytes:

@@ -62,7 +62,7 @@ class Spans:
         return f"Spans({list(self)})"
 
     def update(self, ranges: Iterable[Range]) -> None:
-        """Add many."""
+        """Add half-open ranges, each as ``add`` does."""
         for start, end in ranges:
             self.add(start, end)
 

@@ -61,7 +61,7 @@ class Committable(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """Its open file."""
+        """The number of its open file, by which its file system is found."""
 
     def sync(self) -> None:
         """Make its own bytes durable."""
@@ -70,7 +70,7 @@ class Committable(Protocol):
         """Rename it into place; returns the directories that changed."""
 
     def discard(self) -> None:
-        """Remove it."""
+        """Remove the file, and give back what was promised of the disk."""
 
 
 class Disk:
@@ -220,7 +220,7 @@ class Commit:
             self._outcomes[share] = self._publish(share)
 
     def sync_names(self) -> None:
-        """Make the renames durable."""
+        """Make the renames durable; where the disk cannot, the outcomes of the shares become errors."""
         if self._policy == "none" or not self._changed:
             return
         try:

@@ -81,11 +81,10 @@ class Grouping(Generic[T]):
         self._running = False
 
     def __len__(self) -> int:
-        """Return how many wait."""
         return len(self._waiting)
 
     def add(self, item: T, size_bytes: int, now_s: float) -> None:
-        """Let one more wait."""
+        """Let one more wait, of ``size_bytes``; ``now_s`` starts the lingering if it is the first."""
         if not self._waiting:
             self._since_s = now_s
         self._waiting.append((item, size_bytes))

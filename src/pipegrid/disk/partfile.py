@@ -124,7 +124,7 @@ class PartFile:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """What an error about it calls it, as ``open`` files have it."""
         return self.path
 
     # Opening.
@@ -277,7 +277,7 @@ class PartFile:
             os.ftruncate(self._fd, length)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing, for those who flush any file: ``write`` keeps nothing in a buffer."""
 
     # The end.
 

@@ -1,4 +1,4 @@
-"""What was largest lately."""
+"""The largest value of the last so many rounds, told without keeping every value."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class RecentMaximum:
         return self._entries[0][1] if self._entries else 0.0
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all values, as if nothing had been noted yet."""
         self._entries.clear()

@@ -30,7 +30,7 @@ class TokenBucket:
         return f"<TokenBucket of {self.bytes_per_s:g} bytes a second, {self._left:g} left>"
 
     def take(self, now_s: float, size: int) -> None:
-        """So many bytes pass."""
+        """Take ``size`` bytes that pass now, also more than are left: ``wait_s`` makes up for them."""
         self._fill(now_s)
         self._left -= size
 

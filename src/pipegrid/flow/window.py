@@ -95,15 +95,13 @@ class FixedWindow:
 
     @property
     def message_bytes(self) -> int:
-        """Half of the limit."""
         return self.limit_bytes // 2
 
     def sent(self, now: float, size: int) -> Sent:
-        """Learn nothing."""
         return Sent(size, now)
 
     def acknowledged(self, now: float, token: Sent) -> None:
-        """Learn nothing."""
+        """Learn nothing from it: the limit stays as it was given."""
 
     def abandoned(self, token: Sent) -> None:
-        """Learn nothing."""
+        """Do nothing, since nothing is counted: the limit stays as it was given."""

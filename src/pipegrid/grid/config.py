@@ -36,7 +36,7 @@ from pipegrid.disk.commit import Policy
 from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.durations import parse_kept
-from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME, cache_directory
+from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME, cache_directory, expanded
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.grid.spelling import check_settings, ini_problem
@@ -250,7 +250,8 @@ def _local(parser: configparser.ConfigParser, path: Path, directory: Path) -> Lo
     except ValueError as error:
         raise UsageError(f"{path}: [local] keep_unfinished is {kept!r}; {error}") from None
     durable = DURABILITIES[durability]
-    return LocalGrid(directory / storage, servers, durable, keep_unfinished_s)
+    place = expanded(storage, directory, f"{path}: [local] directory")
+    return LocalGrid(place, servers, durable, keep_unfinished_s)
 
 
 def check_servers(servers: int) -> None:

@@ -87,7 +87,7 @@ class Discovery:
 
     @property
     def statuses(self) -> list[IntroducerStatus]:
-        """How the introducers are."""
+        """How it stands with each introducer, in the order in which they were given."""
         return [client.status for client in self.clients]
 
     def start(self) -> None:

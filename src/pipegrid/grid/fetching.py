@@ -23,7 +23,7 @@ from pipegrid.transfer.results import GetResult
 
 
 class FetchingGrid(BaseGrid):
-    """Fetches files."""
+    """The part of ``Grid`` that fetches files: ``get`` and ``read``."""
 
     @started
     async def get(

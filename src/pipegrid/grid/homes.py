@@ -17,17 +17,47 @@ def default_directory() -> Path:
     Return the user's own directory: $PIPEGRID_DIR, or ``pipegrid`` among the user's data.
 
     Raises:
-        UsageError: nobody knows where those are.
+        UsageError: nobody knows where those are, or the variable names no directory of anybody's.
     """
     explicit = os.environ.get("PIPEGRID_DIR")
     if explicit:
-        return Path(explicit)
+        return expanded(explicit, Path(), "$PIPEGRID_DIR")
     return _users("XDG_DATA_HOME", ".local/share") / "pipegrid"
 
 
 def cache_directory() -> Path:
     """Return where the user has what may be lost; raises as ``default_directory`` does."""
     return _users("XDG_CACHE_HOME", ".cache") / "pipegrid"
+
+
+def expanded(text: str, base: Path, what: str) -> Path:
+    """
+    Return the path that a setting means: ``~`` and ``~user`` at its beginning are home directories, and what
+    is relative is so to ``base``.
+
+    Args:
+        what: names it, such as "FILE: [local] directory".
+
+    Raises:
+        UsageError: there is no such user; or what it means is not there, while a directory with that very
+            name is, which versions of old made of it, and which has whatever they stored.
+    """
+    if not text.startswith("~"):
+        return base / text
+    meant = os.path.expanduser(text)
+    if meant.startswith("~"):
+        user = text.partition("/")[0]
+        raise UsageError(
+            f"{what} is {text!r}, and nobody knows where the home directory {user} is; write the path "
+            f"out, or './{text}' for a directory of that very name"
+        )
+    written = base / text
+    if os.path.isdir(written) and not os.path.lexists(meant):
+        raise UsageError(
+            f"{what} is {text!r}, which means {meant}; that is not there, but {written} is, which earlier "
+            f"versions took for it; move that to {meant}, or write './{text}'"
+        )
+    return base / meant
 
 
 def _users(variable: str, usual: str) -> Path:

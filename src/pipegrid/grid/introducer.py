@@ -101,7 +101,7 @@ class IntroducerClient:
 
     @property
     def status(self) -> IntroducerStatus:
-        """How it is now."""
+        """Whether it is connected now, why not, and how many servers it has told of."""
         return IntroducerStatus(
             self.address.name,
             self.address.furl.address,
@@ -115,7 +115,7 @@ class IntroducerClient:
         self._reconnecting.start()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Listen no more, for good: the grid is closed."""
         self._connected = False
         self._reason = "the grid is closed"
         self._reconnecting.stop()
@@ -171,11 +171,10 @@ class IntroducerClient:
 
 @implementer(RIIntroducerSubscriberClient)  # type: ignore[misc]
 class _Subscriber(Referenceable):  # type: ignore[misc]
-    """What the introducer calls."""
+    """What the introducer calls, over Foolscap, with announcements."""
 
     def __init__(self, heard: Callable[[Iterable[object]], None]) -> None:
         self._heard = heard
 
     def remote_announce_v2(self, announcements: Any) -> None:
-        """Hear announcements."""
         self._heard(announcements)

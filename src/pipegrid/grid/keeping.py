@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class KeepingGrid(BaseGrid):
-    """Looks after files."""
+    """The part of ``Grid`` that looks after files: checks, repairs and leases, of one or of many."""
 
     @started
     async def check(

@@ -179,7 +179,6 @@ class Mutables:
         return GetResult(result.size, result.shares_used, result.corrupt, elapsed_s)
 
     async def look_ahead(self, cap: MutableCap) -> None:
-        """See ``Grid.look_ahead``."""
         await self._readiness.wait(self._usual[0])
         await self.files.look_ahead(cap)
 
@@ -221,12 +220,10 @@ class Mutables:
         return await self.files.check(cap, verify, add_lease)
 
     async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
-        """See ``Grid.repair``."""
         await self._readiness.wait(self._usual[0], all_told=True)
         return await self.files.repair(cap, force)
 
     async def renew(self, cap: MutableCap) -> RenewResult:
-        """See ``Grid.renew``."""
         await self._readiness.wait(self._usual[0], all_told=True)
         return await self.files.renew(cap)
 

@@ -33,7 +33,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.config import nickname_of, old_introducer
 from pipegrid.grid.config import read_config as read_config_file
 from pipegrid.grid.durations import parse_kept
-from pipegrid.grid.homes import TAHOE_CONFIG_NAME, is_configured
+from pipegrid.grid.homes import TAHOE_CONFIG_NAME, expanded, is_configured
 from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import read_bounded
 from pipegrid.server.identity import load_furl
@@ -116,7 +116,7 @@ class _Reader:
             "port": self._port(),
             "location": self._location(),
             "nickname": nickname_of(self._parser) or None,
-            "storage": self._directory / Path(storage).expanduser() if storage else None,
+            "storage": self._place(storage, "storage", "storage_dir") if storage else None,
             "reserved_bytes": self._parsed("reserved_space", parse_size),
             "keep_unfinished_s": self._parsed("keep_unfinished", parse_kept),
             "read_only": self._flag("readonly", False) or None,
@@ -180,7 +180,7 @@ class _Reader:
             return ()
         found = []
         for name in self._parser.options(section):
-            data = read_bounded(self._directory / self._text(name, section))
+            data = read_bounded(self._place(self._text(name, section), section, name))
             try:
                 certificate = json.loads(data or b"")
             except ValueError:
@@ -189,6 +189,9 @@ class _Reader:
                 raise self._wrong(section, name, "names no file with a certificate; correct it")
             found.append(certificate)
         return tuple(found)
+
+    def _place(self, text: str, section: str, option: str) -> Path:
+        return expanded(text, self._directory, f"{self._path}: [{section}] {option}")
 
     def _text(self, option: str, section: str = "storage") -> str:
         return self._parser.get(section, option, fallback="").strip()

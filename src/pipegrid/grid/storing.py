@@ -38,7 +38,7 @@ NOTES_NAME = "unfinished"
 
 
 class StoringGrid(BaseGrid):
-    """Stores files."""
+    """The part of ``Grid`` that stores files: ``put`` and ``put_many``."""
 
     def put(
         self,

@@ -63,7 +63,6 @@ class TracedServer(StoresApart):
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who this is."""
         return self._server.identity
 
     version = _traced(StorageServer.version)
@@ -108,7 +107,6 @@ class TracedWorkers:
         self._tracer = tracer
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Trace a job."""
         return self._tracer.follow(
             self._workers.run(function, *args, **kwargs), _name(function), "cpu"
         )
@@ -127,7 +125,6 @@ class TracedWorkers:
         return job.addBoth(ended)
 
     def stop(self) -> Deferred[None]:
-        """Stop the workers."""
         return self._workers.stop()
 
 

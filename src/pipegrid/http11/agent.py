@@ -29,6 +29,7 @@ from pipegrid.http11.errors import AgentClosed
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.response import AgentExchange
+from pipegrid.reactor.ownthread import check_own_thread
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _URI = re.compile(rb"[\x21-\x7e]+")
@@ -39,6 +40,8 @@ _BAD_IN_VALUE = re.compile(rb"[\r\n\0]")
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _METHODS_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
 _KNOWN_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+
+_AGENT = "A PipelinedAgent"
 
 MAX_HOSTS = 1000  # remembered; beyond, idle ones are forgotten
 
@@ -69,6 +72,8 @@ class PipelinedAgent:
 
     Errors are those of ``pipegrid.http11.errors``, before the head of an answer; after it,
     ``twisted.web.client.ResponseFailed`` through the body's protocol, as ``IResponse`` demands.
+
+    Calls from another thread than the reactor's are refused (``UsageError``).
 
     Args:
         reactor: for time-outs, and for connections unless endpoints are given.
@@ -120,6 +125,7 @@ class PipelinedAgent:
                 has another host to ask.
         """
         try:
+            check_own_thread(_AGENT)
             origin, head = self._head_of(method, uri, headers, bodyProducer)
             if expected_response_bytes is not None:
                 check_whole(expected_response_bytes, "expected_response_bytes", least=0)
@@ -175,6 +181,7 @@ class PipelinedAgent:
 
     def pool_for(self, uri: bytes) -> HostPool:
         """The connections to the host of a URI, for raw requests."""
+        check_own_thread(_AGENT)
         return self._origin_of(uri).pool
 
     def drop(self, uri: bytes, reason: str) -> None:
@@ -184,6 +191,7 @@ class PipelinedAgent:
         Args:
             reason: a clause for the errors, such as "it was too slow".
         """
+        check_own_thread(_AGENT)
         self._origin_of(uri).pool.drop(reason)
 
     def close(self) -> Deferred[None]:
@@ -192,6 +200,10 @@ class PipelinedAgent:
 
         Who wants an answer waits for it before. Requests from now on fail with ``AgentClosed``.
         """
+        try:
+            check_own_thread(_AGENT)
+        except UsageError as error:
+            return fail(error)
         self._closed = True
         self._origins = {}
         closed: Deferred[None] = DeferredList(

@@ -32,7 +32,7 @@ class AnswerReceiver(Protocol):
         """The server has seen the head of a request, and wants the body."""
 
     def cancel(self, exchange: Exchange, error: PipegridError) -> None:
-        """Its reader failed."""
+        """The exchange's reader raised: take the request back, and let it fail with ``error``."""
 
     def too_much(self, limit_bytes: int) -> None:
         """An answer that nobody wants is longer than that, beyond what came while it was wanted."""

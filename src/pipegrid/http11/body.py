@@ -24,7 +24,7 @@ class BodyWriter(Protocol):
         """Some more of the body."""
 
     def body_sent(self, exchange: Exchange) -> None:
-        """The body is complete."""
+        """All of the exchange's body was given to ``write_body``."""
 
     def body_failed(self, exchange: Exchange, error: PipegridError) -> None:
         """The body will never be complete."""
@@ -78,16 +78,16 @@ class BodySender:
         """Body producers are driven without that."""
 
     def unregisterProducer(self) -> None:
-        """See above."""
+        """Do nothing: the Deferred of ``startProducing`` tells when the body has ended."""
 
     def pause(self) -> None:
-        """The transport is full."""
+        """The transport is full: pause the producer, if it has started and not ended."""
         self._paused = True
         if not self._over and self._exchange.producer_started:
             self._producer.pauseProducing()
 
     def resume(self) -> None:
-        """The transport has room."""
+        """The transport has room: let the producer go on, if it was paused and has not ended."""
         was_paused, self._paused = self._paused, False
         if was_paused and not self._over and self._exchange.producer_started:
             self._producer.resumeProducing()

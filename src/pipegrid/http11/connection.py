@@ -303,7 +303,6 @@ class PipelinedConnection(Protocol):
     # Answers.
 
     def answer_is_complete(self, exchange: Exchange) -> None:
-        """For ``Answers``."""
         head = exchange.response
         assert head is not None
         if not exchange.sent:
@@ -329,7 +328,6 @@ class PipelinedConnection(Protocol):
         self._writer.send_body()
 
     def too_much(self, limit_bytes: int) -> None:
-        """For ``Answers``."""
         self._end(Loss(reason=f"more than {limit_bytes} bytes of an unwanted answer were to come"))
 
     def _update_reading(self) -> None:
@@ -382,7 +380,6 @@ class PipelinedConnection(Protocol):
         self._owner.lost(self, loss, given_back(written, queued, loss, self._server))
 
     def _check_invariants(self) -> None:
-        """For tests."""
         self.lane._check_invariants()
         assert self.open == (self._phase in TAKES_REQUESTS), self
         ended = self._phase in (Phase.LEAVING, Phase.GONE)

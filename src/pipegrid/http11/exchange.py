@@ -27,13 +27,13 @@ class Carrier(Protocol):
 
     @property
     def transport(self) -> Any:
-        """The connection's, or None."""
+        """The transport of the connection; None before it is made."""
 
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
         """Take the request back; with an error, the exchange fails with it."""
 
     def pause_changed(self, exchange: Exchange) -> None:
-        """``exchange.paused`` changed."""
+        """``exchange.paused`` is another than before: reading may have to stop, or to go on."""
 
 
 class Exchange:

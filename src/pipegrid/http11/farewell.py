@@ -16,7 +16,7 @@ from pipegrid.reactor.together import Waiters
 
 
 class Farewell:
-    """Of one connection's transport."""
+    """The end of one connection's transport: ``say`` asks for it, ``gone`` says that it has come."""
 
     def __init__(self, clock: IReactorTime, patience_s: float) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class Farewell:
             self._abort(transport)
 
     def gone(self) -> None:
-        """It is."""
+        """The transport is gone, as its connection was told: fire every ``when_gone``."""
         self._gone = True
         call, self._call = self._call, None
         if call is not None and call.active():

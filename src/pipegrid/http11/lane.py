@@ -302,7 +302,6 @@ class Lane:
         )
 
     def _check_invariants(self) -> None:
-        """For tests."""
         for exchanges, charged, request_bytes in (
             (self.written, self._charged_written, self._request_bytes_written),
             (self.queued, self._charged_queued, self._request_bytes_queued),

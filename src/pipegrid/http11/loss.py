@@ -93,7 +93,7 @@ class NoOwner:
         """The lane's own queue is all there is."""
 
     def answered(self, connection: Any, exchange: Exchange) -> None:
-        """Nobody learns from it."""
+        """Learn nothing from it: there is no host of whom to keep a record."""
 
     def held_up(self, connection: Any) -> None:
         """The order is the caller's, so they wait."""

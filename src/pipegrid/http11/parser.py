@@ -41,7 +41,7 @@ reader called for each.
 
 
 class End:
-    """The answer is complete."""
+    """The type of ``END``, the event that the answer is complete."""
 
     def __repr__(self) -> str:
         return "END"

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.errors import PipegridError
+from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.dialer import Dialer, Endpoints, why_not
 from pipegrid.http11.errors import (
@@ -38,6 +38,7 @@ from pipegrid.http11.host import HostRecord
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import Loss, Unanswered
 from pipegrid.http11.raw import RawCall, RawRequest, RawResponse
+from pipegrid.reactor.ownthread import check_own_thread
 
 
 class HostPool:
@@ -83,8 +84,12 @@ class HostPool:
         Send a raw request on whichever connection has room; fires with its answer.
 
         Cancelling takes it back. Errors are those of ``PipelinedConnection.request``, after
-        what can be repeated was repeated.
+        what can be repeated was repeated; of another thread than the reactor's, UsageError.
         """
+        try:
+            check_own_thread("A pool of connections")
+        except UsageError as error:
+            return fail(error)
         exchange = RawCall(request, self._server)
         self.submit(exchange)
         return exchange.result
@@ -255,12 +260,10 @@ class HostPool:
     # Connections tell.
 
     def has_room(self, connection: PipelinedConnection) -> None:
-        """See ``Owner``."""
         if self._waiting:
             self._assign()
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
-        """See ``Owner``."""
         self._may_grow = True
         record, lane = self.record, connection.lane
         record.answered(exchange, self._clock.seconds(), bool(lane.written))
@@ -268,19 +271,16 @@ class HostPool:
             lane.measure()
 
     def held_up(self, connection: PipelinedConnection) -> None:
-        """See ``Owner``."""
         self._waiting.extendleft(reversed(connection.move_followers()))
         self._may_grow = True  # nothing may be answered here for long: look for another
         self._assign()
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
-        """See ``Owner``."""
         self._repeat_or_fail(unsent)
 
     def lost(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
     ) -> None:
-        """See ``Owner``."""
         if connection in self._connections:
             self._connections.remove(connection)
         if not loss.was_ready:
@@ -330,7 +330,6 @@ class HostPool:
         )
 
     def _check_invariants(self) -> None:
-        """For tests."""
         assert len(self._connections) + len(self._connecting) <= self._limits.max_connections, self
         for connection in self._connections:
             connection._check_invariants()

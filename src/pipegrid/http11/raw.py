@@ -123,7 +123,7 @@ class RawExchange(Exchange):
         """All of the answer is here."""
 
     def gave_up(self, error: PipegridError) -> None:
-        """There will be none."""
+        """There will be no answer, or not all of it; ``error`` says why."""
 
     @property
     def can_be_repeated(self) -> bool:
@@ -175,11 +175,9 @@ class RawExchange(Exchange):
         self.gave_up(error)
 
     def pauseProducing(self) -> None:
-        """For the consumer."""
         self.set_paused(True)
 
     def resumeProducing(self) -> None:
-        """For the consumer."""
         self.set_paused(False)
 
     def stopProducing(self) -> None:

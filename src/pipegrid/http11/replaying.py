@@ -146,7 +146,7 @@ class UploadConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything was answered."""
+        """Whether no request waits for an answer, be it sent or not."""
         return not self._unanswered
 
     def request(self, request: RawRequest) -> Deferred[Answered]:
@@ -314,7 +314,6 @@ class UploadConnection:
         """The lane's own queue is all there is."""
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
-        """The server gets on."""
         self._reset()
 
     def held_up(self, connection: PipelinedConnection) -> None:

@@ -91,7 +91,7 @@ class AgentExchange(Exchange):
 
 @implementer(IClientRequest)
 class ClientRequest:
-    """What was asked."""
+    """The request of an answer, as ``IResponse.request`` shows it: method, URI and headers."""
 
     def __init__(self, exchange: AgentExchange) -> None:
         self.method = exchange.method
@@ -140,7 +140,7 @@ class PipelinedResponse:
 
     @property
     def version(self) -> tuple[bytes, int, int]:
-        """As ``IResponse`` has it."""
+        """The version that the answer names, as in ``IResponse``: ``(b"HTTP", major, minor)``."""
         return (b"HTTP", *self._head.version)
 
     @property
@@ -156,7 +156,7 @@ class PipelinedResponse:
 
     @property
     def request(self) -> IClientRequest:
-        """What was asked."""
+        """The request that this answers, made anew at each look."""
         return cast(IClientRequest, ClientRequest(self._exchange))
 
     def setPreviousResponse(self, response: IResponse) -> None:

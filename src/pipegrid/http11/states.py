@@ -41,7 +41,7 @@ from pipegrid.states import Named, Table
 
 
 class Phase(Named):
-    """Of a connection's life."""
+    """Where a connection is in its life; the module says what each phase means."""
 
     CONNECTING = "is connecting"
     READY = "is ready"
@@ -53,7 +53,7 @@ class Phase(Named):
 
 
 class LifeEvent(Named):
-    """What moves it on."""
+    """What moves a connection from one phase of its life to another."""
 
     USABLE = "it is usable"
     REFUSES = "it takes no more"

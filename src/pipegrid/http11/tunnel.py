@@ -88,7 +88,7 @@ class Tunnel(Protocol):
             opened.errback(error)
 
     def give_up(self) -> None:
-        """End it."""
+        """Take in nothing more, and abort the connection, if there is one yet."""
         transport: Any = self.transport
         self._head = b""
         self.dataReceived = lambda data: None  # type: ignore[method-assign]

@@ -30,7 +30,7 @@ class Valve:
         self.held_up = False
 
     def attach(self, transport: Any) -> None:
-        """The connection is made."""
+        """Keep the transport, to pause it and let it go on; called when the connection is made."""
         self._transport = transport
 
     def _move(self, reading: Reading) -> None:

@@ -21,7 +21,7 @@ from pipegrid.http11.valve import Valve
 
 
 class Wait(Enum):
-    """For what."""
+    """What a connection may be waiting for; what is in ``VERDICTS`` ends it when it takes too long."""
 
     USABLE = "the connection to be usable"
     UNWANTED = "an answer that nobody wants"

@@ -39,7 +39,6 @@ def to_ns(seconds: float) -> int:
 
 
 def to_seconds(ns: int) -> float:
-    """Return nanoseconds as seconds."""
     return ns / NANOSECONDS
 
 
@@ -217,7 +216,7 @@ class Path:
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing can enter."""
+        """Whether nothing can enter, as a stall has not ended."""
         return self._stalls > 0
 
     def open(self, owner: object = None) -> Flow:

@@ -33,7 +33,7 @@ MAX_PIPES = 192
 
 
 class Copied:
-    """Bytes that were read."""
+    """Bytes that were read into memory; ``Pages`` are those that stay in the kernel."""
 
     __slots__ = ("_data",)
 

@@ -96,7 +96,6 @@ class TimerFile:
         return "timer"
 
     def doRead(self) -> None:
-        """It has gone off."""
         try:
             os.read(self._file, 8)
         except BlockingIOError:  # it was set anew in this turn of the reactor
@@ -108,7 +107,7 @@ class TimerFile:
         self.close()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Give the file back to the kernel; a second call does nothing."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -151,7 +150,6 @@ class PreciseClock(PendingCalls):
         reactor.addReader(self._timer)
 
     def seconds(self) -> float:
-        """Now."""
         return self._now()
 
     def behind_s(self) -> float:
@@ -176,7 +174,6 @@ class PreciseClock(PendingCalls):
         return call
 
     def getDelayedCalls(self) -> Sequence[IDelayedCall]:
-        """All that is pending."""
         return [entry[2] for entry in sorted(self._heap) if entry[2].active()]
 
     def close(self) -> None:

@@ -351,7 +351,6 @@ class Side(Protocol):
         self._incoming.write_to(transport)
 
     def dataReceived(self, data: bytes) -> None:
-        """Send on what came."""
         if self._reader is not None:
             self._reader.note(len(data))
         self._outgoing.send(Copied(data))
@@ -378,7 +377,7 @@ class RelayFactory(Factory):
         self._target = target
 
     def buildProtocol(self, _address: object) -> Side:
-        """Relay one connection."""
+        """Begin to connect to the target, and return the client's end."""
         link = self._link
         now_s, rtt_s = link.clock.seconds(), link.shape.rtt_s
         up = RelayedStream(link.up, link.clock, now_s + rtt_s)

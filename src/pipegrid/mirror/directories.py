@@ -48,7 +48,7 @@ class Directories:
             raise self.error(error, "be used as a mirror") from error
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all descriptors; a second call does nothing."""
         while self._open:
             os.close(self._open.popitem()[1])
         if self.root >= 0:

@@ -96,7 +96,6 @@ class EarlyMirror:
         return self._addresses[number].url
 
     def small_files(self, number: int) -> _EarlySmallFiles:
-        """See ``Mirror``."""
         return _EarlySmallFiles(lambda asked: self._small(number, asked))
 
     async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> dict[str, bytes]:
@@ -110,7 +109,6 @@ class EarlyMirror:
         return await files.fetch_all(asked)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """See ``Mirror``."""
         if self._mirror is not None:
             return await self._mirror.run(function, *args, **kwargs)
         self._check()
@@ -137,12 +135,11 @@ class EarlyMirror:
         return await (await self._late()).finish(work)
 
     async def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
-        """See ``Mirror``."""
         return await self.run(self.destination.delete_others, paths, dry_run)
 
 
 class _EarlySmallFiles:
-    """See ``small.SmallFiles``."""
+    """Stands for ``small.SmallFiles``, of which archives use ``fetch_all`` alone."""
 
     def __init__(
         self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[dict[str, bytes]]]

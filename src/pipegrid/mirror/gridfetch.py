@@ -48,7 +48,7 @@ class HasFiles(Protocol):
         """Write a file to a binary file object."""
 
     def read(self, cap: Any) -> Deferred[bytes]:
-        """Return a file."""
+        """Fetch a whole file; fires with its bytes."""
 
 
 FurtherNames = Callable[[Destination, Sequence[Wanted]], Iterable[tuple[str, str]]]
@@ -123,7 +123,7 @@ class GridFetch:
         return await self._mirror.delete_others(kept, dry_run)
 
     def _others(self, entries: Sequence[Wanted]) -> list[tuple[str, str]]:
-        """In the thread."""
+        """Ask ``further_names`` for those of some files that are there now; in the thread."""
         names = self._further_names
         return [] if names is None else list(names(self._destination, entries))
 
@@ -167,7 +167,7 @@ class GridFetch:
         return missing
 
     def _look(self, chunk: Sequence[Wanted]) -> list[bool]:
-        """In the thread."""
+        """Return for each whether it is there; in the thread."""
         return [self._destination.is_there(each) for each in chunk]
 
     # Directories.

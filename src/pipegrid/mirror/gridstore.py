@@ -202,7 +202,7 @@ class Notes:
         return None
 
     def add(self, caps: Iterable[tuple[str, Cap]]) -> None:
-        """Note some, durably."""
+        """Note the caps of some hashes; they are durable when this returns. OSError if they cannot be."""
         new = {digest: str(cap) for digest, cap in caps}
         self._caps.update(new)
         data = "".join(f"{digest} {cap}\n" for digest, cap in new.items()).encode("ascii")

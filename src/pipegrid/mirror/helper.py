@@ -54,7 +54,7 @@ class AtOnce:
         ended(_outcome(job))
 
     def stop(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: every job was done when it was given."""
 
 
 def _outcome(job: Callable[[], Any]) -> Any:

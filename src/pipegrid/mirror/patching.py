@@ -311,7 +311,7 @@ class _Writer:
         return Patched(self._size, self._hash.digest())
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, behind all that it was given; a second call does nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)
@@ -331,7 +331,7 @@ class _Writer:
             self._gathered, self._gathered_bytes = [], 0
 
     def _work(self) -> None:
-        """In the thread."""
+        """Hash and write what is queued, until None comes; in the thread."""
         while (work := self._queue.get()) is not None:
             if self._error is None and work.pieces:
                 self._hash_and_write(work.pieces)

@@ -186,7 +186,7 @@ class _Lines:
             _add(out, piece)
 
     def skip(self, count: int) -> None:
-        """Leave out so many."""
+        """Leave out the next ``count`` lines."""
         for _ in self._next(count):
             pass
 

@@ -65,7 +65,7 @@ class Errand:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts as."""
+        """Bytes that it counts as: ``UNKNOWN_BYTES`` if nobody has said its size."""
         return _size_of(self.wanted)
 
     def breaks_at(self, mirror: int) -> int:
@@ -271,7 +271,6 @@ class Plan:
         yield from self._again
 
     def _check_invariants(self) -> None:
-        """For tests."""
         for errand in self.waiting():
             assert not errand.is_over, errand
             assert not errand.under_way, errand

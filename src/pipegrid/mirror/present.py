@@ -43,7 +43,7 @@ class Doubt:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing is doubted."""
+        """Whether all that is known to be right is left as it is."""
         return not self._paranoid and self._drawn is None
 
     def next(self) -> bool:
@@ -118,7 +118,7 @@ class Look:
         return missing
 
     def drop_leftovers(self) -> None:
-        """Nobody wanted them."""
+        """Remove the files that an earlier run left and that were not taken up."""
         for name in self._leftovers.values():
             self._destination.discard(name)
         self._leftovers.clear()

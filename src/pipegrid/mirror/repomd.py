@@ -57,7 +57,7 @@ class Repomd(NamedTuple):
 
     @property
     def primary(self) -> Metadata:
-        """What names the packages."""
+        """The one file of kind ``primary``, which names the packages; every ``Repomd`` has it."""
         return next(each for each in self.files if each.kind == "primary")
 
 
@@ -159,7 +159,7 @@ class _Entry:
 
 
 class _RepomdReader:
-    """See ``xmlstream.Reader``."""
+    """Reads a ``repomd.xml`` for ``xmlstream``: ``found`` are the files that it names."""
 
     _TEXTS = frozenset(("checksum", "open-checksum", "size", "open-size", "timestamp"))
 
@@ -221,7 +221,7 @@ class _RepomdReader:
 
 
 class _PrimaryReader:
-    """See ``xmlstream.Reader``."""
+    """Reads a ``primary`` for ``xmlstream``: ``found`` are packages that nobody has taken yet."""
 
     _TEXTS = frozenset(("name", "arch", "checksum"))
     _OTHERS = frozenset(("version", "size", "location"))

@@ -26,7 +26,7 @@ class Tally:
 
     @property
     def bytes_per_s(self) -> float:
-        """While it owed something."""
+        """Bytes received a second, of the time in which it owed something; 0.0 if there was none."""
         return self.received_bytes / self.busy_s if self.busy_s else 0.0
 
 

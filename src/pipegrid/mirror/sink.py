@@ -249,7 +249,7 @@ class ArchiveSink:
     def finish(
         self, arrival: Arrival, pieces: list[bytes], ended: Callable[[str | None], None]
     ) -> None:
-        """See ``FileReceiver.finish``."""
+        """Store a file that has come whole, in its turn; see ``FileReceiver.finish`` for ``ended``."""
         if self._error is not None:
             self.drop(arrival, pieces)
             return
@@ -258,7 +258,7 @@ class ArchiveSink:
             self._next_group()
 
     def drop(self, arrival: Arrival, pieces: list[bytes]) -> None:
-        """See ``FileReceiver.discard``."""
+        """Let go of a file that is not to be stored; ``pieces`` are those that were still gathered."""
         self._release(sum(map(len, pieces)))
         if arrival.opened or arrival._hasher is not None:
             self._workers.run(arrival.discard).addErrback(lambda _: None)

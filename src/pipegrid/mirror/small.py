@@ -72,5 +72,5 @@ class SmallFiles:
         return {path: data for (path, _), data in found if data is not None}
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connections to the mirror, and wait until they are gone."""
         await self._pool.close()

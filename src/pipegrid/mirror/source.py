@@ -97,7 +97,7 @@ class MirrorSource:
 
     @property
     def connections(self) -> list[PipelinedConnection]:
-        """Those that are up."""
+        """The connections that were made and are not lost: the list itself, not to be changed."""
         return self._connections
 
     @property

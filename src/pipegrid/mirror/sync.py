@@ -103,7 +103,7 @@ class Sync:
         self._ended: Deferred[None] = Deferred()
 
     async def run(self, files: Iterable[Entry]) -> Report:
-        """See ``Mirror.sync``."""
+        """Bring some files up to date; what that means is told at ``Mirror.sync``."""
         work, options = self._work_done, self._options
         if options.sprints and not work.all_read:
             await self._workers.run(self._sprint, files)
@@ -155,7 +155,7 @@ class Sync:
         return self._work_done.look.missing(chunk)
 
     def close(self) -> None:
-        """End everything."""
+        """End all that is under way: the timers, and the sources with their connections."""
         self._closed = True
         self._ended.addErrback(lambda _: None)  # whoever wanted to know has been told
         call, self._watcher = self._watcher, None
@@ -170,7 +170,6 @@ class Sync:
     # What happens.
 
     def arrived(self, source: MirrorSource, errand: Errand, size_bytes: int) -> None:
-        """See ``SourceEvents``."""
         if errand.under_way:
             for other in self._sources:
                 if errand.under_way >> other.number & 1:
@@ -178,7 +177,6 @@ class Sync:
         self._look_finished()
 
     def changed(self) -> None:
-        """See ``SourceEvents``."""
         self._work()
         self._look_finished()
 

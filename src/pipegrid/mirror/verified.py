@@ -150,7 +150,7 @@ class Ledger:
         return None if found is None else bytes(found[0])
 
     def forget(self, paths: Iterable[str]) -> None:
-        """These are gone."""
+        """Forget files that are gone, all of them in one transaction."""
         with self._database:
             self._database.executemany(
                 "DELETE FROM verified WHERE path = ?", ((path,) for path in paths)
@@ -212,7 +212,7 @@ class Verified:
         self.seen.withdraw(wanted.digest, status)
 
     def forget(self, path: str) -> None:
-        """A file is removed."""
+        """Forget a file that is removed; a note at the file goes with it."""
         if self._ledger is not None:
             self._ledger.forget([path])
 

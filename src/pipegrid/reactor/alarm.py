@@ -32,7 +32,7 @@ class Alarm:
             self._timer = self._clock.callLater(delay_s, self._ring)
 
     def stop(self) -> None:
-        """Have it not come."""
+        """Cancel the call if it is still to come; it can be set again."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

@@ -15,7 +15,7 @@ class Writer(Protocol):
         """Write nothing more for now."""
 
     def output_free(self) -> None:
-        """Go on."""
+        """Go on writing: the transport has room again."""
 
 
 @implementer(IPushProducer)
@@ -26,11 +26,9 @@ class Backpressure:
         self._writer = writer
 
     def pauseProducing(self) -> None:
-        """It is full."""
         self._writer.output_full()
 
     def resumeProducing(self) -> None:
-        """It is empty."""
         self._writer.output_free()
 
     def stopProducing(self) -> None:

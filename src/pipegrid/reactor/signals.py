@@ -46,4 +46,4 @@ class _Told:
         os.read(self._fd, _AT_ONCE)
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor ends."""
+        """Do nothing: the reactor has ended, and the pipe is not its to close."""

@@ -33,7 +33,7 @@ class StandingClock:
         self._last_s = now()
 
     def seconds(self) -> float:
-        """Return the time."""
+        """Return seconds since some moment, but for those in which the process stood still."""
         last_s: float = self._now() - self._stood_s
         self._last_s = last_s
         return last_s

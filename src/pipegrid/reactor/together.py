@@ -116,14 +116,14 @@ class Waiters(Generic[T]):
         return waiting
 
     def fire(self, result: T) -> None:
-        """It came."""
+        """The event has come: all who wait now get ``result``, and are forgotten."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.called:  # who was told before may have had it give up
                 each.callback(result)
 
     def fail(self, error: Exception) -> None:
-        """It will not come."""
+        """The event will not come: all who wait now get ``error``, and are forgotten."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.called:

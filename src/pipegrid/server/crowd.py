@@ -34,7 +34,7 @@ _RESERVE = 8  # one place of so many is for strangers, however many known connec
 
 
 class Guest(Protocol):
-    """One connection."""
+    """A connection, as far as it matters who makes room for others."""
 
     def quiet_s(self) -> float:
         """Return for how long nothing of use has come from it or gone to it, in seconds."""

@@ -139,7 +139,7 @@ class FrontFactory(Factory):
         self._crowd.vouch(connection)
 
     def opened(self, connection: Front) -> None:
-        """A connection has begun."""
+        """A connection has begun: from now on its quiet is looked at."""
         self.connections.add(connection)
         self._timer.set(TICK_S)
 
@@ -148,7 +148,7 @@ class FrontFactory(Factory):
         self._server.note_hostile(str(getattr(addr, "host", addr)), reason)
 
     def closed(self, connection: Front) -> None:
-        """A connection is gone."""
+        """A connection is gone, and its place is free; the last one ends the wait of who stops."""
         self.connections.discard(connection)
         self._crowd.leave(connection)
         self._line.leave(connection)
@@ -245,7 +245,7 @@ class Front(TwistedProtocol):
         return 0.0 if self._heard else self._front.clock.seconds() - self._heard_s
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Cut the connection, without sending what waits to be sent."""
         transport: Any = self.transport
         transport.abortConnection()
 
@@ -255,7 +255,7 @@ class Front(TwistedProtocol):
         transport.pauseProducing()
 
     def resume(self) -> None:
-        """It is its turn."""
+        """Read on: its turn has come, after ``pause``."""
         transport: Any = self.transport
         transport.resumeProducing()
 

@@ -54,7 +54,7 @@ class Spending:
         self._at_s = now_s
 
     def spend(self, work_s: float, now_s: float) -> None:
-        """Add to it."""
+        """Add ``work_s`` seconds of work that ended at ``now_s``."""
         paid_back_s = max(0.0, now_s - self._at_s) * SHARE
         self._spent_s = max(0.0, self._spent_s - paid_back_s) + work_s
         self._at_s = now_s
@@ -87,7 +87,7 @@ class Member(Waiting, Protocol):
     spending: Spending
 
     def take_turn(self) -> None:
-        """It is its turn."""
+        """Its turn has come: carry out what it can before the turn is over."""
 
 
 W = TypeVar("W", bound=Waiting)
@@ -108,7 +108,7 @@ class Line(Generic[W]):
         self._places.setdefault(member.place, deque()).append(member)
 
     def leave(self, member: W) -> None:
-        """Wait no longer."""
+        """Take a member out of the line; one that is not in it is no error."""
         waiting = self._places.get(member.place)
         if waiting is not None and member in waiting:
             waiting.remove(member)

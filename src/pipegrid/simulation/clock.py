@@ -89,7 +89,6 @@ class HostClock:
         self._prune_at = _FEW
 
     def seconds(self) -> float:
-        """Now."""
         return self._clock.seconds()
 
     def callLater(

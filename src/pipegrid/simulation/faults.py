@@ -31,7 +31,7 @@ class Cut:
     silently: bool = False
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Plan it."""
+        """Have the network break the connection once so many bytes of it have passed."""
         network.cut(*attrs.astuple(self))
 
 
@@ -45,7 +45,7 @@ class Stall:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Schedule it."""
+        """Have the network begin the stall at its time."""
         network.later(self.at_s, network.stall, self.from_host, self.to_host, self.for_s)
 
 
@@ -59,7 +59,7 @@ class Partition:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Schedule it."""
+        """Have the network part the hosts at its time."""
         network.later(self.at_s, network.partition, self.one, self.other, self.for_s)
 
 
@@ -73,7 +73,7 @@ class Crash:
     silently: bool = False
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Schedule it."""
+        """Have the host crash at its time, and perhaps come up again."""
         network.later(self.at_s, network.host(self.host).crash, self.down_s, self.silently)
 
 
@@ -88,7 +88,7 @@ class Slow:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Schedule it."""
+        """Have the network slow down at its time."""
         network.later(self.at_s, network.slow_down, self.one, self.other, self.factor, self.for_s)
 
 
@@ -101,7 +101,7 @@ class Refuse:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Schedule it."""
+        """Have the host refuse connections from its time on."""
         network.later(self.at_s, network.host(self.host).refuse, self.for_s)
 
 

@@ -100,7 +100,7 @@ class Host:
         self._ports.pop(port, None)
 
     def listener(self, port: int) -> SimulatedPort | None:
-        """Whoever listens there."""
+        """Return the port of that number, or None if nobody listens on it."""
         return self._ports.get(port)
 
     @property
@@ -169,7 +169,6 @@ class SimulatedPort:
         self._factory = factory
 
     def startListening(self) -> None:
-        """Called by ``Host.listen``."""
         self._factory.doStart()
 
     def stopListening(self) -> Deferred[None]:
@@ -180,7 +179,6 @@ class SimulatedPort:
         return succeed(None)
 
     def getHost(self) -> IPv4Address:
-        """The address."""
         return IPv4Address("TCP", self._host.address, self._number)
 
     def accept(self, socket: Socket, peer: IPv4Address) -> None:

@@ -169,7 +169,7 @@ class SimulatedNetwork(Agenda):
             self.later(for_s, self.resume, from_host, to_host)
 
     def resume(self, from_host: str, to_host: str) -> None:
-        """End one stall."""
+        """End one stall of a direction; when none is left, what was held goes on."""
         path = self.path(from_host, to_host)
         path.resume(self.now_ns())
         if path.stalled:

@@ -78,7 +78,7 @@ class ByteQueue:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all bytes, so that the queue is empty."""
         self._chunks.clear()
         self._offset = self.size_bytes = 0
 
@@ -102,10 +102,10 @@ class Net(Protocol):
     random: Random
 
     def now_ns(self) -> int:
-        """The time."""
+        """Return the virtual time, in nanoseconds."""
 
     def at(self, time_ns: int, call: Callable[..., object], *args: Any) -> None:
-        """Schedule a call."""
+        """Call ``call(*args)`` at a virtual time, in nanoseconds."""
 
     def offer(self, flow: Flow, size_bytes: int) -> None:
         """Queue bytes for the line and start what can start."""

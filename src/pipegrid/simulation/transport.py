@@ -123,7 +123,6 @@ class SimulatedTransport:
             self._flush_soon()
 
     def writeSequence(self, data: Iterable[bytes]) -> None:
-        """Buffer bytes."""
         self.write(b"".join(data))
 
     def loseConnection(self) -> None:
@@ -161,14 +160,14 @@ class SimulatedTransport:
         return True
 
     def setTcpNoDelay(self, enabled: bool) -> None:
-        """Accepted, without effect."""
+        """Do nothing: protocols set this option, and here it has no effect."""
 
     def getTcpKeepAlive(self) -> bool:
         """Always false: nothing probes a silent connection."""
         return False
 
     def setTcpKeepAlive(self, enabled: bool) -> None:
-        """Accepted, without effect."""
+        """Do nothing: protocols set this option, and here it has no effect."""
 
     def logPrefix(self) -> str:
         """The name for the log."""
@@ -187,7 +186,6 @@ class SimulatedTransport:
             self._read_soon()
 
     def stopProducing(self) -> None:
-        """Close the connection."""
         self.loseConnection()
 
     # IConsumer: the bytes that go out
@@ -207,7 +205,6 @@ class SimulatedTransport:
             cast(IPullProducer, producer).resumeProducing()
 
     def unregisterProducer(self) -> None:
-        """The producer is done."""
         self.producer = None
         if self.connected and self.disconnecting:
             self._flush_soon()

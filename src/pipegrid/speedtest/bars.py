@@ -33,7 +33,7 @@ class Bar:
 
     @property
     def value(self) -> float:
-        """Where it ends."""
+        """Where the bar ends: the median of its samples."""
         return statistics.median(self.samples)
 
 

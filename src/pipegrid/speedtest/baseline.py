@@ -202,7 +202,7 @@ class Bench:
         return cls(probes, effort.sample_s, min(trips))
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all responders."""
         for probe in self._probes:
             probe.close()
 

@@ -52,7 +52,6 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
         return self._process.pid
 
     @as_deferred

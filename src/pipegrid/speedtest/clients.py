@@ -30,10 +30,10 @@ class Session(Protocol):
         """Store a file; returns its cap."""
 
     async def get(self, cap: str, sink: Comparing) -> None:
-        """Fetch a file."""
+        """Fetch a file into ``sink``, which compares it with what was put."""
 
     async def close(self) -> None:
-        """Close all connections."""
+        """End the session, with all its connections."""
 
 
 class GridSession:
@@ -63,11 +63,9 @@ class GridSession:
         return str(result.cap)
 
     async def get(self, cap: str, sink: Comparing) -> None:
-        """Fetch a file."""
         await self._grid.get(cap, cast(BinaryIO, sink))
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._grid.close()
 
 
@@ -105,7 +103,6 @@ class GatewaySession:
         return text
 
     async def get(self, cap: str, sink: Comparing) -> None:
-        """Fetch a file."""
         import treq
 
         response = await self._ask("GET", f"{self._url}/uri/{quote(cap, safe=':')}")
@@ -113,7 +110,6 @@ class GatewaySession:
         await treq.collect(response, take)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._pool.closeCachedConnections()
 
     async def _ask(self, method: str, url: str, **options: Any) -> Any:

@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def slower(self) -> tuple[FigureChange, ...]:
-        """What takes longer now."""
+        """The measurements that take longer now, beyond noise."""
         return self.having(SLOWER)
 
     @property
@@ -94,12 +94,12 @@ class Comparison:
 
     @property
     def regressed(self) -> bool:
-        """Whether anything is slower."""
+        """Whether any measurement takes longer now, beyond noise."""
         return bool(self.slower)
 
     @property
     def summary(self) -> str:
-        """One sentence."""
+        """One sentence for people: how many measurements became slower, or faster, beyond noise."""
         judged = len(self.changes) - len(self.having(UNJUDGED))
         if not judged:
             return "Nothing could be judged: there are too few rounds."

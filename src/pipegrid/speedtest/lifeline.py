@@ -21,7 +21,7 @@ _PIECE_BYTES = 4096
 
 
 def main() -> None:
-    """Become the module."""
+    """Run the module that the first argument names, with those behind it, as ``python -m`` would."""
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

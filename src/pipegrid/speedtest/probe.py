@@ -55,7 +55,7 @@ class Responder:
 
     @property
     def address(self) -> str:
-        """Return ``host:port``."""
+        """``host:port``, for people and URLs: an IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -154,7 +154,7 @@ class Probe:
         return probe
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; whoever waits for something of it is not told."""
         if self._stream is not None:
             self._stream.close()
         self._done_waiting()
@@ -264,11 +264,9 @@ class Probe:
     # What the stream calls.
 
     def ready(self) -> None:
-        """The connection is there."""
         self._finish_waiting(None)
 
     def received(self, data: memoryview) -> None:
-        """So much has come."""
         while len(data):
             if self._expected_bytes and self._giving:
                 size = min(self._expected_bytes, len(data))
@@ -302,7 +300,6 @@ class Probe:
         self._progress()
 
     def lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
         if isinstance(error, ssl.SSLError):
             text = (
                 f"TLS with {self._responder.address} failed ({error.reason or error}); check that a"

@@ -292,7 +292,7 @@ def relay(rtt_s: float, targets: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Be the relay."""
+    """Be the relay before the servers, in a process of its own: ``relay`` with what the arguments say."""
     parser = argparse.ArgumentParser(description="The link that a speed test's servers are behind.")
     parser.add_argument("--relay", type=float, metavar="RTT_S", required=True)
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT")

@@ -154,7 +154,6 @@ class RunningProxy:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._child.pid
 
     def stop(self) -> Deferred[None]:

@@ -115,7 +115,7 @@ class RawStream:
         self._talker.ready()
 
     def send(self, line: bytes) -> None:
-        """Send a few bytes."""
+        """Send a short line, before any bulk that is still to be sent; nothing once it is closed."""
         if line and not self.closed:
             self._lines += line
             self._flush()
@@ -152,11 +152,9 @@ class RawStream:
     # What the reactor calls.
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self._sock.fileno()
 
     def logPrefix(self) -> str:
-        """Return a name."""
         return "raw stream"
 
     def connectionLost(self, _reason: object) -> None:

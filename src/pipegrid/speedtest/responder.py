@@ -144,18 +144,15 @@ class ResponderService:
     # What the reactor calls.
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self._sock.fileno()
 
     def logPrefix(self) -> str:
-        """Return a name."""
         return "responder"
 
     def connectionLost(self, _reason: object) -> None:
         """The reactor lets go of it."""
 
     def doRead(self) -> None:
-        """Somebody connects."""
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):
@@ -196,11 +193,9 @@ class Visitor:
     # What the reactor calls, until it is known what is spoken.
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self._sock.fileno()
 
     def logPrefix(self) -> str:
-        """Return a name."""
         return "visitor"
 
     def connectionLost(self, _reason: object) -> None:
@@ -231,10 +226,9 @@ class Visitor:
     # What the stream calls.
 
     def ready(self) -> None:
-        """It speaks."""
+        """Do nothing: it is the client who speaks first."""
 
     def received(self, data: memoryview) -> None:
-        """So much has come."""
         if self._busy:
             self._session.refuse(BUSY)
         self._session.receive(data)
@@ -260,7 +254,6 @@ class Visitor:
             self._stream.pause(False)
 
     def lost(self, _error: Exception | None) -> None:
-        """The connection is gone."""
         self._gone()
 
     def _progress(self) -> None:

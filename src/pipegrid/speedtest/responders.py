@@ -39,7 +39,7 @@ class RunningResponders:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes."""
+        """The numbers of the processes, in the order of the responders."""
         return [child.pid for child in self._children]
 
     def stop(self) -> Deferred[None]:

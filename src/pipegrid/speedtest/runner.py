@@ -175,7 +175,7 @@ class Rounds:
         self.round_trips: list[RoundTrip] = []
 
     async def do(self) -> None:
-        """Do all rounds."""
+        """Warm up, then measure the scenarios of each round, over one session of the target."""
         session = await self._target.open(self._settings.window_bytes)
         try:
             await self._warm(session)

@@ -101,7 +101,7 @@ class Scenario:
 
     @property
     def total_bytes(self) -> int:
-        """Plaintext of all files."""
+        """Bytes of plaintext, of all files together."""
         return sum(self.sizes)
 
     @property

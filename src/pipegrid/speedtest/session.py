@@ -147,7 +147,7 @@ class ServerSession:
         return output
 
     def receive(self, data: memoryview) -> None:
-        """Take what came."""
+        """Take bytes from the client, and do what they say; ``output`` and ``over`` tell what follows."""
         while len(data) and not self.over:
             if self._take_bytes:
                 size = min(self._take_bytes, len(data))

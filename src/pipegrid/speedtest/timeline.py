@@ -45,7 +45,7 @@ class Recorder:
         return tuple(self._bursts)
 
     def note(self, server: str, direction: str, size_bytes: int) -> None:
-        """Bytes pass now."""
+        """Note bytes that pass now; those of a server and direction within ``MERGED_S`` are one burst."""
         if self._began is None or not size_bytes:
             return
         at_s = self._clock() - self._began
@@ -110,12 +110,10 @@ class _Noting(ProtocolWrapper):
     factory: _NotingFactory
 
     def dataReceived(self, data: bytes) -> None:
-        """Note what comes."""
         self.factory.recorder.note(self.factory.server, DOWN, len(data))
         super().dataReceived(data)
 
     def write(self, data: bytes) -> None:
-        """Note what goes."""
         self.factory.recorder.note(self.factory.server, UP, len(data))
         super().write(data)
 

@@ -68,7 +68,7 @@ class LeaseRecord:
     expires: int
 
     def pack(self) -> bytes:
-        """Return the 72-byte record."""
+        """Return the 72-byte record; what expires after 2^32 - 1 is stored as expiring then."""
         return _LEASE.pack(self.owner, self.renew, self.cancel, min(self.expires, _MAX_UINT32))
 
 

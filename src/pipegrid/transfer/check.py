@@ -327,16 +327,13 @@ class _Feeder:
         self._bug: Failure | None = None
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """The stream begins."""
         assert streaming, "servers stream through push producers"
         self._producer = producer  # type: ignore[assignment]
 
     def unregisterProducer(self) -> None:
-        """The stream has ended."""
         self._producer = None
 
     def write(self, data: bytes) -> None:
-        """Bytes have come."""
         self._sign()
         self._queue.append(data)
         self._queued_bytes += len(data)

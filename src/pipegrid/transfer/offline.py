@@ -307,6 +307,5 @@ class _Restoration:
         return found
 
     def close(self) -> None:
-        """Close all files."""
         for share in self._open:
             share.close()

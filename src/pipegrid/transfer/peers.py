@@ -40,7 +40,7 @@ class Peer:
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who it is."""
+        """Who the server is; the same as ``server.identity``."""
         return self.server.identity
 
     @property

@@ -58,7 +58,7 @@ class ProgressReport:
         self._total += amount
 
     def report(self, done: int) -> None:
-        """So much is done."""
+        """Tell the caller that ``done`` of ``total`` is done, unless as much was told already."""
         if self._progress is not None and done > self._told:
             self._told = done
             self._progress(done, self._total)

@@ -53,7 +53,7 @@ class ShareFile:
         return _read(self.fd, self.begin + offset, length)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close ``fd``; to be called once, as the number may be another file's after that."""
         os.close(self.fd)
 
 

@@ -34,7 +34,7 @@ class Watch:
         self._timer: IDelayedCall | None = None
 
     def sign(self) -> None:
-        """The server is alive."""
+        """The server has given a sign of life: its silence begins anew."""
         self._last_sign = self._clock.seconds()
 
     async def answer(self, call: Deferred[T], server: str) -> T:

@@ -79,7 +79,7 @@ class StorageServer(Protocol):
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who this is."""
+        """Who this is, before and apart from any connection."""
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""

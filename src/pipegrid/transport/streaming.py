@@ -31,7 +31,6 @@ class PausableStream:
         self._paused = True
 
     def resumeProducing(self) -> None:
-        """Go on."""
         self._paused = False
         if self._awaited is self._resumed and not self._resumed.called:
             self._resumed.callback(None)

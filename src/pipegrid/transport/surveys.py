@@ -107,8 +107,6 @@ def survey(server: StorageServer, questions: Sequence[Question], told: Told) -> 
 
 
 def _ask_apart(server: StorageServer, questions: Sequence[Question], told: Told) -> Deferred[None]:
-    """Send ordinary requests."""
-
     async def ask(number: int) -> None:
         told(number, await _ask_one(server, questions[number]))
 

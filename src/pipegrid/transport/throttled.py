@@ -166,7 +166,6 @@ class Throttled:
     # The protocol's side of it.
 
     def makeConnection(self, transport: Any) -> None:
-        """The connection is there."""
         self._transport = transport
         rate = self._throttle.received.bytes_per_s
         if hasattr(transport, "bufferSize"):  # a quarter of a second's at a time
@@ -190,7 +189,6 @@ class Throttled:
                 self._read_wait = clock.callLater(wait_s, self._may_read)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """It is over."""
         self._forget()
         self.protocol.connectionLost(reason)
 
@@ -229,7 +227,6 @@ class Throttled:
             self._pause_producer()
 
     def writeSequence(self, data: Any) -> None:
-        """Send the pieces."""
         self.write(b"".join(data))
 
     def loseConnection(self, *arguments: Any) -> None:
@@ -240,7 +237,6 @@ class Throttled:
             self._transport.loseConnection(*arguments)
 
     def abortConnection(self) -> None:
-        """Close it now."""
         self._forget()
         self._transport.abortConnection()
 
@@ -252,11 +248,9 @@ class Throttled:
             self._resume_producer()
 
     def unregisterProducer(self) -> None:
-        """Nobody does."""
         self._producer = None
 
     def pauseProducing(self) -> None:
-        """Read no more."""
         self._reader_paused = True
         if self._read_wait is None:
             self._transport.pauseProducing()
@@ -268,7 +262,6 @@ class Throttled:
             self._transport.resumeProducing()
 
     def stopProducing(self) -> None:
-        """Close it."""
         self.loseConnection()
 
     def send_piece(self, most: int) -> int:
@@ -297,7 +290,6 @@ class Throttled:
         self._leave()
 
     def output_free(self) -> None:
-        """It has left."""
         self._socket_full = False
         self._want_turn()
 

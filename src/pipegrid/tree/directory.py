@@ -61,7 +61,7 @@ class ChangesFiles(Protocol):
 
     @property
     def put(self) -> Callable[..., Deferred[PutResult]]:
-        """Stores an immutable file."""
+        """``Grid.put``, which stores an immutable file, and fires with its cap in a ``PutResult``."""
 
     def create_mutable(
         self, source: Any, *, format: str = "sdmf", params: Params | None = None
@@ -93,7 +93,7 @@ class Child:
 
     @property
     def kind(self) -> Kind:
-        """What is there."""
+        """What is there, as its cap tells; see ``kind_of``."""
         return kind_of(self.cap)
 
 

@@ -52,7 +52,7 @@ class FetchesFiles(ReadsFiles, Protocol):
     def get(
         self, cap: str | Cap, sink: Any, *, progress: Progress | None = None
     ) -> Deferred[GetResult]:
-        """Fetch a file."""
+        """Fetch a file into a sink; see ``Grid.get``."""
 
 
 @attrs.define(eq=False)
@@ -216,7 +216,7 @@ class TreeGet:
         if parent is None:
             target.make_root(path, kept)
             home = Home(path)
-            self._folds = target.folds_names(path)
+            self._folds = target.folds_names(home)
         else:
             home, mode_before = target.make_directory(_home(parent), path, self._force)
         self.result.directories += 1
@@ -274,8 +274,10 @@ class TreeGet:
                 "a later version may fetch it"
             )
         self._known_bytes += size or 0
-        standing = target.standing(path, size, kept)
-        if standing == "other" and not (self._force and target.may_be_replaced(path)):
+        standing = target.standing(_home(parent), path, size, kept)
+        if standing == "other" and not (
+            self._force and target.may_be_replaced(_home(parent), path)
+        ):
             raise target.in_the_way(path)
         if standing == "same" and not self._paranoid:
             target.restore_mode_and_time(_home(parent), path, kept)
@@ -320,7 +322,7 @@ class TreeGet:
     ) -> None:
         home.check()  # before bytes are fetched for nothing
         if standing in ("same", "perhaps"):
-            if await self._is_same(cap, place):
+            if await self._is_same(cap, home, place):
                 target.restore_mode_and_time(home, place, kept)
                 self._is_here(path, "present", size or 0)
                 return
@@ -346,10 +348,10 @@ class TreeGet:
         self.result.fetched_bytes += got
         self._is_here(path, "fetched", got)
 
-    async def _is_same(self, cap: Cap, place: str) -> bool:
+    async def _is_same(self, cap: Cap, home: Home, place: str) -> bool:
         if isinstance(cap, LitCap):
-            return target.holds(place, cap.data)
-        there = target.FileThere(place)
+            return target.holds(home, place, cap.data)
+        there = target.FileThere(home, place)
         try:
             await self._grid.get(cap, there)
         except target.Differs:

@@ -9,10 +9,12 @@ a name in it, never by a path again. A descriptor lives as long as one step, or 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pipegrid.core.text import printable
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
 
 _FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
@@ -82,6 +84,47 @@ class Home:
         except (OSError, ValueError) as error:
             raise failed("write in", self.path, error) from error
         return found.st_dev, found.st_ino
+
+
+class HomePart(PartFile):
+    """
+    A file on its way into a directory: see ``PartFile``; a link that has its name is replaced, not followed.
+
+    Args:
+        home: the directory that it comes into.
+        path: where it shall be; of it only the name counts, and the rest is for errors.
+        replace: what is there, if it is no directory.
+        keeps_mode: a file that is replaced leaves its permissions behind.
+    """
+
+    def __init__(self, home: Home, path: str, replace: bool, *, keeps_mode: bool = False) -> None:
+        self._home = home
+        self._inside: int | None = home.open()
+        try:
+            super().__init__(path, replace, follow=False, inside=self._inside)
+        except BaseException:
+            self._let_go()
+            raise
+        if keeps_mode:
+            with suppress(OSError):
+                found = os.stat(os.path.basename(path), dir_fd=self._inside, follow_symlinks=False)
+                self._mode = found.st_mode & 0o777 if stat.S_ISREG(found.st_mode) else None
+                self._set_mode(0o600)
+
+    def close(self) -> None:
+        """Let go of the file, and of its directory."""
+        super().close()
+        self._let_go()
+
+    def publish(self) -> None:
+        """Give it its name, if its directory is still in its place."""
+        self._home.check()
+        super().publish()
+
+    def _let_go(self) -> None:
+        fd, self._inside = self._inside, None
+        if fd is not None:
+            os.close(fd)
 
 
 def failed(what: str, path: str, error: Exception) -> SinkError:

@@ -361,7 +361,6 @@ class _Level:
         self.names: list[tuple[str, bool]] = []
 
     def close(self) -> None:
-        """Let go of it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -41,7 +41,7 @@ class Memory:
         """A file was read, and is stored."""
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """A directory is stored."""
+        """A directory of exactly these bytes is stored, under this cap."""
 
     def checked(self, cap: ChkCap | LitCap) -> None:
         """What this cap reads was found to be whole."""

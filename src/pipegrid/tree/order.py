@@ -149,7 +149,7 @@ class WalkOrder:
 
     @property
     def done(self) -> bool:
-        """Whether everything was met."""
+        """Whether the walk is at its end: all was met, or it was given up."""
         return self._over or (self._began and not self._stack)
 
     @property

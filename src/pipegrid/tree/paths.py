@@ -50,7 +50,7 @@ class PathEnd:
 
     @property
     def kind(self) -> Kind:
-        """What is there."""
+        """What is there, as ``cap`` tells; see ``kind_of``."""
         return kind_of(self.cap)
 
 

@@ -41,7 +41,7 @@ class Health:
 
 
 class StoresFiles(Protocol):
-    """Takes files."""
+    """What the files of a tree are given to: a grid, or what only counts them."""
 
     @property
     def takes_bundles(self) -> bool:
@@ -94,7 +94,6 @@ class GridFiles:
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
     ) -> Deferred[FileCap]:
-        """Store one file."""
         assert source is not None
         running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
         return running.addCallback(lambda result: result.cap)
@@ -115,7 +114,6 @@ class GridFiles:
         return told.addCallback(self._judge)
 
     def close(self) -> Deferred[Any]:
-        """Give up all checks."""
         if self._upkeep is not None:
             return self._upkeep.close()
         if self._opening is not None:
@@ -178,7 +176,7 @@ class NoStore:
 
     @property
     def takes_bundles(self) -> bool:
-        """Nothing costs anything."""
+        """Whether small files are cheap: here all are, as nothing is sent."""
         return True
 
     def put(
@@ -198,10 +196,10 @@ class NoStore:
         return succeed(ChkCap(digest[:16], digest, k, n, size))
 
     def check(self, cap: FileCap) -> Deferred[Health]:
-        """Count it."""
+        """Count one more check; fires at once, as if all were well."""
         self.checks += 1
         return succeed(Health(True))
 
     def close(self) -> Deferred[Any]:
-        """Nothing is under way."""
+        """Do nothing; fires at once, as no check is under way."""
         return succeed(None)

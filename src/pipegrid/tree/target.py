@@ -21,11 +21,12 @@ from typing import Literal
 from pipegrid.core.text import printable
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
-from pipegrid.tree.home import Home, failed
+from pipegrid.tree.home import Home, HomePart, failed
 from pipegrid.tree.metadata import Kept
 
 _WRITABLE = stat.S_IRWXU
 _PERMISSIONS = 0o1777
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 Standing = Literal["missing", "same", "perhaps", "other"]
 
@@ -34,40 +35,20 @@ class Differs(Exception):
     """A file that is there is not the one that it was taken for."""
 
 
-class TreePart(PartFile):
+class TreePart(HomePart):
     """
-    A file on its way into a tree: see ``PartFile``; mode and time come before the name.
+    A file on its way into a tree: see ``HomePart``; mode and time come before the name.
 
     Args:
-        home: the directory that it comes into.
-        path: where it shall be; a link there is replaced, not followed.
-        replace: what is there, if it is a file or a link.
         kept: what its entry says of it.
     """
 
     def __init__(self, home: Home, path: str, replace: bool, kept: Kept) -> None:
         self._kept = kept
-        self._home = home
-        self._inside: int | None = home.open()
-        try:
-            super().__init__(path, replace, follow=False, inside=self._inside)
-        except BaseException:
-            self._let_go()
-            raise
-
-    def close(self) -> None:
-        """Let go of the file, and of its directory."""
-        super().close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        fd, self._inside = self._inside, None
-        if fd is not None:
-            os.close(fd)
+        super().__init__(home, path, replace)
 
     def publish(self) -> None:
         """Give it its mode, its time, and then its name."""
-        self._home.check()
         if not self.closed and self.part is not None:
             with suppress(
                 OSError
@@ -85,13 +66,17 @@ class FileThere(PartFile):
     A file that is there, to be compared with one on the grid; stands where a part would, and is only read.
 
     What a get would write means that it differs: ``Differs`` ends it.
+
+    Raises:
+        SinkError: its directory is not in its place any more.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, home: Home, path: str) -> None:
         self.path = path
         self.part = path
         self.position = 0
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with home.entered() as inside:
+            self._fd = os.open(os.path.basename(path), _READ, dir_fd=inside)
         self.found_bytes = os.fstat(self._fd).st_size
 
     def begin(self, length: int) -> int:
@@ -111,33 +96,35 @@ class FileThere(PartFile):
         self.position += length
 
     def forget_rest(self) -> None:
-        """It is another file."""
+        """Raise ``Differs``: what follows is not what is on the grid."""
         raise Differs
 
     def publish(self) -> None:
-        """It has its name."""
+        """Do nothing: the file is there under its name."""
 
     def leave(self) -> str | None:
-        """Let go of it."""
+        """Close the file, and change nothing; there is no part to tell of."""
         self.close()
         return None
 
 
-def standing(path: str, size: int | None, kept: Kept) -> Standing:
+def standing(home: Home, path: str, size: int | None, kept: Kept) -> Standing:
     """
     Return what stands where a file shall be.
 
     Args:
+        home: the directory that it comes into.
         size: of the file; None if nobody knows before it is read.
 
     Returns:
         ``missing``; ``same``: it has size and time of the file; ``perhaps``: it has its size; or ``other``.
 
     Raises:
-        SinkError: it cannot be looked at.
+        SinkError: it cannot be looked at, or its directory is not in its place any more.
     """
     try:
-        found = os.lstat(path)
+        with home.entered() as inside:
+            found = os.stat(os.path.basename(path), dir_fd=inside, follow_symlinks=False)
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError) as error:
@@ -148,19 +135,28 @@ def standing(path: str, size: int | None, kept: Kept) -> Standing:
     return "same" if same else "perhaps"
 
 
-def holds(path: str, data: bytes) -> bool:
-    """Return whether a file has exactly this content."""
+def holds(home: Home, path: str, data: bytes) -> bool:
+    """
+    Return whether a file has exactly this content.
+
+    Raises:
+        SinkError: its directory is not in its place any more.
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with home.entered() as inside:
+            fd = os.open(os.path.basename(path), _READ, dir_fd=inside)
         with os.fdopen(fd, "rb") as file:
             return file.read(len(data) + 1) == data
     except OSError:
         return False
 
 
-def may_be_replaced(path: str) -> bool:
+def may_be_replaced(home: Home, path: str) -> bool:
     """Return whether what has this name may go for a file: all but a directory."""
-    return os.path.islink(path) or not os.path.isdir(path)
+    with home.entered() as inside, suppress(OSError):
+        found = os.stat(os.path.basename(path), dir_fd=inside, follow_symlinks=False)
+        return not stat.S_ISDIR(found.st_mode)
+    return True
 
 
 def in_the_way(path: str) -> SinkError:
@@ -342,18 +338,23 @@ def write_whole(home: Home, path: str, data: bytes, replace: bool, kept: Kept) -
         raise failed("write", path, error) from error
 
 
-def folds_names(directory: str) -> bool:
+def folds_names(home: Home) -> bool:
     """Return whether the file system holds names that differ in case to be the same, by trying it."""
-    probe = os.path.join(directory, f".pipegrid-{os.urandom(6).hex()}-a")
-    try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except OSError:
-        return False
-    try:
-        return os.path.lexists(probe[:-1] + "A")
-    finally:
-        with suppress(OSError):
-            os.unlink(probe)
+    probe = f".pipegrid-{os.urandom(6).hex()}-a"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with home.entered() as inside:
+        try:
+            os.close(os.open(probe, flags, 0o600, dir_fd=inside))
+        except OSError:
+            return False
+        try:
+            os.stat(probe[:-1] + "A", dir_fd=inside, follow_symlinks=False)
+        except OSError:
+            return False
+        finally:
+            with suppress(OSError):
+                os.unlink(probe, dir_fd=inside)
+    return True
 
 
 def room_for(path: str, size: int) -> None:

@@ -124,7 +124,6 @@ class UnfinishedPut(Memory):
             self._note(lambda memory: memory.file_stored(met, cap))
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """A directory is stored."""
         if self._database is not None:  # few, and large: they are not held
             self._database.directory_stored(packed, cap)
 

@@ -98,7 +98,7 @@ class AnnouncementKey:
 
 
 def make_signing_key() -> AnnouncementKey:
-    """Return a new key."""
+    """Return a new key, made of 32 random bytes."""
     return AnnouncementKey(os.urandom(_SEED_BYTES))
 
 

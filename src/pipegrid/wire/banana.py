@@ -83,7 +83,7 @@ class Tokens:
         return True
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all that was fed, as if nothing had come yet."""
         self.__init__()  # type: ignore[misc]
 
     def header(self) -> tuple[int, int] | None:

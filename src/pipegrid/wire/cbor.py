@@ -197,7 +197,7 @@ def expect_view(value: Any, where: str) -> bytes:
 
 
 def expect_index(value: Any) -> bytes:
-    """Return a storage index."""
+    """Return ``value``, a storage index of 16 bytes; what is none raises as in ``expect_sized``."""
     return expect_sized(value, "the storage index", STORAGE_INDEX_BYTES)
 
 

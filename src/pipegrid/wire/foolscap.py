@@ -72,12 +72,12 @@ class RIBucketWriter(RemoteInterface):
         return
 
     def abort():
-        """Forget it."""
+        """Give the upload up; what was written of the share is removed."""
         return
 
 
 class RIBucketReader(RemoteInterface):
-    """One complete share."""
+    """One complete share, to be read or to be called corrupt."""
 
     def read(offset=Offset, length=ReadSize):
         """Read bytes; fewer, or none, past the end."""
@@ -89,7 +89,7 @@ class RIBucketReader(RemoteInterface):
 
 
 class RIStorageServer(RemoteInterface):
-    """A storage server."""
+    """What a storage server offers its clients: immutable shares, slots of mutable ones, leases."""
 
     __remote_name__ = "RIStorageServer.tahoe.allmydata.com"
 

@@ -95,7 +95,7 @@ def _upload_bytes(share_numbers: int, shares: int, share_bytes: int) -> int:
 
 
 def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
-    """Return a bundle."""
+    """Return the CBOR of a bundle, which ``unpack_bundle`` understands."""
     return cbor.dumps([_packed(each) for each in uploads])
 
 

@@ -128,7 +128,7 @@ def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]
 
 
 def pack_answer(result: SlotResult) -> bytes:
-    """Return the answer."""
+    """Return the CBOR of the answer to a read-test-write request."""
     data = {number: list(pieces) for number, pieces in result.data.items()}
     return cbor.dumps({"success": result.success, "data": data})
 

@@ -23,7 +23,7 @@ class StrictNegotiation(Negotiation):  # type: ignore[misc]
     """Set as a tub's ``negotiationClass``, or as the class of a negotiation that has not begun."""
 
     def startTLS(self, cert: Any) -> None:
-        """Go over to TLS."""
+        """Begin TLS with ``cert``, with forward-secret ciphers only, and a bound on handshakes."""
         options = crypto.FoolscapContextFactory(
             privateKey=cert.privateKey.original, certificate=cert.original
         )
@@ -52,7 +52,6 @@ class BoundedNegotiation(StrictNegotiation):
                 self._end()
 
     def negotiationTimedOut(self) -> None:
-        """It took too long."""
         super().negotiationTimedOut()
         self._end()
 

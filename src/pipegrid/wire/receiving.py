@@ -83,12 +83,10 @@ class BoundedReceiver(Broker):
         return CLOCK.seconds()
 
     def connectionMade(self) -> None:
-        """Begin."""
         super().connectionMade()
         self.dataLastReceivedAt = self.seconds()
 
     def dataReceived(self, chunk: bytes) -> None:
-        """Take what arrived."""
         if self.connectionAbandoned:
             return
         self.dataLastReceivedAt = self.seconds()

@@ -21,7 +21,7 @@ class RIIntroducerSubscriberClient(RemoteInterface):
 
 
 class RIIntroducer(RemoteInterface):
-    """What an introducer offers."""
+    """What an introducer offers: servers publish their announcements, clients subscribe to them."""
 
     __remote_name__ = "RIIntroducerPublisherAndSubscriberService_v2.tahoe.allmydata.com"
 
@@ -30,7 +30,7 @@ class RIIntroducer(RemoteInterface):
         return DictOf(bytes, Any())
 
     def publish_v2(announcement=Any(), canary=Referenceable):
-        """Tell everybody."""
+        """Tell all subscribers of the service that a signed announcement names."""
 
     def subscribe_v2(
         subscriber=RIIntroducerSubscriberClient,

@@ -102,7 +102,7 @@ class _Shell(ShellComplete):
     """What all have in common."""
 
     def line(self) -> TypedLine:
-        """Return what is typed."""
+        """Return the words before the cursor, out of the environment that the script sets."""
         return split(os.environ.get(LINE, ""))
 
     def complete(self) -> str:
@@ -140,11 +140,9 @@ class Bash(_Shell):
     source_template = _BASH
 
     def line(self) -> TypedLine:
-        """See ``_Shell``."""
         return split(os.environ.get(LINE, ""), os.environ.get(BREAKS, ""))
 
     def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
-        """See ``_Shell``."""
         fields = []
         for item in items:
             kind, value = _kind(item), str(item.value)
@@ -163,7 +161,6 @@ class Zsh(_Shell):
     source_template = _ZSH
 
     def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
-        """See ``_Shell``."""
         fields = [field for item in items for field in (_kind(item), item.value, item.help or "")]
         return "".join(f"{field}\0" for field in fields)
 
@@ -175,11 +172,9 @@ class Fish(_Shell):
     source_template = _FISH
 
     def line(self) -> TypedLine:
-        """See ``_Shell``."""
         return split(os.environ.get(LINE, ""), fish=True)
 
     def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
-        """See ``_Shell``."""
         lines = []
         for item in items:
             kind, value = _kind(item), str(item.value)

@@ -68,7 +68,7 @@ class Entry:
 
     @property
     def rw_data(self) -> bytes:
-        """The encrypted write cap."""
+        """The write cap, encrypted for those with the directory's write key; empty if there is none."""
         return entry_fields(self.stored)[2]
 
     @property

@@ -147,7 +147,7 @@ class SigningKey:
         return self._key.sign(signed, pss, hashes.SHA256())
 
     def verifying(self) -> VerifyingKey:
-        """Return the public half."""
+        """Return the public half, which checks signatures."""
         return VerifyingKey(self.public_der, self._key.public_key())
 
 

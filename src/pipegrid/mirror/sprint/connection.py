@@ -41,7 +41,7 @@ if TYPE_CHECKING:
             """The mirror is not to be asked for a while."""
 
         def unwanted(self, connection: Connection, errand: Errand) -> None:
-            """Another mirror was quicker."""
+            """Another mirror was quicker, so nothing of the answer is stored."""
 
 
 SKIPPED_BYTES = 64 << 10

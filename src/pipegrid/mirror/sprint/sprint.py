@@ -269,15 +269,12 @@ class Sprint:
     # What happens.
 
     def unwanted(self, connection: Connection, errand: Errand) -> None:
-        """See ``connection.Runner``."""
         self._plan.unasked(errand, connection.mirror)
 
     def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
-        """See ``connection.Runner``."""
         self._wrong(errand, connection.mirror, reason)
 
     def not_now(self, connection: Connection, errand: Errand, reason: str) -> None:
-        """See ``connection.Runner``."""
         entrant = self._entrants[connection.mirror]
         entrant.tally.broken += 1
         self._plan.failed_at(errand, connection.mirror, "broken", reason)

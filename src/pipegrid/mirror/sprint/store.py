@@ -107,7 +107,7 @@ class IncomingFile:
         return [page.view[start:end] for page, start, end in held], ended
 
     def _write(self, pieces: list[memoryview]) -> None:
-        """In the thread."""
+        """Hash pieces, and append them to the file; in the thread."""
         for piece in pieces:
             self._hasher.update(piece)
         if pieces:
@@ -228,7 +228,7 @@ class SprintStore:
         return page
 
     def give_page(self, page: Page) -> None:
-        """One user less."""
+        """One user of a page is done with it; behind the last one it is free."""
         page.users -= 1
         if not page.users:
             self._free.append(page)

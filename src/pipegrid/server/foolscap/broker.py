@@ -105,7 +105,6 @@ class ServerBroker(BoundedBroker):
     # Strangers.
 
     def connectionMade(self) -> None:
-        """Begin."""
         super().connectionMade()
         self._strange_timer = eventual.reactor.callLater(STRANGER_S, self._stayed_strange)
         register = getattr(self.transport, "registerProducer", None)
@@ -123,7 +122,6 @@ class ServerBroker(BoundedBroker):
         return found
 
     def dataReceived(self, chunk: bytes) -> None:
-        """Take what arrived."""
         if self._strange_bytes is not None and not self.connectionAbandoned:
             self._strange_bytes += len(chunk)
             if self._strange_bytes > STRANGER_BYTES:
@@ -298,7 +296,6 @@ class ServerBroker(BoundedBroker):
         self._full = self.paused = True
 
     def output_free(self) -> None:
-        """It does again."""
         self._full = False
         self._output_flows()
 
@@ -329,7 +326,7 @@ class ServerBroker(BoundedBroker):
                 super().doNextCall()
 
     def produce(self, dummy: Any = None) -> None:
-        """Make tokens."""
+        """Make tokens to be sent, unless the connection is gone; called by Foolscap."""
         if not self.disconnected:
             super().produce(dummy)
 
@@ -363,17 +360,14 @@ class ServerBroker(BoundedBroker):
         super().disconnectTimerFired()
 
     def refused(self, reason: str) -> None:
-        """Tell the operator."""
         self._tell_refused(reason)
 
     def shutdown(self, why: Failure, fireDisconnectWatchers: bool = True) -> None:
-        """End the connection."""
         self._unregister()
         super().shutdown(why, fireDisconnectWatchers)
         self._gone()
 
     def connectionLost(self, why: Failure) -> None:
-        """All is over."""
         self._registered = False  # the transport has no layers any more
         super().connectionLost(why)
         self._gone()

@@ -20,7 +20,7 @@ MAX_HELD_BYTES = 160 << 20
 
 
 class Holder(Protocol):
-    """A connection."""
+    """Whoever holds memory that is counted here: a connection."""
 
     def crowd_out(self) -> None:
         """Let go of all, and end: others need the room."""
@@ -65,7 +65,7 @@ class HeldMemory:
             self._held[holder] = held - fewer_bytes
 
     def let_go_all(self, holder: Holder) -> None:
-        """Somebody is gone."""
+        """Count nothing any more for a holder who is gone."""
         held = self._held.pop(holder, 0)
         if held:
             self._take(-held)

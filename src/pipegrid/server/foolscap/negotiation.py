@@ -20,6 +20,6 @@ class ServerNegotiation(BoundedNegotiation):
     make_broker: Callable[..., ServerBroker]
 
     def switchToBanana(self, params: dict[str, Any]) -> None:
-        """Both sides have agreed."""
+        """Go over to a broker of ``make_broker``: both sides have agreed on ``params``."""
         self.brokerClass = self.make_broker
         super().switchToBanana(params)

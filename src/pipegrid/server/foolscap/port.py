@@ -141,7 +141,6 @@ class _AcceptedElsewhere:
         self.factory: Any = None
 
     def listen(self, factory: Any) -> Deferred[Any]:
-        """Keep the factory."""
         self.factory = factory
         return succeed(self)
 
@@ -150,5 +149,4 @@ class _AcceptedElsewhere:
         return "the storage port"
 
     def stopListening(self) -> Deferred[None]:
-        """Nothing listens."""
         return succeed(None)

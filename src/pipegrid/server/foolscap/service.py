@@ -245,12 +245,11 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
 
     @answers("abort")
     def remote_abort(self) -> None:
-        """Forget the upload."""
         self._require_open()
         self.forget()
 
     def forget(self) -> None:
-        """Remove what was written."""
+        """End the upload, and remove what was written of the share."""
         self._end()
         self._upload.discard()
 

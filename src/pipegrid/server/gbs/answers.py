@@ -119,7 +119,7 @@ def page(status: int, headers: bytes = b"") -> Answer:
 
 
 def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
-    """Return a message."""
+    """Return an answer whose body is CBOR; ``headers`` are whole lines, as in ``make``."""
     return make(status, body, gbs.CONTENT_TYPE, headers)
 
 
@@ -150,7 +150,7 @@ class Pieces:
         return b"".join(gathered)
 
     def close(self) -> None:
-        """Forget it."""
+        """Forget what was not sent, and call ``held`` if it was not called yet."""
         self._pieces.clear()
         held, self._held = self._held, None
         if held is not None:

@@ -86,11 +86,10 @@ class Refusal:
         """The body does not matter."""
 
     def finish(self) -> Answer:
-        """Return the answer."""
         return self._count(self._answer)
 
     def abandon(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: of the body nothing was kept."""
 
 
 class Call:
@@ -135,7 +134,6 @@ class Call:
         self._let_go()
 
     def finish(self) -> Answer | Deferred[Answer]:
-        """Carry it out."""
         if self.refusal is not None:
             return self._count(self.refusal)
         body, self.body = self.body, bytearray()
@@ -150,7 +148,6 @@ class Call:
         return self._ended(answer)
 
     def abandon(self) -> None:
-        """Nothing was begun."""
         self._let_go()
 
     def charge(self, more_bytes: int) -> bool:
@@ -311,11 +308,9 @@ class ShareStream:
         self._end = end
 
     def read(self) -> bytes:
-        """Return the next piece."""
         data = self._reader.read(self._at, min(STREAM_PIECE_BYTES, self._end - self._at))
         self._at += len(data)
         return data
 
     def close(self) -> None:
-        """Close the share."""
         self._reader.close()

@@ -79,13 +79,13 @@ class Site(Interface):
     turns: FairTurns[GbsConnection]
 
     def seconds(self) -> float:
-        """Return the time."""
+        """Return the seconds of the clock that all connections share."""
 
     def connected(self, connection: GbsConnection) -> None:
-        """One more."""
+        """Count a connection that was made, and look at it from time to time."""
 
     def disconnected(self, connection: GbsConnection) -> None:
-        """One less."""
+        """Count a connection no more, as its transport is gone."""
 
     def has_ready(self, connection: GbsConnection) -> None:
         """Have ``send_ready`` called once, soon."""
@@ -170,12 +170,10 @@ class GbsConnection(Protocol):
         self._site.disconnected(self)
 
     def pauseProducing(self) -> None:
-        """The transport is full."""
         self._order.can_write = False
         self._moments.moved_s = self._site.seconds()
 
     def resumeProducing(self) -> None:
-        """The transport has room."""
         self._order.can_write = True
         self._moments.moved_s = self._turns.start()
         self._work()
@@ -227,7 +225,7 @@ class GbsConnection(Protocol):
             self._close()
 
     def abort(self) -> None:
-        """Close it now."""
+        """Close the connection at once, without what waits to be sent."""
         if not self._order.lost:
             self._transport.abortConnection()
 
@@ -256,14 +254,12 @@ class GbsConnection(Protocol):
             self._begin(request)
 
     def body_found(self, data: bytes) -> None:
-        """Part of a body."""
         if self._events:
             self._events.append(data)
         else:
             self._order.receive(data)
 
     def end_found(self) -> None:
-        """The request is complete."""
         if self._events or not self._order.finish():
             self._events.append(_END)
 

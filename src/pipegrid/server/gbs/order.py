@@ -351,7 +351,6 @@ class RequestOrder:
             self._on_ready()
 
     def _check_invariants(self) -> None:
-        """For tests."""
         assert self.lost == (self.life is Life.GONE), self
         assert self.ended == (self.life in (Life.CLOSING, Life.GONE)), self
         assert not self.lost or not self.unanswered, "nobody is owed anything who has gone"

@@ -37,13 +37,13 @@ class Listener(Protocol):
         """The first byte of a request is there."""
 
     def head_found(self, request: Request) -> None:
-        """A head is complete."""
+        """The head of a request is complete; pieces of its body may follow, and then its end."""
 
     def body_found(self, data: bytes) -> None:
         """A piece of the body of the last head."""
 
     def end_found(self) -> None:
-        """That body is complete."""
+        """The request is complete, with its body, if it has one."""
 
     def nonsense_found(self, answer: Answer, reason: str) -> None:
         """What follows is not HTTP, or too much of it; told once, and nothing after it."""
@@ -82,7 +82,6 @@ class RequestParser:
 
     @property
     def in_head(self) -> bool:
-        """See above."""
         return self._head is not None
 
     def feed(self, data: bytes) -> None:
@@ -142,7 +141,6 @@ class RequestParser:
     # What httptools calls.
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         self._head = Request()
         self._head_bytes = 0
         self._header_count = 0
@@ -181,7 +179,6 @@ class RequestParser:
             head.content_length = None
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
         head, self._head = self._head, None
         if head is None or self.broken:
             return
@@ -224,7 +221,6 @@ class RequestParser:
             self._listener.body_found(data)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
         self._hand_over()
         if not self.broken:
             self._listener.end_found()

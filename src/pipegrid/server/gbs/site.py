@@ -75,7 +75,6 @@ class GbsSite(Factory):
         return GbsConnection(self, self.service, self.seconds())
 
     def seconds(self) -> float:
-        """Return the time."""
         return self._clock.seconds()
 
     def stop(self) -> Deferred[None]:
@@ -93,13 +92,11 @@ class GbsSite(Factory):
     # For connections.
 
     def connected(self, connection: GbsConnection) -> None:
-        """One more."""
         self.connections.add(connection)
         self._most = max(self._most, len(self.connections))
         self._timer.set(TICK_S)
 
     def disconnected(self, connection: GbsConnection) -> None:
-        """One less."""
         self.connections.discard(connection)
         if not self.connections and self._timer.is_set:
             self._timer.stop()

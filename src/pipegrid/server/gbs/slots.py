@@ -117,7 +117,7 @@ class SlotHandlers:
         self._queue = queue
 
     def list_shares(self, admitted: Admitted, body: Buffer) -> Deferred[Answer]:
-        """List the mutable shares."""
+        """Answer with the numbers of all mutable shares at the storage index."""
         storage_index = admitted.target.storage_index
         numbers = self._queue.read(storage_index, self._slots.list_shares, storage_index)
         return numbers.addCallback(_answer_numbers)

@@ -16,7 +16,7 @@ from pipegrid.states import Named, Table
 
 
 class Life(Named):
-    """Of a connection."""
+    """Where a client's connection is in its life; see the module."""
 
     OPEN = "is open"
     DRAINING = "is draining"
@@ -25,7 +25,7 @@ class Life(Named):
 
 
 class ServerEvent(Named):
-    """What moves it on."""
+    """What moves a client's connection on in its life."""
 
     DRAINS = "it begins no more requests"
     CLOSES = "it closes"
@@ -42,7 +42,7 @@ class TurnState(Named):
 
 
 class Taking(Named):
-    """What happens with turns."""
+    """What happens to a connection that may want a turn."""
 
     IS_GIVEN = "it is its turn"
     STANDS_IN_LINE = "it stands in line"

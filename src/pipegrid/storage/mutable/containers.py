@@ -88,7 +88,7 @@ class MutableHeader:
     extra_offset: int
 
     def pack(self) -> bytes:
-        """Return the 100 bytes."""
+        """Return the 100 bytes, with the magic string of their version."""
         fields = self.node_id, self.write_enabler, self.data_bytes, self.extra_offset
         return _HEADER.pack(MAGICS[self.version], *fields)
 
@@ -112,7 +112,7 @@ class MutableLease:
     node_id: bytes
 
     def pack(self) -> bytes:
-        """Return the 92-byte record."""
+        """Return the 92-byte record; what expires after 2^32 - 1 is stored as expiring then."""
         expires = min(self.expires, _MAX_UINT32)
         return _LEASE.pack(self.owner, expires, self.renew, self.cancel, self.node_id)
 

@@ -47,7 +47,7 @@ class SlotFile:
         return max(0, min(self.header.data_bytes, self.file_bytes - containers.DATA_OFFSET))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close ``fd``; to be called once, as the number may be another file's after that."""
         os.close(self.fd)
 
     def cut(self, offset: int, size: int) -> int:

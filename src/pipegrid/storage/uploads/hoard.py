@@ -112,7 +112,7 @@ class _Address(Generic[U]):
 
 
 class _Holder(Generic[U]):
-    """What one client has."""
+    """What one client has: how much in all, and which of it is idle."""
 
     def __init__(
         self, client: Client, address: _Address[U], key: Callable[[_Entry[U]], float | None]
@@ -177,7 +177,6 @@ class Hoard(Generic[U]):
         self._offer(self._enter(upload))
 
     def _enter(self, upload: U) -> _Entry[U]:
-        """Count it."""
         client = upload.client
         holder = self._holders.get(client)
         if holder is None:

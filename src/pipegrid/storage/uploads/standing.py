@@ -101,7 +101,7 @@ class Standing(Protocol):
 
     @property
     def came_bytes(self) -> int:
-        """See above."""
+        """Bytes that have been received since it began."""
 
     @property
     def remaining_bytes(self) -> int:

@@ -232,7 +232,7 @@ class UnfinishedUploads:
             self._yielding.hand_over(upload, client)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
-        """Forget one; see ``ShareStore.abort``."""
+        """Remove one and its file; see ``ShareStore.abort``, which raises the same."""
         upload = self.upload(storage_index, share_number, upload_secret)
         if upload.complete:
             raise beginning.no_such_upload(storage_index, share_number)

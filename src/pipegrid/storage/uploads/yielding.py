@@ -61,12 +61,12 @@ class Yielding(Generic[U]):
             hoard.add(upload)
 
     def add(self, upload: U) -> None:
-        """One more has begun."""
+        """Another upload has begun, and may have to give way."""
         for hoard in self._hoards.values():
             hoard.add(upload)
 
     def remove(self, upload: U) -> None:
-        """One has ended."""
+        """An upload has ended, however that was, and cannot give way any more."""
         for hoard in self._hoards.values():
             hoard.remove(upload)
 

@@ -84,7 +84,7 @@ class Guesses:
         return self._running < MANY or not self._right or not all(self._right)
 
     def began(self) -> None:
-        """A download has begun."""
+        """A download has begun; ``ended`` has to follow, once."""
         self._running += 1
 
     def ended(self) -> None:

@@ -25,7 +25,7 @@ class Runner(Protocol):
 
     @property
     def share_number(self) -> int:
-        """Which share it is."""
+        """The number of the share, 0 to 255, which tells the runners of a race apart."""
 
     @property
     def received_bytes(self) -> int:

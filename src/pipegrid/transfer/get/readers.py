@@ -81,7 +81,7 @@ class ShareFeed:
         return held_back > 0 and held_back == len(self._calls)
 
     def start_period(self) -> None:
-        """Count ``period_bytes`` from now."""
+        """Count ``period_bytes`` anew, from 0."""
         self.period_bytes = 0
 
     def ask(self, spans: list[Span]) -> None:
@@ -185,16 +185,13 @@ class _SpanConsumer:
         self.paused = False
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """The stream begins."""
         assert streaming, "servers stream through push producers"
         self._producer = producer  # type: ignore[assignment]
 
     def unregisterProducer(self) -> None:
-        """The stream has ended."""
         self._producer = None
 
     def write(self, data: bytes) -> None:
-        """Bytes have come."""
         offset = self._offset
         self._offset += len(data)
         reader = self._reader

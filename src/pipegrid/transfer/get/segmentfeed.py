@@ -59,12 +59,10 @@ class SegmentFeed:
             self._wake()
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """The download begins."""
         assert streaming, "downloads are push producers"
         self._producer = producer  # type: ignore[assignment]
 
     def unregisterProducer(self) -> None:
-        """The download has ended."""
         self._producer = None
 
     def write(self, data: bytes) -> None:

@@ -34,7 +34,7 @@ for that anyway.
 
 
 class Sink(Protocol):
-    """Takes plaintext."""
+    """Where a download puts plaintext, in order, once it is verified."""
 
     @property
     def ready(self) -> bool:
@@ -226,7 +226,6 @@ class ConsumerSink:
             first = self._waiting.popleft()
 
     def finish(self) -> None:
-        """Unregister from the consumer."""
         if not self._finished:
             self._finished = True
             self._consumer.unregisterProducer()

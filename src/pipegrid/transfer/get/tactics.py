@@ -138,7 +138,7 @@ class Tactics:
         self._guesses.ended()
 
     def succeeded(self) -> None:
-        """All was delivered."""
+        """All was delivered: if no share was misplaced, the guess was right."""
         if not self._misplaced:
             self._guesses.found(True)
 
@@ -178,7 +178,7 @@ class Tactics:
         self._patience.something_came(now)
 
     def segment_finished(self, now: float) -> None:
-        """The file has grown."""
+        """A segment was finished at ``now``, so that the file has grown; see ``ReadPatience``."""
         self._patience.segment_finished(now)
 
     def own_fault(self, now: float) -> None:
@@ -298,7 +298,7 @@ class ReadPatience:
         self._last_event = now
 
     def segment_finished(self, now: float) -> None:
-        """The file has grown."""
+        """A segment was finished at ``now``: from here on it is counted when to hedge."""
         self._last_progress = now
 
     def own_fault(self, now: float) -> None:

@@ -96,7 +96,7 @@ class MutableCheck:
         self._corrupt: list[CorruptionError] = []
 
     async def run(self) -> MutableCheckResult:
-        """Ask, verify, judge."""
+        """Ask every server, verify and add leases as is wanted, and return what that shows."""
         book = ShareBook(self._slot.cap)
         survey = FileSurvey(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
         found = await survey.everyone()

@@ -110,7 +110,7 @@ class MutableFiles:
         self._joined = JoinedWrites(clock, self._change)
 
     def slot(self, cap: MutableCap) -> Slot:
-        """Return the file's slot."""
+        """Return the file's slot on the servers that there are now."""
         return open_slot(
             cap, self._peers, self._clock, self._workers, self._settings, self._client_secrets
         )

@@ -11,7 +11,9 @@ At most ``MAX_FILES`` are kept; beyond, those not used for longest are removed. 
 gone, costs a round trip, and the memory of the newest version.
 
 **Several processes** replace each other's files whole; a lower sequence number never replaces a higher one,
-but for a race of microseconds, and then only the hint is lost.
+but for a race of microseconds, and then only the hint is lost. A process that runs for long reads a file
+again when another one has replaced it, for which it looks at its time before each use: an older version than
+any of them has seen is older for all.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ _MAX_FILE_BYTES = 64 << 10
 _MAX_COPIES = 1024
 _MAX_SERVERS = 256
 _FORMAT = 1
+
+_Stamp = tuple[int, int, int]
+"""Inode, time and size of a file that is remembered."""
 
 
 @attrs.define(eq=False)
@@ -106,6 +111,15 @@ class Known:
         """Whether something was begun that may be in the place of ``version``."""
         return self.version is not None and self.begun_number > self.version.sequence_number
 
+    def learn(self, stored: Known) -> None:
+        """Another process has written this down: what is newer in it counts here, too."""
+        self.begun_number = max(self.begun_number, stored.begun_number)
+        if stored.newest > self.newest:
+            self.sequence_number, self.root_hash = stored.newest
+            self.version, self.content = stored.version, None
+            self.copies = stored.copies or self.copies
+            self.encrypted_key = stored.encrypted_key or self.encrypted_key
+
     def forget_version(self) -> None:
         """What is there is known no more, only where to look for it, and the newest that was seen."""
         self.version = None
@@ -123,19 +137,24 @@ class KnownFiles:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
         self._files: OrderedDict[bytes, Known] = OrderedDict()
-        self._saved: dict[bytes, tuple[int, bytes]] = {}
+        self._stamps: dict[bytes, _Stamp] = {}
         self._writes = 0
 
     def of(self, storage_index: bytes) -> Known:
         """Return what is remembered of a file; nothing, perhaps."""
         known = self._files.get(storage_index)
+        stamp = self._stamp(storage_index)  # before it is read: what comes later is read next time
         if known is None:
             known = self._files[storage_index] = self._load(storage_index)
             if known.sequence_number and self._directory is not None:
                 with suppress(OSError):
                     os.utime(self._path(storage_index))  # it is in use, though it may never change
             while len(self._files) > MAX_IN_MEMORY:
-                self._files.popitem(last=False)
+                self._stamps.pop(self._files.popitem(last=False)[0], None)
+        elif stamp is not None and stamp != self._stamps.get(storage_index):
+            known.learn(self._load(storage_index))
+        if stamp is not None:
+            self._stamps[storage_index] = stamp
         self._files.move_to_end(storage_index)
         return known
 
@@ -171,6 +190,16 @@ class KnownFiles:
     def _path(self, storage_index: bytes) -> Path:
         assert self._directory is not None
         return self._directory / f"{base32.encode(storage_index)}.json"
+
+    def _stamp(self, storage_index: bytes) -> _Stamp | None:
+        """Return what a file is known by, as long as nobody replaces it; None: there is none."""
+        if self._directory is None:
+            return None
+        try:
+            found = os.stat(self._path(storage_index))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _load(self, storage_index: bytes) -> Known:
         if self._directory is None:

@@ -89,7 +89,7 @@ class ShareMap:
 
     @property
     def answered(self) -> int:
-        """How many servers have."""
+        """How many servers have answered, those without a share, too."""
         return len(self.copies)
 
     def holders(self, version: Version) -> dict[int, list[Copy]]:

@@ -116,7 +116,7 @@ class Slot:
         raise AssertionError("not reached")
 
     async def read(self, peer: Peer, number: int, offset: int, length: int) -> bytes:
-        """Read from one share."""
+        """Return ``length`` bytes of one share, fewer past its end; ``NoSuchShare`` if there is none."""
         call = peer.server.read_slot_share(self.storage_index, number, offset, length)
         return await self._answer(peer, call, length)
 

@@ -43,7 +43,7 @@ class Owing(Protocol):
 
     @property
     def waiting(self) -> bool:
-        """See above."""
+        """Whether the server owes an answer that matters."""
 
 
 class Sending(Owing, Protocol):
@@ -61,15 +61,15 @@ class Sending(Owing, Protocol):
 
     @property
     def has_room(self) -> bool:
-        """See above."""
+        """Whether it would take more now."""
 
     @property
     def blocked(self) -> bool:
-        """See above."""
+        """Whether it would take nothing now, and wants more."""
 
     @property
     def pace_s(self) -> float:
-        """See above."""
+        """How many seconds an answer takes."""
 
 
 W = TypeVar("W", bound=Sending)

@@ -117,4 +117,4 @@ class Refusals:
 
 
 def _nothing() -> None:
-    """The upload is over."""
+    """Stands for ``changed`` once the upload is over: nobody is to be told."""

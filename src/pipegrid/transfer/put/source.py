@@ -50,7 +50,7 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Give the file back."""
+        """Give back what was opened for it; a file that the caller opened stays open."""
 
 
 class BytesSource:
@@ -67,11 +67,11 @@ class BytesSource:
         return self._view[offset : offset + length]
 
     def check_unchanged(self) -> bool:
-        """Bytes never change."""
+        """Return True: the bytes are our own, and never change."""
         return True
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: no file was opened."""
 
 
 class FileSource:

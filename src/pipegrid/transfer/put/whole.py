@@ -68,10 +68,10 @@ class Timed(Protocol):
 
     @property
     def due_s(self) -> float:
-        """See above."""
+        """When it has to be looked after, in seconds of the clock."""
 
     def overdue(self) -> None:
-        """That time has come."""
+        """The time ``due_s`` has come; called by ``Overdue``, which has forgotten it then."""
 
 
 class Overdue:
@@ -95,7 +95,7 @@ class Overdue:
             self._look()
 
     def discard(self, put: Timed) -> None:
-        """It has ended."""
+        """Look after this put no more, as it has ended; without any, no timer runs."""
         self._puts.pop(put, None)
         if not self._puts and self._timer is not None:
             self._timer.cancel()

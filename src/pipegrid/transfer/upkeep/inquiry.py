@@ -151,7 +151,10 @@ class Inquiry:
     # What came of it.
 
     def answered(self, peer: Peer, answer: Surveyed) -> None:
-        """A server has answered."""
+        """
+        Take in a server's answer; one of a server that is not waited for any more counts for
+        nothing.
+        """
         samples = self._open.pop(peer, None)
         if samples is None:
             return  # it is not waited for any more

@@ -19,7 +19,7 @@ class KeepsMutable(Protocol):
     """What looks after one mutable file; a read cap is enough but for ``repair``."""
 
     async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
-        """See ``Keeper.check``."""
+        """Find out how many shares of the best version are where, as ``Keeper.check`` does."""
 
     async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
         """Write the best version anew, unless all is well; ``CapError`` if the cap cannot write."""

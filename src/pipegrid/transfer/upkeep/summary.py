@@ -42,7 +42,7 @@ class UpkeepSummary:
     unreachable: Counter[str] = attrs.field(factory=Counter)
 
     def note(self, outcome: Outcome) -> None:
-        """Count one more."""
+        """Count one more object by its outcome; a Failure counts as ``failed``."""
         self.objects += 1
         if isinstance(outcome, Failure):
             self.failed += 1

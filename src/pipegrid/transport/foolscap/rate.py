@@ -72,7 +72,6 @@ class _StartsTls(Throttled):
             super().write(data)
 
     def writeSequence(self, data: Any) -> None:
-        """Send the pieces."""
         self.write(b"".join(data))
 
     def loseConnection(self, *arguments: Any) -> None:
@@ -90,7 +89,6 @@ class _StartsTls(Throttled):
             super().registerProducer(producer, streaming)
 
     def unregisterProducer(self) -> None:
-        """Nobody does."""
         if self.TLS:
             self.protocol.unregisterProducer()
         else:
@@ -111,7 +109,6 @@ class _Beneath:
         Throttled.write(self._connection, data)
 
     def writeSequence(self, data: Any) -> None:
-        """Send the pieces."""
         self.write(b"".join(data))
 
     def loseConnection(self, *arguments: Any) -> None:
@@ -123,5 +120,4 @@ class _Beneath:
         Throttled.registerProducer(self._connection, producer, streaming)
 
     def unregisterProducer(self) -> None:
-        """It does not."""
         Throttled.unregisterProducer(self._connection)

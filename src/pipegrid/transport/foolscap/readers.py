@@ -116,7 +116,7 @@ class FoolscapReaders:
     async def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> bytes:
-        """Read from a share."""
+        """Return bytes of a share; a reference that the server refuses is asked for once more."""
         reader = await self.find(storage_index, share_number)
         try:
             return await self._read_all(reader, offset, length)

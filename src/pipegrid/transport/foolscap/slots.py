@@ -47,7 +47,6 @@ class FoolscapSlots:
     async def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads
     ) -> SlotResult:
-        """Test, read and write."""
         storage = await self._link.storage()
         success, data = await self._link.call(
             storage,
@@ -70,7 +69,10 @@ class FoolscapSlots:
     async def read_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> bytes:
-        """Read from one share."""
+        """
+        Return bytes of one share, in as many calls as its length takes; NoSuchShare if it is not
+        there.
+        """
         reads = [
             self.read(storage_index, [share_number], [each]) for each in in_pieces(offset, length)
         ]

@@ -75,7 +75,6 @@ class TubConnector:
         return found.addCallback(_hurry)
 
     def close(self) -> Deferred[Any]:
-        """Close the tub."""
         self._closed = True
         tub, self._tub = self._tub, None
         closed: Deferred[Any] = succeed(None) if tub is None else tub.stopService()

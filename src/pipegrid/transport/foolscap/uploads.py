@@ -108,7 +108,10 @@ class FoolscapUploads:
     def began(
         self, storage_index: bytes, writers: dict[int, Any], share_bytes: int, upload_secret: bytes
     ) -> None:
-        """The server gave writers."""
+        """
+        Keep the writers that an allocation gave, by share number; the shares are of
+        ``share_bytes``.
+        """
         for number, writer in writers.items():
             self._shares[storage_index, number] = UnfinishedShare(
                 writer, share_bytes, upload_secret
@@ -170,7 +173,7 @@ class FoolscapUploads:
         return WriteResult(True)
 
     async def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
-        """Forget an unfinished share."""
+        """Give up an unfinished share, here and at the server; raises as ``write`` does."""
         share = self._find(storage_index, share_number, upload_secret)
         del self._shares[storage_index, share_number]
         await self._link.call(share.writer, "abort")

@@ -69,7 +69,7 @@ class GbsAnswers:
         return self._unpack(gbs.unpack_version, answer, "a question for its version")
 
     def allocation(self, answer: RawResponse) -> Allocation:
-        """What may be written."""
+        """Which shares the server has, and for which it has made room."""
         if answer.status != 200:
             raise self.refused_allocation(answer.status, answer.body)
         return self._unpack(gbs.unpack_allocation, answer, "an allocation")
@@ -151,7 +151,7 @@ class GbsAnswers:
         raise self._refusal(answer.status, answer.body, "an abort", share_number)
 
     def shares(self, answer: RawResponse) -> frozenset[int]:
-        """Which shares there are."""
+        """The numbers of the shares that the server has."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a question for shares")
         return self._unpack(gbs.unpack_shares, answer, "a question for shares")

@@ -122,7 +122,7 @@ class Whole:
 
 
 class SentBundle:
-    """What was sent together."""
+    """What was sent together in one bundle, and the request that it went in."""
 
     __slots__ = ("held", "request")
 

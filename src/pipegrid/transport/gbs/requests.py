@@ -148,7 +148,7 @@ class GbsRequests:
         return request
 
     def survey(self, questions: Sequence[Question]) -> RawRequest:
-        """Ask about many files."""
+        """Ask which shares of many files there are, and for samples of them, in one message."""
         from pipegrid.wire import gbs_surveys
 
         request = self._message(_SURVEY, b"", gbs_surveys.pack_survey(questions))
@@ -158,7 +158,7 @@ class GbsRequests:
         return request
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:
-        """Forget an unfinished upload."""
+        """Have the server give up an unfinished share; the secret is that of its upload."""
         return self._message(
             b"PUT %s%s/%d/abort" % (_IMMUTABLE, _index_text(storage_index), share_number),
             _upload_line(upload_secret),
@@ -245,7 +245,7 @@ class GbsRequests:
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, *, mutable: bool = False
     ) -> RawRequest:
-        """Complain about a share."""
+        """Tell the server's operator that a share looks corrupt, and why."""
         return self._message(
             b"POST %s%s/%d/corrupt" % (_kind(mutable), _index_text(storage_index), share_number),
             b"",

@@ -185,7 +185,6 @@ class Stream:
         return self
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """An answer begins."""
         assert IPushProducer.providedBy(producer)
         self._producer = producer
         if self._error is not None:
@@ -294,7 +293,6 @@ class Stream:
         self._streams.paused()
 
     def resumeProducing(self) -> None:
-        """The consumer wants more."""
         self.is_paused = False
         if self._parked:
             self._parked = False

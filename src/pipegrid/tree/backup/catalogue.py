@@ -21,13 +21,27 @@ import attrs
 
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.edits import Link
+from pipegrid.core.names import composed
 from pipegrid.errors import DirectoryError, UsageError
 from pipegrid.tree.listing import ListingLimits, unpack
 from pipegrid.tree.metadata import KEY
 
 MAX_BYTES = 64 << 20
-MAX_NAME = 200
 TIME_FORMAT = "%Y-%m-%d_%H:%M:%SZ"
+
+
+@attrs.frozen
+class Machine:
+    """
+    Where a run was made.
+
+    Attributes:
+        id: no two machines have the same; empty: nobody has noted it, as versions of old did not.
+        name: what it called itself then.
+    """
+
+    id: str = ""
+    name: str = attrs.field(default="", eq=False)
 
 
 @attrs.frozen
@@ -43,6 +57,7 @@ class BackupRun:
         files, bytes: in the tree.
         left_out: how many things are not in it that should be.
         directory: the absolute path that was stored, as it can be shown; empty: nobody has noted it.
+        machine: that it was stored on.
     """
 
     name: str
@@ -53,10 +68,11 @@ class BackupRun:
     bytes: int = 0
     left_out: int = 0
     directory: str = ""
+    machine: Machine = Machine()
 
     @property
     def at(self) -> datetime:
-        """The time."""
+        """The ``time`` of the run as a datetime, in UTC."""
         return parse_time(self.time)
 
 
@@ -75,6 +91,7 @@ def entry_of(run: BackupRun) -> Link:
         "bytes": run.bytes,
         "left_out": run.left_out,
         **({"directory": run.directory} if run.directory else {}),
+        **({"machine": run.machine.id, "host": run.machine.name} if run.machine.id else {}),
     }
     return Link(entry_name(run), run.cap, metadata={**run.metadata, KEY: ours})
 
@@ -107,9 +124,11 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
         kept = {key: value for key, value in metadata.items() if key not in (KEY, "tahoe")}
         kept[KEY] = {key: value for key, value in ours.items() if key != "backup"}
         files, size, left_out = (_count(said.get(key)) for key in ("files", "bytes", "left_out"))
-        directory = said.get("directory")
-        directory = directory if isinstance(directory, str) else ""
-        runs.append(BackupRun(name, time, entry.cap, kept, files, size, left_out, directory))
+        directory, machine, host = (
+            _text(said.get(key)) for key in ("directory", "machine", "host")
+        )
+        where = Machine(machine, host)
+        runs.append(BackupRun(name, time, entry.cap, kept, files, size, left_out, directory, where))
     if entries and not runs:
         raise DirectoryError(
             "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"
@@ -166,6 +185,7 @@ def chosen(runs: Sequence[BackupRun], name: str | None, at: str | None) -> Backu
         UsageError: there is none, or it is not clear which.
     """
     names = sorted({run.name for run in runs})
+    name = None if name is None else composed(name)
     if not names:
         raise UsageError("the catalogue lists no backup")
     if name is None:
@@ -182,23 +202,8 @@ def chosen(runs: Sequence[BackupRun], name: str | None, at: str | None) -> Backu
     return max(fitting, key=lambda run: run.at)
 
 
-def check_name(name: str) -> str:
-    """
-    Return the name of a backup.
-
-    Raises:
-        UsageError: it cannot be one.
-    """
-    if (
-        not name
-        or len(name.encode("utf-8", "replace")) > MAX_NAME
-        or not name.isprintable()
-        or "/" in name
-    ):
-        raise UsageError(
-            f"{name!r} cannot be the name of a backup; give one of letters without '/', such as 'home'"
-        )
-    return name
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _count(value: Any) -> int:

@@ -16,7 +16,14 @@ from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.edits import Edit, Unlink
 from pipegrid.errors import CapError, DirectoryError
 from pipegrid.grid.grid import Grid
-from pipegrid.tree.backup.catalogue import MAX_BYTES, BackupRun, entry_name, entry_of, runs_of
+from pipegrid.tree.backup.catalogue import (
+    MAX_BYTES,
+    BackupRun,
+    entry_name,
+    entry_of,
+    runs_of,
+    shown_time,
+)
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.directory import Directory, create_directory
 
@@ -36,18 +43,40 @@ class CatalogueChange:
 
     def apply(self, listed: Sequence[BackupRun]) -> tuple[list[BackupRun], list[BackupRun]]:
         """Return the runs that are listed then, oldest first, and those that are forgotten."""
-        every = {entry_name(run): run for run in (*listed, *self.added)}
+        added = self.placed(listed)
+        every = {entry_name(run): run for run in (*listed, *added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
-        stay = kept(runs, self.retention, self.added[-1].time if self.added else None)
+        stay = kept(runs, self.retention, added[-1].time if added else None)
         staying = set(map(entry_name, stay))
         return stay, [run for run in runs if entry_name(run) not in staying]
+
+    def placed(self, listed: Sequence[BackupRun]) -> tuple[BackupRun, ...]:
+        """Return the added runs; one of which another machine's has the name and second gets the next."""
+        there = {entry_name(run): run.machine for run in listed}
+        added = {entry_name(run): run for run in self.added}
+        placed = []
+        for run in self.added:
+            free = run
+            while there.get(entry_name(free), run.machine) != run.machine or (
+                added.get(entry_name(free), run) != run
+            ):
+                free = attrs.evolve(free, time=shown_time(free.at.timestamp() + 1))
+            placed.append(free)
+        return tuple(placed)
+
+    def done(self, listed: Sequence[BackupRun]) -> Changed:
+        """Return what comes of it; content and version are to be filled in."""
+        stay, forgotten = self.apply(listed)
+        placed = self.placed(listed)
+        return Changed(b"", 0, tuple(stay), tuple(forgotten), placed[-1] if placed else None)
 
     def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
         """Return what changes a directory with these runs so."""
         stay, forgotten = self.apply(listed)
         staying = set(map(entry_name, stay))
         there = set(map(entry_name, listed))
-        edits: list[Edit] = [entry_of(run) for run in self.added if entry_name(run) in staying]
+        added = self.placed(listed)
+        edits: list[Edit] = [entry_of(run) for run in added if entry_name(run) in staying]
         gone = [entry_name(run) for run in forgotten if entry_name(run) in there]
         return edits + [Unlink(name, must_exist=False) for name in gone]
 
@@ -62,12 +91,14 @@ class Changed:
         version: the sequence number of the version that has them.
         runs: that are listed, oldest first.
         forgotten: that are no more.
+        run: the last one that was added, as it is listed; None: none was.
     """
 
     content: bytes = attrs.field(repr=False)
     version: int
     runs: tuple[BackupRun, ...]
     forgotten: tuple[BackupRun, ...]
+    run: BackupRun | None = None
 
 
 class CatalogueStore(Protocol):
@@ -122,7 +153,6 @@ class GridCatalogues:
         self._now = now
 
     async def create(self) -> DirectoryCap:
-        """Make an empty catalogue."""
         return (await create_directory(self._grid)).cap
 
     async def load(self, cap: DirectoryCap) -> bytes:
@@ -140,14 +170,13 @@ class GridCatalogues:
     async def change(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
     ) -> Changed:
-        """Change a catalogue."""
         directory = Directory(self._grid, cap, self._now)
         done: Changed | None = None
 
         def edits(content: bytes) -> list[Edit]:
             nonlocal done
             listed = runs_of(cap, content)
-            done = Changed(b"", 0, *map(tuple, change.apply(listed)))
+            done = change.done(listed)
             return change.edits(listed)
 
         content, written = await directory.change_by(edits, remembered)
@@ -157,9 +186,9 @@ class GridCatalogues:
     async def write_anew(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> Changed:
-        """Write what is remembered."""
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
         content = directory.applied(remembered, change.edits(listed))
         written = await self._grid.overwrite(cap, content)
-        return Changed(content, written.version.sequence_number, *map(tuple, change.apply(listed)))
+        done = change.done(listed)
+        return attrs.evolve(done, content=content, version=written.version.sequence_number)

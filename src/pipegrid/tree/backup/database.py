@@ -170,7 +170,6 @@ class Database(Memory):
         self.checked(cap)
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """A directory is stored."""
         self._write(
             "INSERT OR REPLACE INTO directories VALUES (?, ?)", (self._digest(packed), str(cap))
         )

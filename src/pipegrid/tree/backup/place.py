@@ -4,6 +4,7 @@ Where a client keeps what its backups have to know: ``backup`` beside its secret
     lock             held by the backup that runs
     database.sqlite  which files had which cap
     catalogue.json   the list of runs as it was stored last, its cap, and runs that are not in it yet
+    machine          which machine this is, where the system does not tell
     catalogue.cap    that cap alone, on one line: whoever has it may change the list
 
 The list is there to be at hand, and to be compared with what servers say: the grid has it, under that cap.
@@ -29,7 +30,8 @@ from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.mutables import KNOWN_NAME
-from pipegrid.tree.backup.catalogue import BackupRun, entry_name, entry_of, runs_of
+from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, entry_of, runs_of
+from pipegrid.tree.backup.machine import this_machine
 
 _MAX_BYTES = 128 << 20
 
@@ -111,10 +113,22 @@ class BackupPlace:
             ) from None
 
     def unlock(self) -> None:
-        """Let another one run."""
+        """Let another backup of this client run; a second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def machine(self) -> Machine:
+        """
+        Return which machine this is.
+
+        Raises:
+            SinkError: nobody knows, and nothing can be written.
+        """
+        try:
+            return this_machine(self.directory)
+        except OSError as error:
+            raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
 
     def noted(self, say: Callable[[str], None] = lambda sentence: None) -> Noted:
         """

@@ -35,6 +35,9 @@ def kept(runs: Sequence[BackupRun], rules: Retention, now: str | None = None) ->
     """
     Return the runs that some rule keeps, in the order given; the newest of each backup always stays.
 
+    Runs of one name that several machines have made are kept apart: no machine's displace another's. Those of
+    which nobody noted the machine count as the only one's, if there is one alone.
+
     Runs without a single file displace none that has some: a disk that was not mounted looks like that, night
     after night. So the rules are applied to all runs, and once more to those with files.
 
@@ -45,9 +48,10 @@ def kept(runs: Sequence[BackupRun], rules: Retention, now: str | None = None) ->
     if rules.keeps_all:
         return list(runs)
     keep = {run for run in runs if now is not None and run.time > now}
-    for name in {run.name for run in runs}:
+    series = _series(runs)
+    for each in dict.fromkeys(series.values()):
         newest_first = sorted(
-            (run for run in runs if run.name == name and run not in keep),
+            (run for run in runs if series[run] == each and run not in keep),
             key=lambda run: run.time,
             reverse=True,
         )
@@ -57,6 +61,15 @@ def kept(runs: Sequence[BackupRun], rules: Retention, now: str | None = None) ->
             keep.update(_first_of_each(counted, rules.daily or 0, lambda at: at.date()))
             keep.update(_first_of_each(counted, rules.weekly or 0, lambda at: at.isocalendar()[:2]))
     return [run for run in runs if run in keep]
+
+
+def _series(runs: Sequence[BackupRun]) -> dict[BackupRun, tuple[str, str]]:
+    """Return of each run to which series it belongs."""
+    machines: dict[str, set[str]] = {}
+    for run in runs:
+        machines.setdefault(run.name, set()).update({run.machine.id} - {""})
+    only = {name: min(ids) for name, ids in machines.items() if len(ids) == 1}
+    return {run: (run.name, run.machine.id or only.get(run.name, "")) for run in runs}
 
 
 def _first_of_each(

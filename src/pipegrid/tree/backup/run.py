@@ -20,11 +20,11 @@ from twisted.internet.defer import Deferred, DeferredList
 
 from pipegrid.core.caps import DirectoryCap, MutableCap
 from pipegrid.core.text import printable
-from pipegrid.errors import PipegridError, RollbackError, UsageError
+from pipegrid.errors import PipegridError, RollbackError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
 from pipegrid.tree.backup.archives import Archives
-from pipegrid.tree.backup.catalogue import BackupRun, check_name, entry_name, runs_of, shown_time
+from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, runs_of, shown_time
 from pipegrid.tree.backup.cataloguestore import (
     CatalogueChange,
     CatalogueStore,
@@ -32,6 +32,7 @@ from pipegrid.tree.backup.cataloguestore import (
     GridCatalogues,
 )
 from pipegrid.tree.backup.database import Database
+from pipegrid.tree.backup.naming import check_name, check_owner
 from pipegrid.tree.backup.place import BackupPlace, Noted
 from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.localwalk import LocalWalk, own_directories
@@ -53,7 +54,8 @@ class BackupOptions:
         selection: made anew for each run, since it notes what it has met.
         archives: the cap of a directory that can be changed, and names below it, which need not be there
             yet: where the run is kept as Tahoe-LAFS's ``backup`` keeps it, beside the catalogue.
-        name_was_chosen: runs of another directory may have the same name, since somebody has said so.
+        name_was_chosen: runs of another directory or machine may have the same name, since somebody has said
+            so.
     """
 
     selection: Callable[[], TreeSelection] = TreeSelection
@@ -113,6 +115,7 @@ class Backups:
         say: told, in a sentence, what the user should know.
         now: seconds since 1970.
         catalogues: where the list of runs is kept.
+        machine: this one, if it is another than the system says.
     """
 
     def __init__(
@@ -122,10 +125,12 @@ class Backups:
         say: Callable[[str], None] = lambda sentence: None,
         now: Callable[[], float] = time.time,
         catalogues: CatalogueStore | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self._grid = grid
         self._say = say
         self._now = now
+        self._machine = machine
         self.place = BackupPlace(grid.config)
         self.catalogues: CatalogueStore = catalogues or GridCatalogues(grid, now)
 
@@ -143,20 +148,20 @@ class Backups:
         the next run lists it.
 
         Raises:
-            UsageError: another run is under way, the name cannot be one, or is another directory's, or a
-                directory under which it is to be kept cannot be changed.
+            UsageError: another run is under way, the name cannot be one, or is another directory's or
+                machine's, or a directory under which it is to be kept cannot be changed.
             SourceError: the directory cannot be read.
             GridError: the grid takes nothing, or the list of runs cannot be made.
         """
         options = options or BackupOptions()
-        check_name(name)
         began_s = self._grid.clock.seconds()
         self.place.lock()
         try:
             noted = self.place.noted(self._say)
-            root = os.path.realpath(directory)
+            name = check_name(name, noted.runs)
+            root, machine = os.path.realpath(directory), self._machine or self.place.machine()
             if not options.name_was_chosen:
-                _check_directory(noted.runs, name, root)
+                check_owner(await self._listed(noted), name, root, machine)
             database = self._database(root)
             try:
                 store = GridFiles(self._grid)
@@ -179,9 +184,10 @@ class Backups:
                 counts.bytes,
                 counts.left_out,
                 printable(root),
+                machine,
             )
             self._tell_of_later(run, noted.runs)
-            forgotten, problems = await self._list(noted, archives, run, options.retention)
+            run, forgotten, problems = await self._list(noted, archives, run, options.retention)
         finally:
             self.place.unlock()
         elapsed_s = self._grid.clock.seconds() - began_s
@@ -225,8 +231,8 @@ class Backups:
 
     async def _list(
         self, noted: Noted, archives: Archives | None, run: BackupRun, retention: Retention
-    ) -> tuple[tuple[BackupRun, ...], tuple[PipegridError, ...]]:
-        """List a run that is stored; returns which others are forgotten, and what went wrong."""
+    ) -> tuple[BackupRun, tuple[BackupRun, ...], tuple[PipegridError, ...]]:
+        """List a run that is stored; returns it as listed, which are forgotten, and what went wrong."""
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
         noted = attrs.evolve(noted, unlisted=(*others, run))
         self.place.note(noted)
@@ -250,9 +256,16 @@ class Backups:
             steps.append(Deferred.fromCoroutine(trying(keeping)))
         changed: Changed | None = (await together(steps))[0]
         if changed is None:
-            return (), tuple(problems)
+            return run, (), tuple(problems)
         self.place.note(Noted(noted.cap, changed.content, (), changed.version))
-        return changed.forgotten, tuple(problems)
+        return changed.run or run, changed.forgotten, tuple(problems)
+
+    async def _listed(self, noted: Noted) -> tuple[BackupRun, ...]:
+        """Return the runs beside which the next one will be listed."""
+        if noted.cap is None or noted.content is not None:
+            return noted.runs
+        # Somebody has put the cap of another catalogue here: what is in that is what counts.
+        return tuple(runs_of(noted.cap, await self.catalogues.load(noted.cap)))
 
     async def _change(self, noted: Noted, change: CatalogueChange) -> Changed:
         assert noted.cap is not None
@@ -272,15 +285,21 @@ class Backups:
         directory: str,
         options: BackupOptions | None = None,
         reports: TreeReports | None = None,
+        name: str | None = None,
     ) -> WouldSend:
         """
         Find out what a run would send; no file is opened, and nothing is stored or recorded.
+
+        Args:
+            name: what it would be called, which must be possible; None: that does not matter.
 
         Raises: as ``run`` does.
         """
         options = options or BackupOptions()
         self.place.lock()
         try:
+            if name is not None:
+                check_name(name, self.place.noted(self._say).runs)
             database = self._database(directory, read_only=True)
             try:
                 params = self._grid.config.params
@@ -353,25 +372,6 @@ class Backups:
             self._grid.limits,
         )
         return await upload.run()
-
-
-def _check_directory(runs: Iterable[BackupRun], name: str, root: str) -> None:
-    """
-    Raises:
-        UsageError: runs of this name are those of another directory, which is still there. One would have
-            those of the other forgotten, and 'restore' would bring back whichever was stored last.
-    """
-    noted = [run for run in runs if run.name == name and run.directory]
-    other = max(noted, key=lambda run: run.time).directory if noted else root
-    try:
-        if other == printable(root) or os.path.samefile(other, root):
-            return
-    except OSError:  # it was moved, perhaps to here
-        return
-    raise UsageError(
-        f"{name!r} is the backup of {other}: choose a name for that of {printable(root)} with --as, or say "
-        f"'--as {name}' if both are to have the same one"
-    )
 
 
 def _own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
