@@ -24,12 +24,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 import attrs
 
-from misc.command import command, environment
+from misc.command import command, compile_package, environment
 from misc.ending import end_on_sigterm
 from misc.speedtest.processes import Servers, ping_s
 
@@ -106,15 +105,6 @@ def measure(servers: Servers, rounds: int, seed: int) -> dict[str, list[Run]]:
             for name, each in (("put", put), ("get", got), ("floor", floor)):
                 runs[name].append(each)
     return runs
-
-
-def compile_package() -> None:
-    """Have the bytecode of the package on the disk, as an installed one has it."""
-    import compileall
-
-    import pipegrid
-
-    compileall.compile_dir(str(Path(pipegrid.__file__).parent), quiet=2)
 
 
 def medians(runs: Sequence[Run], rtt_s: float) -> dict[str, float]:

@@ -42,7 +42,7 @@ class Base32Tests(SynchronousTestCase):
         self.assertEqual(len(cases), 9)
 
     def test_refuses_near_misses(self) -> None:
-        """Padding, white space, other alphabets' digits and letters outside ASCII are no base32."""
+        """Padding, white space, what numbers may have, and letters outside ASCII are no base32."""
         for text in (
             "aa======",
             "aa ",
@@ -54,6 +54,11 @@ class Base32Tests(SynchronousTestCase):
             "a0",
             "aA",
             "a-",
+            "a_a_",
+            "+a",
+            "-aaaa",
+            "a!",
+            "\ud800a",
             "ａａ",
             "٢٣",
         ):

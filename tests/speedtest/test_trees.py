@@ -6,9 +6,10 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from misc.speedtest.trees import __main__ as trees
-from misc.speedtest.trees import contents
+from misc.speedtest.trees import contents, grids
 from misc.speedtest.trees.contest import FIRST, LIST, SAME, Measured, Task, table
 from misc.speedtest.trees.sides import CommandFailed, Runner, Took
 from twisted.trial.unittest import SynchronousTestCase
@@ -117,3 +118,17 @@ class CommandTests(SynchronousTestCase):
         self.assertEqual((options.peer_files, options.peer_rounds), (100, 3))
         options = trees._options(["--tiny", "--only", "first,same"])
         self.assertEqual((options.rounds, options.only), (1, ["first", "same"]))
+
+    def test_commands_are_compiled_beforehand(self) -> None:
+        """As installed ones are, or else each would compile what it imports, in its own time."""
+        happened: list[str] = []
+
+        def starting(*arguments: Any) -> Any:
+            happened.append("servers")
+            raise CommandFailed
+
+        self.patch(trees, "end_on_sigterm", lambda: None)
+        self.patch(trees, "compile_package", lambda: happened.append("compiled"))
+        self.patch(grids, "ours", starting)
+        self.assertRaises(CommandFailed, trees.main, ["--servers", "ours"])
+        self.assertEqual(happened, ["compiled", "servers"])

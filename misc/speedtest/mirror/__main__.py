@@ -17,7 +17,6 @@ target where there is one, and the ceiling; then a table on standard error.
 from __future__ import annotations
 
 import argparse
-import compileall
 import os
 import platform
 import random
@@ -28,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pipegrid
+from misc.command import compile_package
 from misc.ending import end_on_sigterm
 from misc.speedtest.mirror.again import durability, incremental, memory, verify_again
 from misc.speedtest.mirror.bench import Bench
@@ -117,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.rounds = 1 if options.tiny else options.rounds
     end_on_sigterm()
     if not options.tiny:  # as an installed package is; else each run would do so again
-        compileall.compile_dir(Path(pipegrid.__file__).parent, quiet=1)
+        compile_package()
     with (
         tempfile.TemporaryDirectory(dir=options.scratch, prefix="pipegrid-mirror-") as scratch,
         tempfile.TemporaryDirectory(dir=options.disk) as disk,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
-_ALPHABET = re.compile(r"[a-z2-7]*\Z")
 _DIGITS = "abcdefghijklmnopqrstuvwxyz234567"
 _PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
-_AS_NUMBER = str.maketrans(_DIGITS, "0123456789abcdefghijklmnopqrstuv")
+_VALUES = b"0123456789abcdefghijklmnopqrstuv"
+_AS_NUMBER = bytes(
+    _VALUES[_DIGITS.index(character)] if (character := chr(byte)) in _DIGITS else ord("!")
+    for byte in range(256)
+)
+"""Digits as Python reads them, and for every other byte one that it refuses."""
+
 _LENGTHS = frozenset({0, 2, 4, 5, 7})  # that texts have, beside whole eights
 
 
@@ -63,16 +66,17 @@ def decode(text: str) -> bytes:
         ValueError: text has a character outside ``a-z2-7``, an impossible length, or spare bits
             that are not zero. So every byte string has exactly one text.
     """
-    if not _ALPHABET.match(text):
-        raise ValueError("base32 text may only hold a-z and 2-7")
-    if len(text) % 8 not in _LENGTHS:
-        raise ValueError(f"base32 text cannot be {len(text)} characters long")
     if not text:
         return b""
     # Python reads numbers to this base as fast as to 10: a tenth of what ``base64.b32decode`` takes.
+    try:
+        value = int(text.encode("ascii").translate(_AS_NUMBER), 32)
+    except ValueError:
+        raise ValueError("base32 text may only hold a-z and 2-7") from None
+    if len(text) % 8 not in _LENGTHS:
+        raise ValueError(f"base32 text cannot be {len(text)} characters long")
     count = 5 * len(text) // 8
     stray = 5 * len(text) - 8 * count
-    value = int(text.translate(_AS_NUMBER), 32)
     if value & (1 << stray) - 1:
         raise ValueError("base32 text has stray bits in its last character")
     return (value >> stray).to_bytes(count, "big")

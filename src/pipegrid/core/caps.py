@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import get_args
+from functools import partial
+from typing import Protocol, get_args
 
 import attrs
 
@@ -20,6 +21,8 @@ from pipegrid.core import base32, hashes
 from pipegrid.core.params import MAX_LITERAL_BYTES
 from pipegrid.errors import CapError
 
+_START = "URI:"
+_PREFIXES = ("ro.", "imm.")
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,19})\Z")
 
 
@@ -216,10 +219,10 @@ def parse_cap(text: str) -> Cap:
         UsageError: it is no text at all.
     """
     check_kind(text, str, "a capability", "text")
-    for prefix in ("ro.", "imm."):
-        if text.startswith(prefix):
-            cap = _parse_bare(text[len(prefix) :])
-            return cap if _keeps_promise(cap, prefix) else UnknownCap(text)
+    if text.startswith(_PREFIXES):
+        prefix = text[: text.index(".") + 1]
+        cap = _parse_bare(text[len(prefix) :])
+        return cap if _keeps_promise(cap, prefix) else UnknownCap(text)
     return _parse_bare(text)
 
 
@@ -238,11 +241,9 @@ def as_cap(cap: str | Cap) -> Cap:
 
 def _parse_bare(text: str) -> Cap:
     """Parse a cap without prefix; a second prefix makes it unknown, like any other odd start."""
-    head, colon, rest = text.partition(":")
-    kind, colon2, fields = rest.partition(":")
-    if head != "URI" or not colon or not colon2 or kind not in _PARSERS:
-        return UnknownCap(text)
-    return _PARSERS[kind](fields)
+    end = text.find(":", len(_START))
+    parse = _PARSERS.get(text[len(_START) : end]) if end >= 0 and text.startswith(_START) else None
+    return UnknownCap(text) if parse is None else parse(text[end + 1 :])
 
 
 def _keeps_promise(cap: Cap, prefix: str) -> bool:
@@ -252,8 +253,9 @@ def _keeps_promise(cap: Cap, prefix: str) -> bool:
     return isinstance(file, MutableCap) and prefix == "ro." and file.access != "write"
 
 
-# Each parser is told what to call the cap in a sentence about it.
-_FileParser = Callable[[str, str], FileCap]
+class _FileParser(Protocol):
+    def __call__(self, fields: str, what: str) -> FileCap:
+        """Parse; ``what`` is what to call the cap in a sentence about it."""
 
 
 def _parse_chk(fields: str, what: str) -> ChkCap:
@@ -296,10 +298,6 @@ def _mutable_parser(kind: str, access: str) -> _FileParser:
         return MutableCap(kind, access, secret, _parse_bytes(parts[1], hashes.HASH_BYTES, what))
 
     return parse
-
-
-def _file_parser(parse: _FileParser, what: str) -> Callable[[str], FileCap]:
-    return lambda fields: parse(fields, what)
 
 
 def _directory_parser(parse: _FileParser) -> Callable[[str], DirectoryCap]:
@@ -346,7 +344,7 @@ def _register() -> None:
         files[f"{kind}-RO"] = _mutable_parser(kind, "read"), kind
         files[f"{kind}-Verifier"] = _mutable_parser(kind, "verify"), kind
     for kind, (parse, what) in files.items():
-        _PARSERS[kind] = _file_parser(parse, what)
+        _PARSERS[kind] = partial(parse, what=what)
         directory = kind.replace("SSK", "DIR2") if "SSK" in kind else f"DIR2-{kind}"
         _PARSERS[directory] = _directory_parser(parse)
 
