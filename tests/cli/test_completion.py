@@ -133,6 +133,9 @@ class CompletionTestCase(TerminalTestCase):
 
     def check_grid(self) -> None:
         """Names behind an alias become words that mean them, and so do local ones; none is carried out."""
+        # What a Tab starts is forked: what shells make of its answers is the subject, and they ask often.
+        forked = client.script(self.environment, "pipegrid.cli")
+        (self.home / "bin" / "pipegrid").write_text(forked)
         self.make_grid()
         (self.home / "with blank").mkdir()
         for name in ("local fileNine", "with blank/inner fileTen"):
