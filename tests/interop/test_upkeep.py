@@ -21,27 +21,25 @@ from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.transfer.results import CheckResult, RepairResult
 
 FILES = 50
-SERVERS = 5
-SETTINGS = f"[client]\nshares.needed = 2\nshares.happy = {SERVERS}\nshares.total = {SERVERS}\n"
 
 
 class UpkeepTests(TestCase):
-    """Servers take their seconds to start, so one test does all with them."""
+    """Ten servers take their seconds to start, so one test does all with them."""
 
     timeout = 120
 
     def test_fifty_files(self) -> Deferred[None]:
-        """All healthy; leases added; one of five servers loses everything, and gets it back."""
+        """All healthy; leases added; one of ten servers loses everything, and gets it back."""
         return Deferred.fromCoroutine(self._with_servers())
 
     async def _with_servers(self) -> None:
         root = Path(self.mktemp()).absolute()
         root.mkdir()
         cache = mock.patch.dict("os.environ", {"XDG_CACHE_HOME": str(root / "cache")})
-        with cache, StorageNodes(root, SERVERS) as servers:
+        with cache, StorageNodes(root, 10) as servers:
             home = root / "client"
             (home / "private").mkdir(parents=True)
-            (home / "pipegrid.cfg").write_text(SETTINGS)
+            (home / "pipegrid.cfg").write_text("[client]\n")
             for name in ("convergence", "secret"):
                 (home / "private" / name).write_text(base32.encode(b"s" * 32) + "\n")
             (home / SERVERS_NAME).write_text(servers_file(servers.addresses(), HTTPS), "utf-8")
@@ -59,7 +57,7 @@ class UpkeepTests(TestCase):
         for one in await grid.check_many(caps, add_lease=True):
             assert isinstance(one, CheckResult)
             self.assertTrue(one.healthy)
-            self.assertEqual((len(one.renewed), one.lease_problems), (SERVERS, []))
+            self.assertEqual((len(one.renewed), one.lease_problems), (10, []))
         emptied = servers.nodes[3]
         before = sum(1 for path in emptied.shares.rglob("*") if path.is_file())
         self.assertGreaterEqual(before, FILES)
@@ -68,7 +66,7 @@ class UpkeepTests(TestCase):
                 shutil.rmtree(path)
         for one in await grid.check_many(caps):
             assert isinstance(one, CheckResult)
-            self.assertEqual(len(one.good_shares), SERVERS - 1)
+            self.assertEqual(len(one.good_shares), 9)
         for outcome in await grid.check_many(caps, repair=True, add_lease=True):
             assert isinstance(outcome, RepairResult)
             self.assertTrue(outcome.whole)
@@ -78,4 +76,4 @@ class UpkeepTests(TestCase):
             self.assertTrue(one.healthy and not one.corrupt)
         for renewed in await grid.renew_many(caps):
             assert not isinstance(renewed, Failure)
-            self.assertEqual(len(renewed.leases), SERVERS)
+            self.assertEqual(len(renewed.leases), 10)
