@@ -30,6 +30,7 @@ from pipegrid.grid.servers import (
 )
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.transfer.peers import Peer
+from pipegrid.transport.foolscap.client import FoolscapServer
 from pipegrid.wire.announcements import KnownServer
 from tests import vectors
 
@@ -111,6 +112,26 @@ class ParseTests(SynchronousTestCase):
         with self.assertRaises(ValueError) as caught:
             open_server(reactor, one_known, Windows(1 << 20, 1 << 20), force_foolscap=True)
         self.assertIn("it speaks HTTPS only", str(caught.exception))
+
+    def test_foolscap_beside_https(self) -> None:
+        """Who speaks both has both ways, if that is asked for, of which the second closes nothing that is not acknowledged."""
+        both = {"anonymous-storage-FURL": FURL, "anonymous-storage-NURLs": [NURL]}
+        tor = FURL.replace("tcp:", "tor:").replace("127.0.0.1", "abc.onion")
+        unreached = {"anonymous-storage-FURL": tor, "anonymous-storage-NURLs": [at(1)]}
+        found = parse({"both": {"ann": both}, "unreached": {"ann": unreached}})
+        ways = []
+        for known in found.servers:
+            server: Any = open_server(
+                reactor, known, Windows(1 << 20, 1 << 20), foolscap_beside=True
+            ).server
+            ways.append(server._beside)
+        self.assertEqual((len(ways), ways[1]), (2, None))
+        server = open_server(reactor, found.servers[0], Windows(1 << 20, 1 << 20)).server
+        self.assertIsNone(server._beside)
+        other = ways[0]._open_server()
+        self.assertIsInstance(other, FoolscapServer)
+        self.assertFalse(other._uploads._close_behind)
+        self.assertEqual(other._link._connector._pin, found.servers[0].nurl.spki_hash)
 
     def test_tor_is_the_last_choice(self) -> None:
         """Of several addresses a direct one is taken."""

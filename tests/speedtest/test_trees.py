@@ -116,6 +116,7 @@ class CommandTests(SynchronousTestCase):
         """A peer takes part in every round, and in all of the tree, unless one says otherwise."""
         options = trees._options(["--files", "100"])
         self.assertEqual((options.peer_files, options.peer_rounds), (100, 3))
+        self.assertEqual((options.protocol, options.against), ("https", "https"))
         options = trees._options(["--tiny", "--only", "first,same"])
         self.assertEqual((options.rounds, options.only), (1, ["first", "same"]))
 

@@ -92,6 +92,23 @@ class RoundTripTests(SynchronousTestCase):
         self.assertLessEqual(self.round_trips(*calls), 2.3)
         self.assertEqual(self.successResultOf(calls[-1]), WriteResult(True))
 
+    def test_a_small_file_in_one_move_is_two(self) -> None:
+        """Its shares need no more than an allocation and a write would."""
+        shares = {3: b"whole", 4: b"other"}
+        self.assertLessEqual(self.round_trips(self.server.store_whole(SI, shares, 5, SECRETS)), 2.3)
+
+    def test_a_close_that_waits_is_a_third(self) -> None:
+        """Where a share is closed only when its bytes are acknowledged."""
+        self.world.settings = attrs.evolve(self.world.settings, close_behind=False)
+        self.server = self.world.connect()
+        self.server.version()
+        self.world.settle()
+        trips = self.round_trips(self.server.store_whole(SI, {3: b"whole"}, 5, SECRETS))
+        self.assertTrue(2.9 <= trips <= 3.3, trips)
+        reading = self.server.read(SI, 3, 0, 5)
+        self.world.settle()
+        self.assertEqual(self.successResultOf(reading), b"whole")
+
     def test_a_get_is_two_then_one(self) -> None:
         """A list with a read behind it is two round trips; once the share is known a read is one."""
         self.server.allocate(SI, {3}, 5, SECRETS)
@@ -300,6 +317,23 @@ class FailureTests(SynchronousTestCase):
         self.world.settle()
         self.assertEqual(self.successResultOf(listing), frozenset())
         self.assertEqual(self.world.store.upload_count, 0)
+
+    def test_a_write_that_fails_is_never_closed(self) -> None:
+        """Where a close waits for it; and its upload is in nobody's way."""
+        self.world.settings = attrs.evolve(self.world.settings, close_behind=False)
+        self.server = self.world.connect()
+        closes: list[object] = []
+
+        def refuse(writer: object, offset: int, data: bytes) -> None:
+            raise ServerRefused("the disk is full")
+
+        # As Tahoe-LAFS's server does it: what was written last does not keep it from closing.
+        self.patch(storage_foolscap.BucketWriter, "remote_write", refuse)
+        self.patch(storage_foolscap.BucketWriter, "remote_close", closes.append)
+        storing = self.server.store_whole(SI, {0: b"abcdef"}, 6, SECRETS)
+        self.world.settle()
+        self.assertEqual(self.successResultOf(storing).failed.keys(), {0})
+        self.assertEqual((closes, self.world.store.upload_count), ([], 0))
 
     def test_overlapping_writes_wait_for_their_answers(self) -> None:
         """Where writes overlap, one that conflicts keeps the share open, not damaged."""

@@ -103,6 +103,24 @@ class LoopbackTests(TestCase):
         answer = await storage.callRemote("get_version")
         self.assertIn(b"application-version", answer)
 
+    def test_the_same_key_as_over_https(self) -> Deferred[None]:
+        """Who is to be the owner of a NURL's key, besides the fURL's certificate, is nobody else."""
+        return Deferred.fromCoroutine(self._test_same_key())
+
+    async def _test_same_key(self) -> None:
+        node = await self.start()
+        address, pin = furl.parse(node.furl), nurl.parse(node.nurl).spki_hash
+        for key in (pin, pin[::-1]):
+            server = FoolscapServer(IDENTITY, TubConnector(address, pin=key), reactor)
+            self.addCleanup(server.disconnect)
+            if key is pin:
+                await server.version()
+                continue
+            with self.assertRaises(ServerUnreachable) as caught:
+                await server.version()
+            self.assertIn("cannot connect", str(caught.exception))
+            self.assertIn("key", str(caught.exception))
+
     def test_words(self) -> None:
         """What is abbreviated is short; a long string is not even hashed."""
 

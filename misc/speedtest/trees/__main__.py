@@ -2,7 +2,8 @@
 Whole trees: PipeGrid's command and Tahoe-LAFS's in turns on the same ten servers, then on servers of ours.
 
     python -m misc.speedtest.trees [--servers tahoe|ours]... [--only KEY,KEY] [--rounds 3] [--files 1000]
-                                   [--peer-files N] [--peer-rounds N] [--again N] [--rtt 100] [--tiny]
+                                   [--peer-files N] [--peer-rounds N] [--again N] [--rtt 100]
+                                   [--protocol https|foolscap] [--against https|foolscap] [--tiny]
 
 ``$TAHOE`` is the command of Tahoe-LAFS (``make interop`` installs it in ``.venv-tahoe``). Both are commands
 as users type them, from start to end: PipeGrid's connects to its servers each time, Tahoe-LAFS's asks a
@@ -35,6 +36,7 @@ from pathlib import Path
 
 from misc.command import compile_package
 from misc.ending import end_on_sigterm
+from misc.speedtest.peers.nodes import HTTPS, PROTOCOLS
 from misc.speedtest.trees import contents, grids
 from misc.speedtest.trees.contest import (
     CHECK,
@@ -63,6 +65,7 @@ from pipegrid.tree.backup.changes import RACY_NS
 CHANGED = 10
 DEPTH = 20
 ENTRIES = 10_000
+ASKED = ("files", "protocol", "against")
 
 
 class Bench:
@@ -261,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rtt_s = options.rtt / 1000
             place = Path(scratch)
             starting = (
-                grids.tahoes(place, rtt_s)
+                grids.tahoes(place, rtt_s, options.protocol, options.against)
                 if kind == "tahoe"
                 else grids.ours(place, rtt_s, options.nice)
             )
@@ -269,9 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 bench = Bench(world, options, rng)
                 try:
                     for measured in bench.run():
-                        print(
-                            json.dumps({**measured.as_json(), "files": options.files}), flush=True
-                        )
+                        asked = {name: getattr(options, name) for name in ASKED}
+                        print(json.dumps({**measured.as_json(), **asked}), flush=True)
                         found.append(measured)
                 finally:
                     bench.close()
@@ -289,6 +291,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer-rounds", type=int, metavar="N", help="of Tahoe-LAFS; [as --rounds]")
     parser.add_argument("--again", type=int, default=1, help="'same' and 'ten' after a first; [1]")
     parser.add_argument("--rtt", type=float, default=100.0, metavar="MS", help="[100]")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default=HTTPS, help="PipeGrid's; [https]")
+    parser.add_argument(
+        "--against", choices=PROTOCOLS, default=HTTPS, help="the gateway's; [https]"
+    )
     parser.add_argument("--nice", type=int, default=0, help="of servers of ours; [0]")
     parser.add_argument("--scratch", type=Path, help="where all directories are made")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))

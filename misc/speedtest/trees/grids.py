@@ -65,8 +65,10 @@ def ours(scratch: Path, rtt_s: float, yielding: int) -> Iterator[World]:
 
 
 @contextmanager
-def tahoes(scratch: Path, rtt_s: float) -> Iterator[World]:
-    """Start servers and a gateway of Tahoe-LAFS's."""
+def tahoes(
+    scratch: Path, rtt_s: float, protocol: str = HTTPS, against: str = HTTPS
+) -> Iterator[World]:
+    """Start servers and a gateway of Tahoe-LAFS's; PipeGrid speaks one protocol, the gateway ``against``."""
     with ExitStack() as stack:
         nodes = stack.enter_context(StorageNodes(scratch / "servers", SERVERS))
         addresses = nodes.addresses()
@@ -80,9 +82,9 @@ def tahoes(scratch: Path, rtt_s: float) -> Iterator[World]:
             client,
             params=Params(),
             happy=HAPPY,
-            files={SERVERS_NAME: servers_file(behind, HTTPS)},
+            files={SERVERS_NAME: servers_file(behind, protocol)},
         )
-        gateway = Gateway(scratch / "gateway", behind, HTTPS, Params(), HAPPY)
+        gateway = Gateway(scratch / "gateway", behind, against, Params(), HAPPY)
         stack.enter_context(gateway)
 
         def others() -> float:

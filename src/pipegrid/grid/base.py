@@ -207,7 +207,7 @@ class BaseGrid:
     @property
     def takes_bundles(self) -> bool:
         """Whether all servers take many small shares in one message, as far as is known."""
-        return all(peer.server.whole_bytes for peer in self._peers)
+        return all(peer.server.takes_bundles for peer in self._peers)
 
     @started
     async def status(self) -> list[ServerStatus]:

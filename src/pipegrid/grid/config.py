@@ -5,7 +5,7 @@ The layout is that of a Tahoe-LAFS node directory, so that there is one format t
 of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning is the same:
 
     pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
-                              peers.preferred, force_foolscap
+                              peers.preferred, force_foolscap, foolscap_beside
                               [local] directory, servers, durability, keep_unfinished; [node] nickname
     private/convergence       the convergence secret, base32
     private/secret            the lease secret, base32
@@ -87,6 +87,8 @@ class GridConfig:
         nickname: what the directory's owner is called, as introducers are told; perhaps empty.
         caches: directories with what introducers said, the first of which may be written; perhaps none.
         force_foolscap: Foolscap is spoken with servers that speak HTTPS as well.
+        foolscap_beside: many small files at once go over Foolscap to servers that speak it beside HTTPS, and
+            take no bundles; a setting of PipeGrid's own.
         ask_first: whether puts ask where shares are before they send any; a setting of PipeGrid's own.
     """
 
@@ -102,6 +104,7 @@ class GridConfig:
     nickname: str = ""
     caches: tuple[Path, ...] = ()
     force_foolscap: bool = False
+    foolscap_beside: bool = False
     ask_first: AskFirst = "auto"
 
     @property
@@ -138,6 +141,7 @@ def load(directory: Path | str) -> GridConfig:
         nickname=nickname_of(parser),
         caches=_caches(directory) if is_tahoe else (private,),
         force_foolscap=_flag(parser, path, "client", "force_foolscap"),
+        foolscap_beside=not is_tahoe and _flag(parser, path, "client", "foolscap_beside"),
         ask_first="auto" if is_tahoe else _ask_first(parser, path),
     )
 

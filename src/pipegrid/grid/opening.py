@@ -171,6 +171,7 @@ class _Opener:
         self._tracer = tracer
         self._fixed_window_bytes = fixed_window_bytes
         self._force_foolscap = config.force_foolscap
+        self._foolscap_beside = config.foolscap_beside
         self._ahead = ahead
         total_shares = config.params.total_shares
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
@@ -193,6 +194,7 @@ class _Opener:
             known,
             self._windows,
             force_foolscap=self._force_foolscap,
+            foolscap_beside=self._foolscap_beside,
             throttle=self._throttle,
             ahead=self._ahead,
         )

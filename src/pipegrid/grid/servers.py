@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +173,7 @@ def open_server(
     windows: Windows,
     *,
     force_foolscap: bool = False,
+    foolscap_beside: bool = False,
     throttle: Throttle | None = None,
     ahead: Ahead | None = None,
 ) -> Peer:
@@ -181,6 +183,7 @@ def open_server(
     Args:
         windows: bounds of its pipeline.
         force_foolscap: speak Foolscap, whatever else it speaks.
+        foolscap_beside: speak it beside HTTPS where that is better, if it speaks both.
         throttle: bounds the rate of all bytes to and from all servers.
         ahead: makes connections already; the server's may be among them.
 
@@ -188,7 +191,8 @@ def open_server(
         ValueError: no protocol that it speaks is spoken here; the text says why.
     """
     if known.nurl is not None and not force_foolscap:
-        gbs = _open_gbs(reactor, known, known.nurl, throttle, ahead)
+        beside = known.furl if foolscap_beside else None
+        gbs = _open_gbs(reactor, known, known.nurl, beside, throttle, ahead)
         address = f"{known.nurl.host}:{known.nurl.port}"
         return Peer(gbs, windows.pipeline(reactor, lambda: gbs.round_trip_s), "https", address)
     if known.furl is None:
@@ -205,6 +209,7 @@ def _open_gbs(
     reactor: IReactorTime,
     known: KnownServer,
     address: Nurl,
+    furl: Furl | None,
     throttle: Throttle | None,
     ahead: Ahead | None,
 ) -> GbsServer:
@@ -213,17 +218,34 @@ def _open_gbs(
 
     identity = known.identity
     endpoints = endpoints_for(reactor, address, identity.nickname, throttle, ahead)
-    return GbsServer(identity, address, endpoints, reactor, bundle_bytes=known.bundle_bytes)
+    beside = None
+    if furl is not None and furl.leads_to_tcp:
+        beside = partial(_open_foolscap, reactor, identity, furl, throttle, address)
+    return GbsServer(
+        identity,
+        address,
+        endpoints,
+        reactor,
+        bundle_bytes=known.bundle_bytes,
+        open_beside=beside,
+    )
 
 
 def _open_foolscap(
-    reactor: IReactorTime, identity: ServerIdentity, address: Furl, throttle: Throttle | None
+    reactor: IReactorTime,
+    identity: ServerIdentity,
+    address: Furl,
+    throttle: Throttle | None,
+    beside: Nurl | None = None,
 ) -> StorageServer:
-    from pipegrid.transport.foolscap.client import FoolscapServer
+    """Return a server that speaks Foolscap; beside HTTPS it is whose key the NURL names, and careful."""
+    from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
     from pipegrid.transport.foolscap.tub import TubConnector
 
+    settings = FoolscapSettings(close_behind=beside is None)
+    pin = None if beside is None else beside.spki_hash
     try:
-        return FoolscapServer(identity, TubConnector(address, throttle), reactor)
+        return FoolscapServer(identity, TubConnector(address, throttle, pin), reactor, settings)
     except UsageError as error:
         raise ValueError(str(error)) from None
 

@@ -22,6 +22,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "segment_size",
         "peers.preferred",
         "force_foolscap",
+        "foolscap_beside",
         "ask_first",
         "introducer.furl",
     },

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
@@ -33,6 +33,11 @@ class StoresApart(ABC):
     def whole_bytes(self) -> int:
         """Nothing is gained by it here."""
         return 0
+
+    @property
+    def takes_bundles(self) -> bool:
+        """Each share is a request of its own, or more."""
+        return False
 
     @abstractmethod
     def allocate(
@@ -78,10 +83,22 @@ def _put_together(outcomes: Sequence[tuple[bool, Any]], numbers: Sequence[int]) 
     (_, allocation), *written = outcomes
     if isinstance(allocation, Failure):
         allocation.raiseException()
+    there = allocation.already_have
+    by_number = zip(numbers, written, strict=True)
+    return Stored(allocation, why_failed(each for each in by_number if each[0] not in there))
+
+
+def why_failed(written: Iterable[tuple[int, tuple[bool, Any]]]) -> dict[int, ServerError]:
+    """
+    Return the errors of the writes that failed, by the share.
+
+    Args:
+        written: each share's number, and what came of its write as a ``DeferredList`` has it.
+    """
     failed: dict[int, ServerError] = {}
-    for number, (_, outcome) in zip(numbers, written, strict=True):
-        if isinstance(outcome, Failure) and number not in allocation.already_have:
+    for number, (_, outcome) in written:
+        if isinstance(outcome, Failure):
             if not isinstance(outcome.value, ServerError):
                 outcome.raiseException()
             failed[number] = outcome.value
-    return Stored(allocation, failed)
+    return failed

@@ -129,6 +129,10 @@ class StorageServer(Protocol):
     def whole_bytes(self) -> int:
         """How long a share may be to go with ``store_whole``; 0 if there is nothing gained by it now."""
 
+    @property
+    def takes_bundles(self) -> bool:
+        """Whether many such shares go in one message, as far as is known, so that their number is free."""
+
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:

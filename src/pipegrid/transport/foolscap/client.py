@@ -18,6 +18,7 @@ fail with ``NoSuchShare``, and the upload has to begin anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,9 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
 
+from pipegrid.errors import ServerError
 from pipegrid.reactor.together import all_ended
-from pipegrid.transport.apart import StoresApart
+from pipegrid.transport.apart import StoresApart, why_failed
 from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers
 from pipegrid.transport.foolscap.readers import FoolscapReaders
 from pipegrid.transport.foolscap.slots import FoolscapSlots
@@ -44,12 +46,17 @@ from pipegrid.wire.messages import (
     Reads,
     ServerIdentity,
     ServerVersion,
+    Shares,
     SlotData,
     SlotResult,
     SlotSecrets,
+    Stored,
     UploadSecrets,
     WriteResult,
 )
+
+WHOLE_BYTES = 64 * 1024
+"""As long as shares are that go whole over HTTPS."""
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
 """What is carried out in its turn; its first argument is the storage index, by which turns are kept."""
@@ -73,6 +80,7 @@ class FoolscapSettings:
     max_indexes: int = 256
     stream_piece_bytes: int = 256 * 1024
     stream_pieces: int = 8
+    close_behind: bool = True
 
 
 class _Sent(OrderedCall):
@@ -80,7 +88,7 @@ class _Sent(OrderedCall):
     An operation, and what it has to wait for.
 
     Args:
-        kind: "allocate", "write" (or abort), or "ask".
+        kind: "allocate", "write" (or abort), "store" (both in one), or "ask".
         numbers: the shares that it touches; None: all.
     """
 
@@ -99,8 +107,10 @@ class _Sent(OrderedCall):
             and other.numbers is not None
             and self.numbers.isdisjoint(other.numbers)
         )
-        if apart or (self.kind == other.kind and self.kind != "allocate"):
+        if apart or (self.kind == other.kind and self.kind in ("write", "ask")):
             return False
+        if "store" in (self.kind, other.kind):
+            return True
         if other.kind == "write" or (other.kind, self.kind) == ("allocate", "write"):
             return True
         # The server keeps the order of what was sent; only what is not sent yet can be overtaken.
@@ -131,7 +141,7 @@ class FoolscapServer(StoresApart):
             connector, self._name, clock, settings.connect_timeout_s, settings.timeout_s, self._lost
         )
         self._ordering = Ordering()
-        self._uploads = FoolscapUploads(self._link, self._name)
+        self._uploads = FoolscapUploads(self._link, self._name, settings.close_behind)
         bounds = settings.max_indexes, settings.stream_piece_bytes, settings.stream_pieces
         self._readers = FoolscapReaders(self._link, self._name, *bounds)
         self._slots = FoolscapSlots(self._link, self._name)
@@ -158,27 +168,65 @@ class FoolscapServer(StoresApart):
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Ask for room; see the contract. One's own unfinished uploads are in neither set."""
-        wanted = set(share_numbers)
-
-        async def allocate(storage_index: bytes) -> Allocation:
-            storage = await self._link.storage()
-            have, writers = await self._link.call(
-                storage,
-                "allocate_buckets",
-                storage_index,
-                secrets.lease.renew,
-                secrets.lease.cancel,
-                wanted,
-                share_bytes,
-                self._link.canary,
-            )
-            check_numbers(self._name, "an allocation", have)
-            if not wanted.issuperset(writers):
-                raise nonsense(self._name, "an allocation", "shares that were not asked for")
-            self._uploads.began(storage_index, writers, share_bytes, secrets.upload)
-            return Allocation(frozenset(have), frozenset(writers))
-
+        wanted = frozenset(share_numbers)
+        allocate = partial(
+            self._allocate, share_numbers=wanted, share_bytes=share_bytes, secrets=secrets
+        )
         return self._submit("allocate", wanted or None, allocate, storage_index)
+
+    async def _allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: frozenset[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Allocation:
+        storage = await self._link.storage()
+        have, writers = await self._link.call(
+            storage,
+            "allocate_buckets",
+            storage_index,
+            secrets.lease.renew,
+            secrets.lease.cancel,
+            set(share_numbers),
+            share_bytes,
+            self._link.canary,
+        )
+        check_numbers(self._name, "an allocation", have)
+        if not share_numbers.issuperset(writers):
+            raise nonsense(self._name, "an allocation", "shares that were not asked for")
+        self._uploads.began(storage_index, writers, share_bytes, secrets.upload)
+        return Allocation(frozenset(have), frozenset(writers))
+
+    @property
+    def whole_bytes(self) -> int:
+        """Nothing goes together over the wire; but a small file in one move costs a client half as much."""
+        return WHOLE_BYTES
+
+    def store_whole(
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
+    ) -> Deferred[Stored]:
+        """Store whole shares; see the contract."""
+
+        async def store(storage_index: bytes) -> Stored:
+            numbers = frozenset(shares)
+            allocation = await self._allocate(storage_index, numbers, share_bytes, secrets)
+            written = {
+                number: Deferred.fromCoroutine(
+                    self._uploads.write(storage_index, number, 0, [data], secrets.upload)
+                )
+                for number, data in shares.items()
+                if number not in allocation.already_have
+            }
+            outcomes = await DeferredList(written.values(), consumeErrors=True)
+            failed = why_failed(zip(written, outcomes, strict=True))
+            for number in failed.keys() & allocation.allocated:
+                with suppress(ServerError):  # who tries again is not to meet this one
+                    await self._uploads.abort(storage_index, number, secrets.upload)
+            self._readers.forget(storage_index)
+            return Stored(allocation, failed)
+
+        return self._submit("store", shares.keys(), store, storage_index)
 
     def write(
         self,

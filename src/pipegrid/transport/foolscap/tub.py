@@ -7,9 +7,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, cast
 
+from OpenSSL.crypto import FILETYPE_ASN1, dump_certificate
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
 
 from pipegrid.errors import UsageError
+from pipegrid.http11.pinned import problem_of
 from pipegrid.reactor.bulktls import batch_from_now_on
 from pipegrid.reactor.sockets import move_much
 from pipegrid.wire.allowance import Bounds
@@ -44,12 +48,16 @@ class TubConnector:
 
     Args:
         throttle: bounds the rate of the connection, with those of all others.
+        pin: of the key that the server's certificate has to be for, besides being the fURL's, as NURLs have
+            it; None: the fURL is enough.
 
     Raises:
         UsageError: the fURL leads nowhere over TCP.
     """
 
-    def __init__(self, furl: Furl, throttle: Throttle | None = None) -> None:
+    def __init__(
+        self, furl: Furl, throttle: Throttle | None = None, pin: bytes | None = None
+    ) -> None:
         hints = tuple(hint for hint in furl.hints if _TCP.match(hint))
         if not hints:
             raise UsageError(
@@ -57,6 +65,7 @@ class TubConnector:
             )
         self._furl = str(Furl(furl.tub_id, hints, furl.swissnum))
         self._throttle = throttle
+        self._pin = pin
         self._tub: Any = None
         self._closed = False
 
@@ -72,7 +81,18 @@ class TubConnector:
                 limit(self._tub, self._throttle)
             self._tub.startService()
         found: Deferred[Any] = self._tub.getReference(self._furl)
-        return found.addCallback(_hurry)
+        return found.addCallback(self._check).addCallback(_hurry)
+
+    def _check(self, storage: Any) -> Any:
+        """Let nobody else stand for the owner of a key: what is stored here would be looked for there."""
+        if self._pin is not None:
+            broker = storage.tracker.broker
+            der = dump_certificate(FILETYPE_ASN1, broker.transport.getPeerCertificate())
+            problem = problem_of(der, self._pin, "the server")
+            if problem is not None:
+                broker.shutdown(Failure(ConnectionDone()))
+                raise problem
+        return storage
 
     def close(self) -> Deferred[Any]:
         self._closed = True

@@ -91,11 +91,13 @@ class FoolscapUploads:
 
     Args:
         server: what a person calls it.
+        close_behind: ``close`` is sent before the write that completes a share is answered.
     """
 
-    def __init__(self, link: FoolscapLink, server: str) -> None:
+    def __init__(self, link: FoolscapLink, server: str, close_behind: bool = True) -> None:
         self._link = link
         self._server = server
+        self._close_behind = close_behind
         self._shares: dict[tuple[bytes, int], UnfinishedShare] = {}
 
     def __len__(self) -> int:
@@ -144,7 +146,7 @@ class FoolscapUploads:
         complete, required = share.complete, share.required()
         written = self._link.call(share.writer, "write", offset, message)
         closed = None
-        if complete and not share.overlaps:
+        if complete and self._close_behind and not share.overlaps:
             closed = self._close(storage_index, share_number, share)
         try:
             await written

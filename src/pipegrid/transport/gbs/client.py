@@ -36,6 +36,7 @@ from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.asked import OpenQuestions
+from pipegrid.transport.gbs.beside import Beside
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.order import GbsOrder
 from pipegrid.transport.gbs.requests import GbsRequests
@@ -44,7 +45,7 @@ from pipegrid.transport.gbs.slotreads import read_slot
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.gbs.surveys import GbsSurveys
 from pipegrid.transport.gbs.uploads import GbsUploads
-from pipegrid.transport.interface import nothing_to_write
+from pipegrid.transport.interface import StorageServer, nothing_to_write
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -86,6 +87,7 @@ class GbsServer:
             key and nobody else; ``endpoints_for`` is the real one.
         clock: for all patience.
         bundle_bytes: of the longest bundle that it was said to take, if it was; its answers tell, too.
+        open_beside: makes a server that speaks Foolscap with the same one, if it does; see ``beside``.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class GbsServer:
         clock: IReactorTime,
         settings: GbsSettings | None = None,
         bundle_bytes: int = 0,
+        open_beside: Callable[[], StorageServer] | None = None,
     ) -> None:
         settings = settings or GbsSettings()
         name = identity.nickname
@@ -114,6 +117,7 @@ class GbsServer:
         self._reads = HostPool(clock, endpoints, name, settings.limits(connections))
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
         self._surveys = GbsSurveys(*talk)
+        self._beside = None if open_beside is None else Beside(clock, open_beside)
 
     def __repr__(self) -> str:
         return (
@@ -147,7 +151,15 @@ class GbsServer:
         """
         if self._asked.disconnected:
             return fail(self._asked.gone())
-        return self._uploads.allocate(storage_index, share_numbers, share_bytes, secrets)
+        allocation = self._uploads.allocate(storage_index, share_numbers, share_bytes, secrets)
+        if self._beside is None or self.takes_bundles:
+            return allocation
+        return self._beside.count(allocation).addCallback(self._answered)
+
+    def _answered(self, allocation: Allocation) -> Allocation:
+        if self._beside is not None and not self.takes_bundles:
+            self._beside.offer()
+        return allocation
 
     def write(
         self,
@@ -168,16 +180,30 @@ class GbsServer:
 
     @property
     def whole_bytes(self) -> int:
-        """As long as goes in a bundle, if the server takes any."""
-        return MAX_SHARE_BYTES if self._uploads.bundle_bytes else 0
+        """As long as goes in a bundle, if the server takes any, or over Foolscap, if that is better now."""
+        if self.takes_bundles:
+            return MAX_SHARE_BYTES
+        return 0 if self._beside is None else self._beside.whole_bytes
+
+    @property
+    def takes_bundles(self) -> bool:
+        """Whether its answers, or its announcement, have said so."""
+        return self._uploads.bundle_bytes > 0
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
 
-        store = partial(self._uploads.store_whole, storage_index, shares, share_bytes, secrets)
-        return self._change(storage_index, None, store)
+        call = storage_index, shares, share_bytes, secrets
+        beside = self._beside
+        if beside is None or self.takes_bundles or beside.whole_bytes < share_bytes:
+            return self._change(storage_index, None, partial(self._uploads.store_whole, *call))
+
+        def store() -> Deferred[Stored]:
+            return Deferred.fromCoroutine(beside.store(self._uploads.store_whole, *call))
+
+        return self._asked.track(lambda: beside.count(self._order.alone(storage_index, store)))
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
@@ -363,4 +389,6 @@ class GbsServer:
         self._asked.give_up()
         self._order.give_up(self._asked.gone)
         gone = [self._uploads.close(self._asked.gone), self._reads.close()]
+        if self._beside is not None:
+            gone.append(self._beside.disconnect())
         return DeferredList(gone).addCallback(lambda _: None)

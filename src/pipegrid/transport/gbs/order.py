@@ -38,18 +38,22 @@ class _Operation:
     Attributes:
         number: the share, or None for a question about all of them, or a change of several.
         changes: what kind it is.
+        alone: it goes another way than all else, where nothing keeps order: it waits, and is waited for.
         gate: fires when it may be sent; None once that is so.
     """
 
-    __slots__ = ("changes", "gate", "number")
+    __slots__ = ("alone", "changes", "gate", "number")
 
-    def __init__(self, number: int | None, changes: bool) -> None:
+    def __init__(self, number: int | None, changes: bool, alone: bool = False) -> None:
         self.number = number
         self.changes = changes
+        self.alone = alone
         self.gate: Deferred[None] | None = None
 
     def holds_up(self, other: _Operation) -> bool:
         """Whether anybody could tell if the other one, which came later, were sent at once."""
+        if self.alone or other.alone:
+            return True
         if self.changes and other.changes:
             # Both take the uploads' connection; only what is not sent yet can be overtaken.
             return self.number == other.number
@@ -122,6 +126,11 @@ class GbsOrder:
     ) -> Deferred[T]:
         """Send a change of a share (None: several), now or behind the questions that might see it."""
         return self._submit(storage_index, _Operation(number, True), start)
+
+    def alone(self, storage_index: bytes, start: Callable[[], Deferred[T]]) -> Deferred[T]:
+        """Make a change that goes another way, behind all before it; what follows waits for its end."""
+        # It stays in this book until its end, as questions do.
+        return self._submit(storage_index, _Operation(None, False, alone=True), start)
 
     def ask(
         self,

@@ -1,0 +1,138 @@
+"""
+Many small files for a server that offers Foolscap beside HTTPS, and takes no bundles.
+
+A request costs such a server of Tahoe-LAFS's 2.6 ms of processor time and more, a small share needs two, and
+where many come at once the server's processor is all that they wait for. The same share over Foolscap, three
+calls, costs it less than half of that. So where a crowd of uploads is under way, and does not end, whole
+small shares go over Foolscap. Fewer, and everything else, do not: over HTTPS a put is one round trip, here
+it is three.
+
+* **HTTPS has the last word.** What Foolscap does not simply store (the server is not reached, refuses, or
+  has an unfinished upload) is asked for again over HTTPS, as if nothing had been sent before.
+* **No share is closed before its bytes are acknowledged**: a server would make a share visible that its
+  full disk has not taken, and the second try would find it there.
+* **Nobody waits for it.** It is connected while the crowd goes over HTTPS; if that fails, all stays there.
+* **Order.** Two connections have none, so such a store waits for everything before it that concerns the same
+  storage index, and everything behind it waits (``order``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.errors import PipegridError, ServerError, ServerTimeout, ServerUnreachable
+from pipegrid.transport.interface import StorageServer
+from pipegrid.wire.messages import Allocation, Shares, Stored, UploadSecrets
+
+T = TypeVar("T")
+
+CROWD = 8
+"""Uploads under way at one server. As few as ``flow.depth`` ever allows are more."""
+
+MANY = 128
+"""
+Uploads of one crowd, before the connection is made: to import Foolscap takes a quarter of a second, as long
+as ten servers on two cores need for ten files.
+"""
+
+AGAIN_S = 60.0
+"""After a connection that failed, or was lost, so long HTTPS is all."""
+
+Store = Callable[[bytes, Shares, int, UploadSecrets], Deferred[Stored]]
+
+
+class Beside:
+    """
+    The other way to one server.
+
+    Args:
+        open_server: makes a server that speaks Foolscap, and closes shares when their bytes are acknowledged;
+            called when there is a crowd.
+    """
+
+    def __init__(self, clock: IReactorTime, open_server: Callable[[], StorageServer]) -> None:
+        self._clock = clock
+        self._open_server = open_server
+        self._server: StorageServer | None = None
+        self._under_way = 0
+        self._crowd = 0  # how many have come since there was none
+        self._is_up = False
+        self._not_before_s: float | None = None
+
+    @property
+    def whole_bytes(self) -> int:
+        """How long a share may be to go this way now; 0: it had better not."""
+        if not self._is_up or self._under_way < CROWD or self._server is None:
+            return 0
+        return self._server.whole_bytes
+
+    def count(self, upload: Deferred[T]) -> Deferred[T]:
+        """Count an upload as under way until it fires."""
+        self._under_way += 1
+        self._crowd += 1
+        return upload.addBoth(self._ended)
+
+    def _ended(self, result: T) -> T:
+        self._under_way -= 1
+        if not self._under_way:
+            self._crowd = 0
+        return result
+
+    def offer(self) -> None:
+        """The server takes no bundles: connect, if the crowd is large and nothing speaks against it."""
+        if self._is_up or self._under_way < CROWD or self._crowd < MANY:
+            return
+        now_s = self._clock.seconds()
+        if self._not_before_s is not None and now_s < self._not_before_s:
+            return
+        self._not_before_s = now_s + AGAIN_S
+        if self._server is None:
+            self._server = self._open_server()
+        self._server.version().addCallbacks(self._connected, self._failed)
+
+    def _connected(self, _: object) -> None:
+        self._is_up = True
+
+    def _failed(self, failure: Failure) -> None:
+        failure.trap(PipegridError, CancelledError)
+
+    async def store(
+        self,
+        over_https: Store,
+        storage_index: bytes,
+        shares: Shares,
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Stored:
+        """
+        Store whole shares; see the contract.
+
+        Args:
+            over_https: stores what does not go this way.
+        """
+        assert self._server is not None
+        try:
+            first = await self._server.store_whole(storage_index, shares, share_bytes, secrets)
+        except ServerError as error:
+            if isinstance(error, (ServerUnreachable, ServerTimeout)):
+                self._is_up = False
+                self._not_before_s = self._clock.seconds() + AGAIN_S
+            return await over_https(storage_index, shares, share_bytes, secrets)
+        there = first.allocation.already_have
+        done = first.allocation.allocated - first.failed.keys()
+        left = {number: data for number, data in shares.items() if number not in done | there}
+        if not left:
+            return first
+        second = await over_https(storage_index, left, share_bytes, secrets)
+        have, allocated = second.allocation.already_have, second.allocation.allocated
+        return Stored(Allocation((there | have) - done, done | allocated), second.failed)
+
+    def disconnect(self) -> Deferred[None]:
+        """Give the connection up; fires when it is gone."""
+        self._is_up = False
+        return succeed(None) if self._server is None else self._server.disconnect()
