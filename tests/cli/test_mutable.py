@@ -58,6 +58,23 @@ class MutableTests(ProcessTestCase):
         self.refused("alias", "add", "file", "URI:LIT:ae", said="not the cap of a directory")
         self.refused("alias", "remove", "hom", said="did you mean 'home'?")
 
+    def test_removing_an_alias_onto_a_full_disk(self) -> None:
+        """Its cap may be the only copy: where that cannot be printed, the alias stays."""
+        for words in (("alias", "remove", "home"), ("--json", "alias", "remove", "home:")):
+            with open("/dev/full", "wb") as full:
+                done = subprocess.run(
+                    [sys.executable, "-m", "pipegrid.cli", *words],
+                    cwd=self.home,
+                    env=self.environment,
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                )
+            self.assertEqual((done.returncode, done.stderr.count(b"\n")), (1, 1), done.stderr)
+            self.assertEqual((self.private / "aliases").read_text(), f"home: {self.cap}\n")
+        self.assertEqual(self.run_command("alias", "remove", "home")[0], self.cap)
+
     def test_mutable_files(self) -> None:
         """They keep their caps when they are overwritten, by their name or their cap."""
         for format, start in (("sdmf", "URI:SSK:"), ("mdmf", "URI:MDMF:")):
