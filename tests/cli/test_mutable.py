@@ -133,6 +133,29 @@ class MutableTests(ProcessTestCase):
         self.assertEqual(self.listed(), [])
         self.refused("rm", "home:b", said="there is no 'b'")
 
+    def test_a_directory_that_would_be_replaced(self) -> None:
+        """Its entry may be all that has its write cap: rm takes it out, and only if it is told to."""
+        inner, _ = self.run_command("mkdir", "home:d/a")
+        self.run_command("put", "one", "home:a")
+        (self.home / "tree").mkdir()
+        frozen, _ = self.run_command("put", "-r", "tree")
+        for words in (
+            ("put", "-", "home:d"),
+            ("mv", "home:a", "home:d"),
+            ("ln", "home:a", "home:d"),
+            ("ln", frozen, "home:d"),
+        ):
+            for force in ((), ("-f",)):
+                self.refused(*words, *force, said="already, whose cap may stand nowhere else")
+        self.assertEqual(self.listed("home:d"), ["a/"])
+        self.run_command("ln", inner, "home:also")
+        self.run_command("mv", "-f", "home:also", "home:d/a")  # nothing is lost
+        self.assertEqual(self.listed(), ["a", "d/"])
+        self.run_command("ln", frozen, "home:latest")
+        self.run_command("ln", "-f", frozen, "home:latest")
+        self.refused("mv", "home:d", "home:d/x/y", said="into itself")
+        self.assertEqual(self.listed("home:d"), ["a/"])
+
     def test_a_move_that_is_killed_half_way(self) -> None:
         """What moves has two names then; the same command again takes the old one out."""
         script = (
