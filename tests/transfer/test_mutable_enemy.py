@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
@@ -14,7 +14,14 @@ from pipegrid.core.mutable.encoding import encode
 from pipegrid.core.mutable.geometry import SALT_BYTES, Format, MutableGeometry
 from pipegrid.core.mutable.sections import Header, new_sections
 from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER, Version
-from pipegrid.errors import CorruptionError, NotEnoughSharesError, RollbackError, UsageError
+from pipegrid.errors import (
+    CorruptionError,
+    NotEnoughSharesError,
+    RollbackError,
+    ServerUnreachable,
+    UnhappyError,
+    UsageError,
+)
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
@@ -178,6 +185,36 @@ class EnemyTests(SynchronousTestCase):
         files = self.among(*(enemy(world, n, ok, stores=False) for n in range(10)))
         world.run(files.overwrite(cap, b"two"))
         self.assertRaises(RollbackError, world.read, cap, files)
+
+
+class Down(Line):
+    """A line to a server that nobody reaches."""
+
+    def read_test_write(self, *_: Any) -> Deferred[SlotResult]:
+        """See ``Line``."""
+        why = "could be used (refused); check that it runs and can be reached."
+        return fail(ServerUnreachable(f"No connection to {self.identity.nickname} {why}"))
+
+
+class ShortageTests(SynchronousTestCase):
+    """Too few servers."""
+
+    def test_reasons(self) -> None:
+        """What is true of many servers is said once, and whom it is about."""
+        world = MutableWorld()
+        cap = world.create(b"zero")
+        down = [world.special_line(Down, number) for number in range(6)]
+        files = world.client(lines=[*down, *world.lines[6:]])
+        for change in (
+            files.modify(cap, lambda old: old + b"!"),
+            files.create(b"new", Format.SDMF),
+        ):
+            with self.assertRaises(UnhappyError) as caught:
+                world.run(change)
+            said = str(caught.exception)
+            self.assertEqual(said.count("No connection to the server could be used"), 1, said)
+            self.assertIn("and 3 others: ", said)
+            self.assertIn("can be reached; try again", said)
 
 
 class OwnerTests(SynchronousTestCase):
