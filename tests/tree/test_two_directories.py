@@ -317,6 +317,18 @@ class TwoDirectoriesTests(SynchronousTestCase):
         for seed in SEEDS:
             self.attempt(seed, ROUNDS)
 
+    def test_a_change_that_fails_with_what_it_made(self) -> None:
+        """What others have taken out is said to be gone, also where a write was tried first."""
+        world = World(0)
+        run = world.world.run
+        mine, theirs = (directories[0] for directories in world.clients)
+        run(mine.link("next", LitCap(b"1")))
+        run(theirs.unlink("next"))
+        turn = [Link("new", LitCap(b"2")), Unlink("current", False), Rename("next", "current")]
+        with self.assertRaises(NoSuchChild):
+            run(mine.change(turn))
+        self.assertEqual(world.state(), ((), ()))
+
     def attempt(self, seed: int, rounds: int) -> None:
         """Let so many rounds of a seed happen."""
         world = World(seed)

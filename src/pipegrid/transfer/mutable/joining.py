@@ -142,7 +142,9 @@ class _Tries:
     def is_passed_on(self, index: int, edit: Edit) -> bool:
         """Return whether an edit that fails may be in what was written, and others behind it, too."""
         return any(
-            index in made and _fails(edit, content) for made, content in reversed(self._written)
+            # One that was alone, and fails with what it made itself, was passed on by nobody.
+            len(made) > 1 and index in made and _fails(edit, content)
+            for made, content in reversed(self._written)
         )
 
 
