@@ -58,6 +58,23 @@ class MutableTests(ProcessTestCase):
         self.refused("alias", "add", "file", "URI:LIT:ae", said="not the cap of a directory")
         self.refused("alias", "remove", "hom", said="did you mean 'home'?")
 
+    def test_removing_an_alias_onto_a_full_disk(self) -> None:
+        """Its cap may be the only copy: where that cannot be printed, the alias stays."""
+        for words in (("alias", "remove", "home"), ("--json", "alias", "remove", "home:")):
+            with open("/dev/full", "wb") as full:
+                done = subprocess.run(
+                    [sys.executable, "-m", "pipegrid.cli", *words],
+                    cwd=self.home,
+                    env=self.environment,
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                )
+            self.assertEqual((done.returncode, done.stderr.count(b"\n")), (1, 1), done.stderr)
+            self.assertEqual((self.private / "aliases").read_text(), f"home: {self.cap}\n")
+        self.assertEqual(self.run_command("alias", "remove", "home")[0], self.cap)
+
     def test_mutable_files(self) -> None:
         """They keep their caps when they are overwritten, by their name or their cap."""
         for format, start in (("sdmf", "URI:SSK:"), ("mdmf", "URI:MDMF:")):
@@ -115,6 +132,29 @@ class MutableTests(ProcessTestCase):
         self.run_command("rm", "home:b")
         self.assertEqual(self.listed(), [])
         self.refused("rm", "home:b", said="there is no 'b'")
+
+    def test_a_directory_that_would_be_replaced(self) -> None:
+        """Its entry may be all that has its write cap: rm takes it out, and only if it is told to."""
+        inner, _ = self.run_command("mkdir", "home:d/a")
+        self.run_command("put", "one", "home:a")
+        (self.home / "tree").mkdir()
+        frozen, _ = self.run_command("put", "-r", "tree")
+        for words in (
+            ("put", "-", "home:d"),
+            ("mv", "home:a", "home:d"),
+            ("ln", "home:a", "home:d"),
+            ("ln", frozen, "home:d"),
+        ):
+            for force in ((), ("-f",)):
+                self.refused(*words, *force, said="already, whose cap may stand nowhere else")
+        self.assertEqual(self.listed("home:d"), ["a/"])
+        self.run_command("ln", inner, "home:also")
+        self.run_command("mv", "-f", "home:also", "home:d/a")  # nothing is lost
+        self.assertEqual(self.listed(), ["a", "d/"])
+        self.run_command("ln", frozen, "home:latest")
+        self.run_command("ln", "-f", frozen, "home:latest")
+        self.refused("mv", "home:d", "home:d/x/y", said="into itself")
+        self.assertEqual(self.listed("home:d"), ["a/"])
 
     def test_a_move_that_is_killed_half_way(self) -> None:
         """What moves has two names then; the same command again takes the old one out."""

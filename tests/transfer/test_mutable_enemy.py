@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
+from pipegrid.core.mutable import geometry as sizes
 from pipegrid.core.mutable.encoding import encode
 from pipegrid.core.mutable.geometry import SALT_BYTES, Format, MutableGeometry
 from pipegrid.core.mutable.sections import Header, new_sections
 from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER, Version
-from pipegrid.errors import CorruptionError, NotEnoughSharesError, RollbackError, UsageError
+from pipegrid.errors import (
+    CorruptionError,
+    NotEnoughSharesError,
+    RollbackError,
+    ServerUnreachable,
+    UnhappyError,
+    UsageError,
+)
 from pipegrid.transfer.mutable.files import MutableFiles
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
@@ -179,6 +187,36 @@ class EnemyTests(SynchronousTestCase):
         self.assertRaises(RollbackError, world.read, cap, files)
 
 
+class Down(Line):
+    """A line to a server that nobody reaches."""
+
+    def read_test_write(self, *_: Any) -> Deferred[SlotResult]:
+        """See ``Line``."""
+        why = "could be used (refused); check that it runs and can be reached."
+        return fail(ServerUnreachable(f"No connection to {self.identity.nickname} {why}"))
+
+
+class ShortageTests(SynchronousTestCase):
+    """Too few servers."""
+
+    def test_reasons(self) -> None:
+        """What is true of many servers is said once, and whom it is about."""
+        world = MutableWorld()
+        cap = world.create(b"zero")
+        down = [world.special_line(Down, number) for number in range(6)]
+        files = world.client(lines=[*down, *world.lines[6:]])
+        for change in (
+            files.modify(cap, lambda old: old + b"!"),
+            files.create(b"new", Format.SDMF),
+        ):
+            with self.assertRaises(UnhappyError) as caught:
+                world.run(change)
+            said = str(caught.exception)
+            self.assertEqual(said.count("No connection to the server could be used"), 1, said)
+            self.assertIn("and 3 others: ", said)
+            self.assertIn("can be reached; try again", said)
+
+
 class OwnerTests(SynchronousTestCase):
     """Somebody with the write cap, or with shares, does harm."""
 
@@ -245,6 +283,57 @@ class OwnerTests(SynchronousTestCase):
         found = world.run(world.client().check(cap, verify=True))
         self.assertEqual((found.recoverable, len(found.corrupt)), (False, 10))
         self.assertRaises(NotEnoughSharesError, world.read, cap)
+
+    def put_in_segments(
+        self, files: MutableFiles, content: bytes, segment_bytes: int
+    ) -> MutableCap:
+        """Have a version of this content, in such segments, on all servers; return its cap."""
+        cap: MutableCap = self.world.run(files.create(b"zero", Format.MDMF)).cap
+        key = files.known.of(cap.storage_index).signing_key
+        assert key is not None
+        geometry = MutableGeometry(Format.MDMF, len(content), 3, 10, segment_bytes)
+        salts = [bytes(SALT_BYTES)] * geometry.num_salts
+        encoded = encode(content, geometry, 9, key, salts)
+        for line in self.world.lines:
+            held = line.storage.slots[cap.storage_index]
+            held.update({number: encoded.share(number) for number in held})
+        return cap
+
+    def test_more_small_segments_than_are_read(self) -> None:
+        """They cost far more than their bytes: it is said, whoever looks."""
+        self.patch(sizes, "MAX_SMALL_SEGMENTS", 8)
+        world = self.world
+        cap = self.put_in_segments(world.client(), bytes(27), 3)
+        said = "27 bytes in 9 segments of 3, and of segments below 4096 at most"
+        for change in (
+            world.client().modify(cap, lambda old: old + b"!"),
+            world.client().update(cap, 0, b"new"),
+        ):
+            with self.assertRaises(NotEnoughSharesError) as caught:
+                world.run(change)
+            self.assertIn(said, str(caught.exception))
+        with self.assertRaises(NotEnoughSharesError) as caught:
+            world.read(cap)
+        self.assertIn(
+            "10 shares are damaged (share 0 is damaged: it is of a version", str(caught.exception)
+        )
+        self.assertIn(said, str(caught.exception))
+        found = world.run(world.client().check(cap, verify=True))
+        self.assertEqual((found.recoverable, len(found.corrupt)), (False, 10))
+        self.assertIn(said, str(found.corrupt[0]))
+
+    def test_as_many_small_segments_as_are_read(self) -> None:
+        """They are read, and what is added makes no more of them: the file is written anew, in usual ones."""
+        self.patch(sizes, "MAX_SMALL_SEGMENTS", 8)
+        world = self.world
+        mine = world.client()
+        cap = self.put_in_segments(mine, bytes(24), 3)
+        self.assertEqual(world.read(cap), bytes(24))
+        self.assertTrue(world.run(world.client().check(cap, verify=True)).healthy)
+        world.run(world.client().update(cap, 24, b"more"))
+        self.assertEqual(world.read(cap), bytes(24) + b"more")
+        large = self.put_in_segments(mine, bytes(9 * 4098), 4098)
+        self.assertEqual(world.read(large), bytes(9 * 4098))
 
     def test_a_number_that_nobody_signed(self) -> None:
         """It is written over."""

@@ -154,6 +154,17 @@ class SourceTests(SynchronousTestCase):
             open_source(io.BytesIO(DATA))
         self.assertIn("TMPDIR", str(caught.exception))
 
+    def test_no_temporary_space(self) -> None:
+        """As where all is read only, and nothing is mounted on /tmp."""
+        nowhere = FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+        self.patch(tempfile, "TemporaryFile", mock.Mock(side_effect=nowhere))
+        with self.assertRaises(SourceError) as caught:
+            open_source(io.BytesIO(DATA), "standard input")
+        self.assertIn(
+            "cannot copy standard input to temporary space: No usable", str(caught.exception)
+        )
+        self.assertIn("TMPDIR", str(caught.exception))
+
     def test_what_cannot_be_read(self) -> None:
         """It is no fault of the temporary space."""
         broken = mock.Mock(spec=io.BytesIO)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from typing import Any
+from unittest import mock
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
@@ -108,6 +110,19 @@ class CopierTests(GridTestCase):
         self.assertEqual(last.metadata, {"kept": 1})
         self.world.run(self.grid.overwrite(file, b"changed"))
         self.assertEqual(self.world.run(self.grid.read(last.cap)), b"m" * 100)
+
+    def test_without_temporary_space(self) -> None:
+        """A copy of what can change needs some; it is said where there is none, and the rest is copied."""
+        file = self.world.run(self.grid.create_mutable(b"m" * 100)).cap
+        self.world.run(self.directory.link("file", file))
+        self.world.run(self.directory.link("plain", A))
+        nowhere = FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+        self.patch(tempfile, "TemporaryFile", mock.Mock(side_effect=nowhere))
+        target = self.make()
+        self.run_all(self.copier().into(target, self.on_grid(self.directory)))
+        self.assertEqual(list(self.children(target)), ["plain"])
+        self.assertEqual([label for label, _ in self.failed], ["file"])
+        self.assertIn("temporary space: No usable", self.failed[0][1])
 
     def test_a_directory_in_itself(self) -> None:
         """Is named, and the rest is copied."""

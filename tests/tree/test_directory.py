@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import DeferredList
 
 from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
+from pipegrid.core.mutable import edits, entries
 from pipegrid.core.mutable.edits import MAX_CHILDREN, MAX_NAME_BYTES, Link, Rename, Unlink
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory
@@ -52,6 +54,45 @@ class DirectoryTests(GridTestCase):
         self.failureOf(directory.unlink("no"), NoSuchChild)
         self.failureOf(directory.change([Unlink("b"), Unlink("no")]), NoSuchChild)
         self.assertEqual(self.names(), ["b", "c"])
+
+    def test_many_changes_at_once(self) -> None:
+        """
+        They take the directory apart once, and not each: a thousand would take minutes in a large one.
+
+        Each fails for itself, and what a function of somebody's makes of the bytes goes between them.
+        """
+        taken: list[int] = []
+        real = entries.unpack_entries
+
+        def counted(data: bytes) -> Any:
+            taken.append(len(data))
+            return real(data)
+
+        for module in (entries, edits):
+            self.patch(module, "unpack_entries", counted)
+        directory = self.directory
+        waiting: list[Any] = [directory.link(f"n{n:03}", A) for n in range(100)]
+        waiting += [
+            directory.link("n000", B),
+            directory.unlink("no"),
+            directory.rename("n001", "x"),
+        ]
+        seen: list[bytes] = []
+
+        def note(old: bytes) -> bytes:
+            seen.append(old)
+            return old
+
+        waiting.append(self.grid.modify(directory.cap, note))
+        waiting.append(directory.unlink("x"))
+        outcomes = self.world.run(DeferredList(waiting, consumeErrors=True))
+        failed = {number: each.type for number, (good, each) in enumerate(outcomes) if not good}
+        self.assertEqual(failed, {100: ChildExists, 101: NoSuchChild})
+        self.assertLess(len(taken), 12)
+        self.assertIn("x", real(seen[-1]))
+        self.assertEqual(self.names(), [f"n{n:03}" for n in range(100) if n != 1])
+        made = {each.version.sequence_number for good, each in outcomes if good}
+        self.assertLessEqual(len(made), 2)
 
     def failureOf(self, waiting: Any, kind: type[Exception]) -> None:
         """Assert how something fails."""

@@ -69,12 +69,23 @@ class Spot:
 
         return await make_directories(self._grid, self.directory.cap, self.missing)
 
-    def check_free(self, force: bool) -> None:
+    def check_free(self, force: bool, cap: Cap | None = None) -> None:
         """
+        Args:
+            cap: of what is put there, if it is known.
+
         Raises:
-            ChildExists: there is something already, and it is not to be replaced.
+            ChildExists: there is something already that is not to be replaced, or another directory that can
+                be changed: nobody may have its write cap but this entry.
         """
-        if self.there is not None and not force:
+        there = self.there
+        if there is not None and there.kind == "directory" and there.write_cap not in (None, cap):
+            raise ChildExists(
+                f"there is a directory '{printable(self.name)}' already, whose cap may stand nowhere else; "
+                "take another name, or take it out first with 'pipegrid rm -r'",
+                self.name,
+            )
+        if there is not None and not force:
             raise ChildExists(
                 f"there is a '{printable(self.name)}' already; take another name, or replace it with -f",
                 self.name,

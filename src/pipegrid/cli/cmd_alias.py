@@ -121,8 +121,11 @@ def remove(name: str) -> OfflineJob:
     def work(console: Console) -> int:
         from pipegrid.tree.aliases import remove_alias
 
-        cap = remove_alias(directory, name)
-        console.result(cap, {"alias": name.removesuffix(":"), "cap": cap})
+        def show(cap: str) -> None:
+            console.result(cap, {"alias": name.removesuffix(":"), "cap": cap})
+
+        # Before it is forgotten: if it cannot be printed, the alias is what is left.
+        remove_alias(directory, name, show)
         return ExitStatus.DONE
 
     return OfflineJob(work)

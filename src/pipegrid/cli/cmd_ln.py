@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 @click.command(name="ln")
 @click.argument("source", metavar="CAP[/PATH]", shell_complete=grid_path)
 @click.argument("path", metavar="PATH", shell_complete=grid_path)
-@click.option("-f", "--force", is_flag=True, help="Replace what has this name.")
+@click.option(
+    "-f",
+    "--force",
+    is_flag=True,
+    help="Replace what has this name, but no directory that can change.",
+)
 @grid_options
 def command(source: str, path: str, force: bool) -> GridJob:
     """
@@ -42,7 +47,7 @@ def command(source: str, path: str, force: bool) -> GridJob:
             name = names[len(way) - 1]
             raise NoSuchChild(f"there is no '{shown_path([name])}' to link; check the path", name)
         spot = await spot_at(grid, path, names[-1] if names else None, make=True)
-        spot.check_free(force)
+        spot.check_free(force, way[-1].cap)
         await (await spot.reach()).change([link_of(way[-1], spot.name, force)])
         console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
         return ExitStatus.DONE

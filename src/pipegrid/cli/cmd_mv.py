@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 @click.command(name="mv")
 @click.argument("source", metavar="PATH", shell_complete=grid_path)
 @click.argument("path", metavar="PATH", shell_complete=grid_path)
-@click.option("-f", "--force", is_flag=True, help="Replace what has the new name.")
+@click.option(
+    "-f",
+    "--force",
+    is_flag=True,
+    help="Replace what has the new name, but no directory that can change.",
+)
 @grid_options
 def command(source: str, path: str, force: bool) -> GridJob:
     """
@@ -40,7 +45,7 @@ def command(source: str, path: str, force: bool) -> GridJob:
         if old.there is None:
             raise missing(old)
         new = await spot_at(grid, path, old.name, make=True)
-        if new.directory.cap == old.there.cap and root_of(grid, path)[1]:
+        if new.directory.cap == old.there.cap and not new.missing and root_of(grid, path)[1]:
             new = await spot_at(grid, path)  # not into itself: it has got there already
         if old.there.cap is not None and old.there.cap in new.way:
             raise UsageError(
@@ -48,7 +53,7 @@ def command(source: str, path: str, force: bool) -> GridJob:
             )
         if new.missing or (old.directory.cap, old.name) != (new.directory.cap, new.name):
             if old.directory.cap == new.directory.cap or not is_same(old.there, new.there):
-                new.check_free(force)
+                new.check_free(force, old.there.cap)
             await move(old.directory, old.name, await new.reach(), new.name, force)
         console.json_result({"name": new.name, "cap": str(old.there.cap)})
         return ExitStatus.DONE

@@ -53,7 +53,12 @@ if TYPE_CHECKING:
     type=click.Choice(["sdmf", "mdmf"]),
     help="Of a mutable file: sdmf, one piece; or mdmf, of which parts can be changed.  [default: sdmf]",
 )
-@click.option("-f", "--force", is_flag=True, help="With PATH: replace what has this name.")
+@click.option(
+    "-f",
+    "--force",
+    is_flag=True,
+    help="With PATH: replace what has this name, but no directory that can change.",
+)
 @read_only_option
 @selection_options
 @encoding_options

@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -89,9 +89,14 @@ def add_alias(directory: Path, name: str, cap: str) -> None:
         _write(path, data)
 
 
-def remove_alias(directory: Path, name: str) -> str:
+def remove_alias(
+    directory: Path, name: str, told: Callable[[str], object] = lambda cap: None
+) -> str:
     """
     Forget an alias; returns the cap that it stood for. The directory stays where it is.
+
+    Args:
+        told: called with the cap before it is forgotten; what it raises leaves the alias where it is.
 
     Raises:
         UsageError: there is no such alias.
@@ -110,6 +115,7 @@ def remove_alias(directory: Path, name: str) -> str:
                 f"the alias '{printable(name)}' comes from {directory / 'private' / ROOT_NAME}, which "
                 "another program wrote; remove it by hand"
             )
+        told(aliases[name])
         _write(path, b"".join(kept))
     return aliases[name]
 

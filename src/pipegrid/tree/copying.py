@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -32,6 +31,7 @@ from pipegrid.core.text import printable
 from pipegrid.errors import ChildExists, DirectoryError, PipegridError, SourceError, UsageError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import few_at_a_time
+from pipegrid.transfer.put.source import open_spool
 from pipegrid.tree.directory import Child, Directory, check_writable
 from pipegrid.tree.metadata import entry_metadata, entry_name
 
@@ -339,7 +339,7 @@ class Copier:
     @asynccontextmanager
     async def _spooled(self, child: Child) -> AsyncIterator[Any]:
         assert child.cap is not None
-        with tempfile.TemporaryFile() as spool:
+        with open_spool("it") as spool:
             await self._grid.get(child.cap, spool)
             spool.seek(0)
             yield spool

@@ -34,6 +34,7 @@ from pipegrid.errors import CapError, UsageError
 from pipegrid.reactor.together import as_deferred
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.results import PutResult
+from pipegrid.tree.applying import NamesEdit
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
 
 S = TypeVar("S", PutResult, CreateResult)
@@ -261,16 +262,7 @@ class Directory:
             UncoordinatedWriteError: others wrote so much that this never had its turn.
             UsageError: what was given are no edits, or of children whom no path could name.
         """
-        edits = _checked(edits)
-        key = self._writekey()
-        repeated = False
-
-        def apply(old: bytes) -> bytes:
-            nonlocal repeated
-            made = apply_edits(old, edits, key, self._now(), repeated)
-            repeated = True  # where it failed nothing was written
-            return made
-
+        apply = NamesEdit(_checked(edits), self._writekey(), self._now)
         return await self._grid.modify(self.cap, apply, merge=_merge, redo=made_before)
 
     async def change_by(

@@ -194,8 +194,8 @@ class HostileShareTests(SynchronousTestCase):
 
     def test_lies_cost_no_memory(self) -> None:
         """Signed sizes beyond all bounds take no memory before their bytes have come."""
-        prefix = b"\1" + bytes(8) + bytes(32) + b"\1\1" + (1).to_bytes(8, "big")
-        geometry = MutableGeometry(Format.MDMF, 1 << 50, 1, 1, 1)
+        prefix = b"\1" + bytes(8) + bytes(32) + b"\1\1" + (1 << 12).to_bytes(8, "big")
+        geometry = MutableGeometry(Format.MDMF, 1 << 50, 1, 1, 1 << 12)
         public, private = len(key().public_der), len(key().encrypted)
         at = MAX_HEADER_BYTES
         offsets = [at, at + private, at + private, at + private + 256]

@@ -90,12 +90,17 @@ class VersionTests(SynchronousTestCase):
             self.assertRaises(ValueError, parse_version, prefix)
 
     def test_huge_sizes_cost_nothing(self) -> None:
-        """A file of 2^60 bytes in segments of one byte is arithmetic only."""
-        prefix = b"\1" + bytes(8) + bytes(32) + b"\1\1" + (1).to_bytes(8, "big")
-        parsed = parse_version(prefix + MAX_MUTABLE_BYTES.to_bytes(8, "big"))
+        """A file of 2^60 bytes in the smallest segments is arithmetic only; so are smaller ones, refused."""
+        prefix = b"\1" + bytes(8) + bytes(32) + b"\1\1"
+        size = MAX_MUTABLE_BYTES.to_bytes(8, "big")
+        parsed = parse_version(prefix + (1 << 12).to_bytes(8, "big") + size)
         assert parsed is not None
-        self.assertEqual(parsed.geometry.num_segments, 1 << 60)
-        self.assertEqual(parsed.geometry.data_bytes, 17 << 60)
+        self.assertEqual(parsed.geometry.num_segments, 1 << 48)
+        self.assertEqual(parsed.geometry.data_bytes, 4112 << 48)
+        for segment_bytes in (1, 4095):
+            with self.assertRaises(ValueError) as caught:
+                parse_version(prefix + segment_bytes.to_bytes(8, "big") + size)
+            self.assertIn(f"segments of {segment_bytes}, and", str(caught.exception))
 
     def test_order(self) -> None:
         """The sequence number decides, then the root hash, then the rest of what is signed."""

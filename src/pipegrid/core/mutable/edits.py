@@ -38,6 +38,7 @@ from pipegrid.core.mutable.entries import (
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
     Entry,
+    OpenDirectory,
     pack_entries,
     parse_metadata,
     unpack_entries,
@@ -124,7 +125,18 @@ def apply_edits(
         NoSuchChild, ChildExists: an edit asks for what it must not; nothing was changed.
         UsageError: a child cannot be written so.
     """
-    entries = unpack_entries(data)
+    return pack_entries(edited(OpenDirectory.of(data), edits, writekey, now, repeated).entries)
+
+
+def edited(
+    before: OpenDirectory,
+    edits: Sequence[Edit],
+    writekey: bytes,
+    now: float,
+    repeated: bool = False,
+) -> OpenDirectory:
+    """Return what edits make of a directory, which stays as it is; otherwise as ``apply_edits``."""
+    entries = dict(before.entries)
     most = max(MAX_CHILDREN, len(entries))
     for number, edit in enumerate(edits):
         if isinstance(edit, Link):
@@ -139,13 +151,17 @@ def apply_edits(
             f"the directory would have {len(entries)} entries, and at most {most} are allowed; "
             "put some of them into another"
         )
-    packed = pack_entries(entries)
-    if len(packed) > MAX_DIRECTORY_BYTES:
+    after = before.changed(entries, [composed(name) for edit in edits for name in _names_of(edit)])
+    if after.size > MAX_DIRECTORY_BYTES:
         raise UsageError(
-            f"the directory would have {len(packed)} bytes, and at most {MAX_DIRECTORY_BYTES} are allowed; "
+            f"the directory would have {after.size} bytes, and at most {MAX_DIRECTORY_BYTES} are allowed; "
             "put some of its entries into another"
         )
-    return packed
+    return after
+
+
+def _names_of(edit: Edit) -> tuple[str, ...]:
+    return (edit.old, edit.new) if isinstance(edit, Rename) else (edit.name,)
 
 
 def merge_directories(first: bytes, second: bytes) -> bytes:

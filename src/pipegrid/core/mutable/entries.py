@@ -14,7 +14,7 @@ Source: the format reference, section 8.5; that for mutable files, section 7; th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -75,6 +75,40 @@ class Entry:
     def metadata(self) -> dict[str, Any] | None:
         """A JSON object, a fresh one each time; None if what is stored is none, or beyond all bounds."""
         return parse_metadata(entry_fields(self.stored)[3])
+
+
+@attrs.frozen(eq=False)
+class OpenDirectory:
+    """
+    A directory that several edits are applied to, one behind the other, before it is packed again.
+
+    Attributes:
+        entries: by name; not to be changed.
+        size: bytes of it when it is packed.
+    """
+
+    entries: Mapping[str, Entry]
+    size: int
+
+    @classmethod
+    def of(cls, data: bytes) -> OpenDirectory:
+        """Return what is in a directory; raises as ``unpack_entries`` does."""
+        entries = unpack_entries(data)
+        return cls(entries, sum(map(_packed_bytes, entries.values())))
+
+    def changed(self, entries: Mapping[str, Entry], names: Iterable[str]) -> OpenDirectory:
+        """Return it with these entries, which differ in nothing but these names; itself if not even there."""
+        size, is_same = self.size, True
+        for name in set(names):
+            old, new = self.entries.get(name), entries.get(name)
+            size += (_packed_bytes(new) if new else 0) - (_packed_bytes(old) if old else 0)
+            is_same = is_same and old == new
+        return self if is_same else OpenDirectory(entries, size)
+
+
+def _packed_bytes(entry: Entry) -> int:
+    length = len(entry.stored)
+    return len(str(length)) + length + 2  # a netstring
 
 
 def unpack_entries(data: bytes) -> dict[str, Entry]:

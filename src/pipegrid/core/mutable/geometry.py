@@ -23,6 +23,13 @@ from pipegrid.errors import UsageError
 MDMF_SEGMENT_BYTES = 1 << 17
 """What every writer of MDMF uses, rounded up to a multiple of k."""
 
+SMALL_SEGMENT_BYTES = 1 << 12
+MAX_SMALL_SEGMENTS = 1 << 12
+"""
+A file of more segments than these is not read if they are smaller: each costs a third of a millisecond,
+however few bytes it has.
+"""
+
 MAX_MUTABLE_SHARES = 255
 """k and n have one byte each."""
 
@@ -133,6 +140,11 @@ class MutableGeometry:
         derive(self, "data_bytes", data)
         derive(self, "tree_bytes", HASH_BYTES * num_nodes(num_segments))
         derive(self, "chain_bytes", CHAIN_ENTRY_BYTES * (padded_leaves(n).bit_length() - 1))
+
+    @property
+    def is_too_fine(self) -> bool:
+        """Whether there are so many small segments that they cost far more than their bytes."""
+        return self.segment_bytes < SMALL_SEGMENT_BYTES and self.num_segments > MAX_SMALL_SEGMENTS
 
     def segment_length(self, segment: int) -> int:
         """Return the plaintext bytes in a segment."""

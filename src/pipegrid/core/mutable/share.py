@@ -161,10 +161,18 @@ class MutableShare:
             raise damaged(self.number, f"it is {error}", 0) from None
 
 
+_ELSEWHERE = "; another server may have a good one"
+
+
+def without_advice(error: CorruptionError) -> str:
+    """Return what an error of ``damaged`` says, for where nobody has a good one."""
+    return str(error).removesuffix(_ELSEWHERE)
+
+
 def damaged(share_number: int, what: str, offset: int | None) -> CorruptionError:
     """Return the error that says what is wrong with a share."""
     return CorruptionError(
-        f"share {share_number} is damaged: {what}; another server may have a good one",
+        f"share {share_number} is damaged: {what}{_ELSEWHERE}",
         share_number,
         offset,
     )

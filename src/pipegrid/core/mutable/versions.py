@@ -17,7 +17,14 @@ from functools import total_ordering
 import attrs
 
 from pipegrid.core.hashes import HASH_BYTES, Buffer
-from pipegrid.core.mutable.geometry import MAX_MUTABLE_BYTES, SALT_BYTES, Format, MutableGeometry
+from pipegrid.core.mutable.geometry import (
+    MAX_MUTABLE_BYTES,
+    MAX_SMALL_SEGMENTS,
+    SALT_BYTES,
+    SMALL_SEGMENT_BYTES,
+    Format,
+    MutableGeometry,
+)
 from pipegrid.errors import UsageError
 
 MAX_SEQUENCE_NUMBER = (1 << 64) - 1
@@ -127,11 +134,17 @@ def parse_version(data: Buffer) -> Version | None:
             f"of a version that cannot be used: {size} bytes in segments of {segment_bytes}"
         )
     try:
-        return Version(format, number, root, salt, k, n, segment_bytes, size)
+        version = Version(format, number, root, salt, k, n, segment_bytes, size)
     except UsageError:
         raise ValueError(
             f"of a version that cannot be: {size} bytes in segments of {segment_bytes}, {k} of {n} shares"
         ) from None
+    if version.geometry.is_too_fine:
+        raise ValueError(
+            f"of a version that is not read: {size} bytes in {version.geometry.num_segments} segments of "
+            f"{segment_bytes}, and of segments below {SMALL_SEGMENT_BYTES} at most {MAX_SMALL_SEGMENTS} are"
+        )
+    return version
 
 
 def checkstring_order(data: Buffer) -> tuple[int, bytes] | None:

@@ -4,12 +4,16 @@ How many servers have to answer, and to take shares, before a write of a mutable
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.placement import servers_of_happiness
-from pipegrid.errors import UnhappyError
+from pipegrid.errors import ServerError, UnhappyError
 from pipegrid.transfer.mutable.mapping import ShareMap
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.shortage import told_once
 
 
 def quorum(slot: Slot, total_shares: int) -> int:
@@ -21,10 +25,9 @@ def check_quorum(slot: Slot, found: ShareMap, version: Version) -> None:
     """Raise UnhappyError if so few servers have answered that no write can reach enough of them."""
     wanted = quorum(slot, version.total_shares)
     if found.answered < wanted:
-        reasons = "; ".join(sorted({str(error) for error in found.failed.values()}))
         raise UnhappyError(
             f"only {found.answered} servers have answered, and {wanted} have to take shares of this mutable "
-            f"file; nothing was written{': ' + reasons if reasons else ''}; try again when more servers can "
+            f"file; nothing was written{_because(found.failed)}; try again when more servers can "
             "be reached",
             found.answered,
             wanted,
@@ -44,11 +47,15 @@ def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
         wanted = quorum(slot, version.total_shares)
         placed = {number: set(peers) for number, peers in outcome.placed.items()}
         reached = servers_of_happiness(placed)
-        reasons = "; ".join(sorted({str(error) for error in outcome.failed.values()}))
         raise UnhappyError(
             f"version {version.name} of this mutable file has reached only {reached} servers of happiness, "
-            f"and {wanted} are wanted{': ' + reasons if reasons else ''}; try again when more servers can be "
+            f"and {wanted} are wanted{_because(outcome.failed)}; try again when more servers can be "
             "reached",
             reached,
             wanted,
         )
+
+
+def _because(failed: Mapping[Peer, ServerError]) -> str:
+    told = told_once({peer.name: str(error).removesuffix(".") for peer, error in failed.items()})
+    return f": {told}" if told else ""

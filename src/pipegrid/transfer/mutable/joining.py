@@ -13,6 +13,7 @@ version: another edit of these has passed on what it had made.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -33,6 +34,67 @@ MAX_JOINED = 100_000
 """Edits of one file that wait to be joined; more is a caller who does not wait for any."""
 
 Merge = Callable[[Sequence[bytes]], bytes]
+
+
+class StepwiseEdit(ABC):
+    """
+    An edit that can be one of many of its class without each taking all of the content apart, and packing it.
+    """
+
+    def __call__(self, old: bytes) -> bytes:
+        """Apply it alone."""
+        return self.close(self.step(self.open(old)))
+
+    @abstractmethod
+    def open(self, content: bytes) -> Any:
+        """Take the content apart; the result is the same for all edits of the class."""
+
+    @abstractmethod
+    def step(self, opened: Any) -> Any:
+        """Return what it makes of content that was taken apart, which it leaves as it is."""
+
+    @abstractmethod
+    def close(self, opened: Any) -> bytes:
+        """Return the content."""
+
+
+class _Content:
+    """
+    What joined edits are applied to, one behind the other: bytes, or what a ``StepwiseEdit`` made of them.
+
+    Attributes:
+        is_changed: whether one of them has changed anything.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.is_changed = False
+        self._data: bytes | None = data
+        self._opened: tuple[StepwiseEdit, Any] | None = None
+
+    def apply(self, edit: Edit) -> None:
+        """Apply an edit; what it raises leaves all as it is."""
+        if isinstance(edit, StepwiseEdit):
+            if self._opened is None or type(self._opened[0]) is not type(edit):
+                self._opened = edit, edit.open(self.data)
+            before = self._opened[1]
+            made = edit.step(before)
+            if made is not before:
+                self._opened, self._data, self.is_changed = (edit, made), None, True
+        else:
+            made = edit(self.data)
+            what = "what a function makes of a mutable file"
+            check_kind(made, (bytes, bytearray, memoryview), what, "bytes")
+            self.is_changed = self.is_changed or made != self.data
+            self._data, self._opened = made, None
+
+    @property
+    def data(self) -> bytes:
+        """The content as it is now."""
+        if self._data is None:
+            assert self._opened is not None
+            edit, opened = self._opened
+            self._data = edit.close(opened)
+        return self._data
 
 
 class MakesChanges(Protocol):
@@ -80,7 +142,9 @@ class _Tries:
     def is_passed_on(self, index: int, edit: Edit) -> bool:
         """Return whether an edit that fails may be in what was written, and others behind it, too."""
         return any(
-            index in made and _fails(edit, content) for made, content in reversed(self._written)
+            # One that was alone, and fails with what it made itself, was passed on by nobody.
+            len(made) > 1 and index in made and _fails(edit, content)
+            for made, content in reversed(self._written)
         )
 
 
@@ -164,30 +228,23 @@ class JoinedWrites:
             failures.update(final)
             resting.intersection_update(final)
             tries.begin(change.attempts)
-            first, made = old, set[int]()
+            content, made = _Content(old), set[int]()
             for index, (edit, _, waiting) in enumerate(joined):
                 if waiting.called or index in final:  # nobody waits for it any more
                     continue
                 try:
-                    edited = edit(old)
-                    check_kind(
-                        edited,
-                        (bytes, bytearray, memoryview),
-                        "what a function makes of a mutable file",
-                        "bytes",
-                    )
-                    old = edited
+                    content.apply(edit)
                 except Exception:
                     failure = Failure()
                     if tries.is_passed_on(index, edit):
                         continue
                     failures[index] = failure
-                    if old != first:
+                    if content.is_changed:
                         resting.add(index)
                 else:
                     made.add(index)
-            tries.end(change.attempts, made, old)
-            return old
+            tries.end(change.attempts, made, content.data)
+            return content.data
 
         redos = {redo for _, redo, _ in joined}
         change = self._change(

@@ -4,6 +4,7 @@ What can be said of a mutable file that cannot be read, or not be written.
 
 from __future__ import annotations
 
+from pipegrid.core.mutable.share import without_advice
 from pipegrid.core.mutable.versions import Version
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError
 from pipegrid.transfer.mutable.known import Known
@@ -35,10 +36,9 @@ def unreadable(found: ShareMap, k: int) -> NotEnoughSharesError:
     most = max((len(shares) for shares in choice.shares.values()), default=0)
     needed = max((v.required_shares for v in choice.shares), default=k)
     silent = f"; {len(found.failed)} servers did not answer" if found.failed else ""
-    wrong = f"; {len(found.corrupt)} shares are damaged" if found.corrupt else ""
     return NotEnoughSharesError(
         f"no version of this mutable file can be read: {most} shares of one were found, and {needed} are "
-        f"needed{silent}{wrong}; try again when more servers can be reached, or check the cap",
+        f"needed{silent}{_wrong(found)}; try again when more servers can be reached, or check the cap",
         most,
         needed,
     )
@@ -48,6 +48,8 @@ def nothing_to_change(found: ShareMap, k: int) -> NotEnoughSharesError:
     """Return the error for a file without a version to be changed; ``k``: as of ``unreadable``."""
     choice = found.choice()
     versions = choice.unrecoverable
+    if not versions and found.corrupt:
+        return unreadable(found, k)
     if not versions:
         why = f"{len(found.failed)} servers did not answer" if found.failed else "nobody has any"
         return NotEnoughSharesError(
@@ -65,3 +67,11 @@ def nothing_to_change(found: ShareMap, k: int) -> NotEnoughSharesError:
         have,
         most.required_shares,
     )
+
+
+def _wrong(found: ShareMap) -> str:
+    if not found.corrupt:
+        return ""
+    count = len(found.corrupt)
+    many = "1 share is damaged" if count == 1 else f"{count} shares are damaged"
+    return f"; {many} ({without_advice(found.corrupt[0])})"

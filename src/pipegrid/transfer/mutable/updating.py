@@ -89,6 +89,8 @@ class Update:
         update = RangeUpdate(
             version, self._offset, len(self._data), self._slot.cap.readonly().secret
         )
+        if update.geometry.is_too_fine:
+            return None  # nobody would read it; written whole, it gets the usual segments
         for copy in copies.values():
             assert copy.share is not None
             update.add_share(copy.share)

@@ -226,20 +226,37 @@ def _next(file: BinaryIO, name: str) -> bytes:
 def _from_file(file: BinaryIO, name: str, owned: bool) -> FileSource:
     if _is_plain(file):
         return FileSource(file, name, owned)
-    import tempfile  # takes 5 ms with all that it brings; what is put is mostly a file already
-
-    spool: BinaryIO = tempfile.TemporaryFile(prefix="pipegrid-")  # noqa: SIM115
+    spool = open_spool(name)
     try:
         _copy(file, spool, name)
     except OSError as error:
         spool.close()
-        raise SourceError(
-            f"cannot copy {name} to temporary space: {error.strerror}; "
-            "free some, or set TMPDIR to a larger disk"
-        ) from error
+        raise _no_space(name, error) from error
     except BaseException:
         spool.close()
         raise
     if owned:
         file.close()
     return FileSource(spool, name, owned=True)
+
+
+def open_spool(name: str) -> BinaryIO:
+    """
+    Open a file without a name in temporary space, for a copy of what has this name.
+
+    Raises:
+        SourceError: there is no such space.
+    """
+    import tempfile  # takes 5 ms with all that it brings; what is put is mostly a file already
+
+    try:
+        return tempfile.TemporaryFile(prefix="pipegrid-")
+    except OSError as error:
+        raise _no_space(name, error) from error
+
+
+def _no_space(name: str, error: OSError) -> SourceError:
+    return SourceError(
+        f"cannot copy {name} to temporary space: {error.strerror}; "
+        "free some, or set TMPDIR to a larger disk"
+    )
