@@ -114,7 +114,7 @@ class ParseTests(SynchronousTestCase):
         self.assertIn("it speaks HTTPS only", str(caught.exception))
 
     def test_foolscap_beside_https(self) -> None:
-        """Who speaks both has both ways, if that is asked for, of which the second closes nothing that is not acknowledged."""
+        """Who speaks both has both ways, if that is asked for, and only then."""
         both = {"anonymous-storage-FURL": FURL, "anonymous-storage-NURLs": [NURL]}
         tor = FURL.replace("tcp:", "tor:").replace("127.0.0.1", "abc.onion")
         unreached = {"anonymous-storage-FURL": tor, "anonymous-storage-NURLs": [at(1)]}

@@ -324,7 +324,7 @@ class TwoDirectoriesTests(SynchronousTestCase):
         mine, theirs = (directories[0] for directories in world.clients)
         run(mine.link("next", LitCap(b"1")))
         run(theirs.unlink("next"))
-        turn = [Link("new", LitCap(b"2")), Unlink("current", False), Rename("next", "current")]
+        turn = Link("new", LitCap(b"2")), Unlink("current", False), Rename("next", "current")
         with self.assertRaises(NoSuchChild):
             run(mine.change(turn))
         self.assertEqual(world.state(), ((), ()))
