@@ -50,6 +50,15 @@ class ShareBytesTests(SynchronousTestCase):
                 self.assertEqual(store.read(a, b), SHARE[a:b])
             self.assertEqual(store.has(a, b), not span(a, b) & ~here)
 
+    def test_no_bytes(self) -> None:
+        """Nothing, put in the middle of what is under way, leaves nothing that would be read."""
+        store = ShareBytes()
+        store.ask(0, 8000)
+        store.put(4096, b"")
+        store.put(0, SHARE[:5000])
+        store.put(5000, SHARE[5000:8000])
+        self.assertEqual(store.read(0, 8000), SHARE[:8000])
+
     def test_nothing_is_asked_twice(self) -> None:
         """Asking again returns only what is new, until the connection is lost."""
         store = ShareBytes()

@@ -64,6 +64,8 @@ class ShareBytes:
         The buffer is kept by reference and must not change any more.
         """
         view = memoryview(data).cast("B")
+        if not len(view):
+            return  # a piece without bytes would stand before the one that begins there
         for start, end in self._under_way.overlap(offset, offset + len(view)):
             self._under_way.remove(start, end)
             self._have.add(start, end)

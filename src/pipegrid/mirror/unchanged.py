@@ -55,7 +55,7 @@ class UnchangedDestination(Destination):
 
     @property
     def unnoted_files(self) -> int:  # type: ignore[override]
-        """See above."""
+        """Counted by all who would have noted something."""
         return self._unnoted.files
 
     @cached_property
@@ -84,7 +84,6 @@ class UnchangedDestination(Destination):
             rmtree(scratch, ignore_errors=True)
 
     def where(self, path: str) -> str:
-        """See ``Destination``."""
         if self._scratch is not None and path.startswith(f"{HIDDEN}/"):
             return self._scratch + path[len(HIDDEN) :]
         return super().where(path)
@@ -111,7 +110,6 @@ class _Directories(Directories):
         self._hidden = hidden
 
     def directory(self, path: str, make: bool) -> int | None:
-        """See ``Directories``."""
         if path == HIDDEN:
             return self._hidden()
         return super().directory(path, make and path.startswith(f"{HIDDEN}/"))
@@ -124,7 +122,6 @@ class _Seen(Seen):
         pass
 
     def keep(self) -> None:
-        """See ``Seen``."""
         self._new = []
 
 
@@ -134,13 +131,11 @@ class _Verified(Verified):
     files = 0
 
     def note(self, fd: int, wanted: Wanted) -> None:
-        """See ``Verified``."""
         self.files += 1
 
     def withdraw(self, fd: int, wanted: Wanted, status: os.stat_result) -> None:
-        """See ``Verified``."""
         self.files += 1
         self.seen.withdraw(wanted.digest, status)
 
     def forget(self, path: str) -> None:
-        """See ``Verified``."""
+        """Nothing was noted here, so there is nothing to forget."""

@@ -25,7 +25,7 @@ class NamesEdit(StepwiseEdit):
         self._repeated = False
 
     def open(self, content: bytes) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises DirectoryError."""
+        """See ``StepwiseEdit``; raises DirectoryError if this is no content of a directory."""
         return OpenDirectory.of(content)
 
     def step(self, opened: OpenDirectory) -> OpenDirectory:
@@ -35,5 +35,4 @@ class NamesEdit(StepwiseEdit):
         return made
 
     def close(self, opened: OpenDirectory) -> bytes:
-        """See ``StepwiseEdit``."""
         return pack_entries(opened.entries)

@@ -42,7 +42,7 @@ class StepwiseEdit(ABC):
     """
 
     def __call__(self, old: bytes) -> bytes:
-        """Apply it alone."""
+        """Return what becomes of the content if nothing else is joined to it."""
         return self.close(self.step(self.open(old)))
 
     @abstractmethod
@@ -55,7 +55,7 @@ class StepwiseEdit(ABC):
 
     @abstractmethod
     def close(self, opened: Any) -> bytes:
-        """Return the content."""
+        """Return the content that was opened, with all steps, as bytes again."""
 
 
 class _Content:
