@@ -11,7 +11,7 @@ from typing import Any
 from misc.speedtest.trees import __main__ as trees
 from misc.speedtest.trees import contents, grids
 from misc.speedtest.trees.contest import FIRST, LIST, SAME, Measured, Task, table
-from misc.speedtest.trees.sides import CommandFailed, Runner, Took
+from misc.speedtest.trees.sides import CommandFailed, Pipegrid, Runner, Took
 from twisted.trial.unittest import SynchronousTestCase
 
 
@@ -111,6 +111,17 @@ class CommandTests(SynchronousTestCase):
         with self.assertRaises(CommandFailed) as caught:
             runner.run(["sh", "-c", "echo it broke >&2; exit 4"])
         self.assertIn("status 4: it broke", str(caught.exception))
+
+    def test_a_round_begins_with_nothing(self) -> None:
+        """Servers lose their shares, and the client what it knows of the list of backups that was there."""
+        home = Path(self.mktemp())
+        backups, store = home / "private" / "backup", home / "shares"
+        for path in (backups, store / "incoming", store / "aa"):
+            path.mkdir(parents=True)
+        side = Pipegrid(home, Runner(lambda: 0.0))
+        grids.World("ours", (store,), side, None).forget()
+        self.assertFalse(backups.exists())
+        self.assertEqual([path.name for path in store.iterdir()], ["incoming"])
 
     def test_options(self) -> None:
         """A peer takes part in every round, and in all of the tree, unless one says otherwise."""

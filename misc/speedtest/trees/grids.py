@@ -47,7 +47,8 @@ class World:
                 shutil.rmtree(path)
 
     def forget(self) -> None:
-        """Remove all whole shares of all."""
+        """Remove all whole shares of all, and what the client knows of backups."""
+        self.pipegrid.forget()
         for number, store in enumerate(self.stores):
             if store.is_dir():
                 self.empty(number)

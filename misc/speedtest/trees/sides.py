@@ -8,6 +8,7 @@ the time and is connected; its processor time counts, too.
 from __future__ import annotations
 
 import resource
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -116,6 +117,10 @@ class Pipegrid:
 
     def _run(self, *arguments: str, good: Sequence[int] = (0,)) -> Took:
         return self._runner.run(command(self._directory, "-q", *arguments), good)
+
+    def forget(self) -> None:
+        """Know of no backup any more, as servers do not: its list was on them."""
+        shutil.rmtree(self._directory / "private" / "backup", ignore_errors=True)
 
     def backup(self, tree: Path, name: str) -> Took:
         """Store a tree that may be known."""
