@@ -3,7 +3,7 @@ Many small files for a server that offers Foolscap beside HTTPS, and takes no bu
 
 A request costs such a server of Tahoe-LAFS's 2.6 ms of processor time and more, a small share needs two, and
 where many come at once the server's processor is all that they wait for. The same share over Foolscap, three
-calls, costs it less than half of that. So where a crowd of uploads is under way, and does not end, whole
+calls, costs it a third of that. So where a crowd of uploads is under way, and does not end, whole
 small shares go over Foolscap. Fewer, and everything else, do not: over HTTPS a put is one round trip, here
 it is three.
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 CROWD = 8
 """Uploads under way at one server. As few as ``flow.depth`` ever allows are more."""
 
-MANY = 128
+MANY = 32
 """
 Uploads of one crowd, before the connection is made: to import Foolscap takes a quarter of a second, as long
 as ten servers on two cores need for ten files.
