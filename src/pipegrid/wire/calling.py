@@ -12,7 +12,7 @@ from foolscap.tokens import Violation
 from twisted.internet.defer import Deferred
 
 from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.calls import Sent, can_pack, pack_call
+from pipegrid.wire.calls import Introduced, can_pack, pack_call
 
 
 def call_remote(reference: Any, method: str, *arguments: Any) -> Deferred[Any]:
@@ -38,7 +38,7 @@ def _call_at_once(
         return None
     trackers = [_tracker_of(broker, each) for each in arguments]
     to_send = tuple(
-        each if tracker is None else Sent(tracker.clid)
+        each if tracker is None else Introduced(tracker.clid)
         for each, tracker in zip(arguments, trackers, strict=True)
     )
     if not can_pack(to_send):

@@ -23,7 +23,7 @@ MAX_CALL_BYTES = 128 * 1024
 _END_OF_SMALL = 1 << 31
 
 
-class Sent:
+class Introduced:
     """An object of ours that the other end knows already, as an argument of a call."""
 
     __slots__ = ("clid",)
@@ -37,7 +37,7 @@ def can_pack(arguments: tuple[Any, ...]) -> bool:
     Return whether a call with these arguments can be packed.
 
     Args:
-        arguments: ``bytes``, ``int`` from 0, a ``set`` of such, or a ``Sent``; ``MAX_CALL_BYTES`` in all.
+        arguments: ``bytes``, ``int`` from 0, a ``set`` of such, or a ``Introduced``; ``MAX_CALL_BYTES`` in all.
     """
     size = 0
     for each in arguments:
@@ -47,7 +47,7 @@ def can_pack(arguments: tuple[Any, ...]) -> bool:
         elif kind is set:
             if not all(type(item) is int and item >= 0 for item in each):
                 return False
-        elif kind is not Sent and (kind is not int or each < 0):
+        elif kind is not Introduced and (kind is not int or each < 0):
             return False
     return size <= MAX_CALL_BYTES
 
@@ -85,7 +85,7 @@ def pack_call(
         elif type(each) is int:
             _integer(out, each)
         else:
-            named = type(each) is Sent
+            named = type(each) is Introduced
             _open(out, words, opened, b"my-reference" if named else b"set")
             for item in (each.clid,) if named else each:
                 _integer(out, item)
