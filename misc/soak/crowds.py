@@ -63,7 +63,7 @@ from pipegrid.grid.creation import create_client
 from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.reactor.together import all_ended
 
-FILES = 200
+FILES = 300
 LARGEST = 40_000
 MEAN_DELAY_S = 1.5
 VICTIMS = (0, 1, 1, 1, 2, 3)

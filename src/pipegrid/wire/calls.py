@@ -37,7 +37,7 @@ def can_pack(arguments: tuple[Any, ...]) -> bool:
     Return whether a call with these arguments can be packed.
 
     Args:
-        arguments: ``bytes``, ``int`` from 0, a ``set`` of such, or a ``Introduced``; ``MAX_CALL_BYTES`` in all.
+        arguments: ``bytes``, ``int`` from 0, a ``set`` of such, or ``Introduced``; ``MAX_CALL_BYTES`` in all.
     """
     size = 0
     for each in arguments:
