@@ -181,18 +181,18 @@ class LoadTests(ConfigTestCase):
         self.assertEqual(load(self.directory).ask_first, "auto")
 
     def test_foolscap_beside_https(self) -> None:
-        """Only if it is asked for; a Tahoe-LAFS node's directory has no settings of ours."""
-        self.assertFalse(self.load("").foolscap_beside)
-        text = "[client]\nfoolscap_beside = true\n"
-        self.assertTrue(self.load(text).foolscap_beside)
+        """Unless it is not wanted; a Tahoe-LAFS node's directory has no settings of ours."""
+        self.assertTrue(self.load("").foolscap_beside)
+        text = "[client]\nfoolscap_beside = false\n"
+        self.assertFalse(self.load(text).foolscap_beside)
         self.assert_refused(
-            lambda: self.load(text.replace("true", "never")),
+            lambda: self.load(text.replace("false", "never")),
             self.path,
             "[client] foolscap_beside must be true or false",
         )
         self.load(text)
         self.path.rename(self.directory / "tahoe.cfg")
-        self.assertFalse(load(self.directory).foolscap_beside)
+        self.assertTrue(load(self.directory).foolscap_beside)
 
     def test_percent_signs_are_plain_text(self) -> None:
         """There is no interpolation."""

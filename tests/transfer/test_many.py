@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.flow.depth import FIRST
+from pipegrid.flow.depth import FIRST, LEAST, Crowd
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from tests.transfer.world import RTT, World, content
@@ -135,13 +135,13 @@ class ManyPutsTests(SynchronousTestCase):
     def test_servers_that_take_one_request_a_share(self) -> None:
         """Fewer small files are under way while each takes long; to others their number is no matter."""
         now = [0.0]
-        bundled = [False]
+        crowd = [Crowd.COUNTED]
         puts = ManyPuts(
             [1000] * 1000,
             self.start,
             self.ended,
             seconds=lambda: now[0],
-            bundled=lambda: bundled[0],
+            crowd=lambda: crowd[0],
         )
         done = Deferred.fromCoroutine(puts.run())
         self.assertEqual(len(self.running), FIRST)
@@ -149,10 +149,22 @@ class ManyPutsTests(SynchronousTestCase):
             now[0] += 0.5
             self.running[number].callback("")
         self.assertLess(len(self.running) - FIRST, MAX_FILES // 4)
-        bundled[0] = True
+        crowd[0] = Crowd.ANY
         now[0] += 0.1
         self.running[FIRST].callback("")
         self.assertEqual(len(self.running) - FIRST - 1, MAX_FILES)
+        done.cancel()
+        self.failureResultOf(done)
+
+    def test_servers_that_are_about_to_be_quicker(self) -> None:
+        """As few are under way as ever, until they are."""
+        crowd = [Crowd.FEW]
+        puts = ManyPuts([1000] * 1000, self.start, self.ended, crowd=lambda: crowd[0])
+        done = Deferred.fromCoroutine(puts.run())
+        self.assertEqual(len(self.running), LEAST)
+        crowd[0] = Crowd.COUNTED
+        self.running[0].callback("")
+        self.assertEqual(len(self.running), FIRST + 1)
         done.cancel()
         self.failureResultOf(done)
 

@@ -14,9 +14,11 @@ Times are seconds of one monotonic clock.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from pipegrid.arguments import check_whole
 
-FIRST = 64
+FIRST = 32
 """Before anything is known; doubled in the first round trip, if it takes no longer than that."""
 
 LEAST = 16
@@ -34,6 +36,19 @@ SMOOTHED = 1 / 16
 
 STEP = 4
 """More in each round trip, once the servers' pace is known."""
+
+
+class Crowd(IntEnum):
+    """How many small objects a server bears, the fewest first."""
+
+    FEW = 0
+    """It is about to take them in a way that costs it less; what is sent now stands in the way of that."""
+
+    COUNTED = 1
+    """Each costs it requests of its own."""
+
+    ANY = 2
+    """Many go in one message."""
 
 
 class Depth:
@@ -59,6 +74,11 @@ class Depth:
         self._usual_s = 0.0
         self._cut_s: float | None = None
         self._earned = 0.0
+
+    def allows(self, under_way: int, crowd: Crowd) -> bool:
+        """Return whether one more may be under way."""
+        limit = self._least if crowd is Crowd.FEW else self.limit
+        return crowd is Crowd.ANY or under_way < limit
 
     def ended(self, began_s: float, now_s: float, under_way: int) -> None:
         """

@@ -23,6 +23,7 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import MAX_SEGMENT_BYTES
 from pipegrid.errors import UsageError
 from pipegrid.flow.budget import Budget
+from pipegrid.flow.depth import Crowd
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
@@ -205,9 +206,9 @@ class BaseGrid:
         return self._mutables
 
     @property
-    def takes_bundles(self) -> bool:
-        """Whether all servers take many small shares in one message, as far as is known."""
-        return all(peer.server.takes_bundles for peer in self._peers)
+    def crowd(self) -> Crowd:
+        """How many small files all servers bear, as far as is known."""
+        return min((peer.server.crowd for peer in self._peers), default=Crowd.ANY)
 
     @started
     async def status(self) -> list[ServerStatus]:

@@ -104,7 +104,7 @@ class GridConfig:
     nickname: str = ""
     caches: tuple[Path, ...] = ()
     force_foolscap: bool = False
-    foolscap_beside: bool = False
+    foolscap_beside: bool = True
     ask_first: AskFirst = "auto"
 
     @property
@@ -140,8 +140,8 @@ def load(directory: Path | str) -> GridConfig:
         preferred=_preferred(parser),
         nickname=nickname_of(parser),
         caches=_caches(directory) if is_tahoe else (private,),
-        force_foolscap=_flag(parser, path, "client", "force_foolscap"),
-        foolscap_beside=not is_tahoe and _flag(parser, path, "client", "foolscap_beside"),
+        force_foolscap=_flag(parser, path, "client", "force_foolscap", False),
+        foolscap_beside=is_tahoe or _flag(parser, path, "client", "foolscap_beside", True),
         ask_first="auto" if is_tahoe else _ask_first(parser, path),
     )
 
@@ -283,9 +283,11 @@ def _number(
     return int(text)
 
 
-def _flag(parser: configparser.ConfigParser, path: Path, section: str, option: str) -> bool:
+def _flag(
+    parser: configparser.ConfigParser, path: Path, section: str, option: str, otherwise: bool
+) -> bool:
     try:
-        return parser.getboolean(section, option, fallback=False)
+        return parser.getboolean(section, option, fallback=otherwise)
     except ValueError:
         raise UsageError(f"{path}: [{section}] {option} must be true or false") from None
 

@@ -173,7 +173,7 @@ class StoringGrid(BaseGrid):
                 ended(number, outcome)
 
         async def work() -> list[PutResult | Failure]:
-            bounds = self._limits.jobs, self._reactor.seconds, lambda: self.takes_bundles
+            bounds = self._limits.jobs, self._reactor.seconds, lambda: self.crowd
             await ManyPuts(sizes, start, note, *bounds).run()
             return [outcomes[number] for number in range(len(sources))]
 

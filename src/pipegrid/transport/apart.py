@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.errors import ServerError
+from pipegrid.flow.depth import Crowd
 from pipegrid.wire.messages import (
     Allocation,
     Numbers,
@@ -35,9 +36,9 @@ class StoresApart(ABC):
         return 0
 
     @property
-    def takes_bundles(self) -> bool:
+    def crowd(self) -> Crowd:
         """Each share is a request of its own, or more."""
-        return False
+        return Crowd.COUNTED
 
     @abstractmethod
     def allocate(

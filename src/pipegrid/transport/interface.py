@@ -55,6 +55,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
 from pipegrid.errors import ServerUnreachable, UsageError
+from pipegrid.flow.depth import Crowd
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -130,8 +131,8 @@ class StorageServer(Protocol):
         """How long a share may be to go with ``store_whole``; 0 if there is nothing gained by it now."""
 
     @property
-    def takes_bundles(self) -> bool:
-        """Whether many such shares go in one message, as far as is known, so that their number is free."""
+    def crowd(self) -> Crowd:
+        """How many such shares it bears at once, as far as is known."""
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets

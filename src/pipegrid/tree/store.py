@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.params import Params
+from pipegrid.flow.depth import Crowd
 from pipegrid.grid.grid import Grid
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import CheckResult
@@ -44,8 +45,8 @@ class StoresFiles(Protocol):
     """What the files of a tree are given to: a grid, or what only counts them."""
 
     @property
-    def takes_bundles(self) -> bool:
-        """Whether many small files cost no more requests than one."""
+    def crowd(self) -> Crowd:
+        """How many small files may be under way."""
 
     def put(
         self,
@@ -83,9 +84,9 @@ class GridFiles:
         self._watching = False
 
     @property
-    def takes_bundles(self) -> bool:
-        """Whether all servers take many small shares in one message."""
-        return self._grid.takes_bundles
+    def crowd(self) -> Crowd:
+        """How many all servers bear."""
+        return self._grid.crowd
 
     def put(
         self,
@@ -175,9 +176,9 @@ class NoStore:
         self.objects = self.bytes = self.checks = 0
 
     @property
-    def takes_bundles(self) -> bool:
-        """Whether small files are cheap: here all are, as nothing is sent."""
-        return True
+    def crowd(self) -> Crowd:
+        """Any number, as nothing is sent."""
+        return Crowd.ANY
 
     def put(
         self,

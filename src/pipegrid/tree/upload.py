@@ -123,7 +123,7 @@ class TreeUpload:
         self._batch: Deferred[Any] | None = None
         self._walked = False
         self._under_way: UnderWay[TreeNode] = UnderWay(
-            self._ended, limits or Limits(), seconds, lambda: store.takes_bundles
+            self._ended, limits or Limits(), seconds, lambda: store.crowd
         )
         self._stored = self._failures = 0
         self._error: BaseException | None = None

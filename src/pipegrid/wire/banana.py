@@ -19,6 +19,7 @@ Source: Foolscap 24.9's documentation of Banana ("specifications/banana").
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from io import BytesIO
 
@@ -111,6 +112,16 @@ class Tokens:
             self._at = at
             if not self._next():
                 return None
+
+    def ahead(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """Return what the next tokens match, if they have arrived in one piece and none has begun."""
+        if self._skip or self._shift or (self._at == len(self._chunk) and not self._next()):
+            return None
+        return pattern.match(self._chunk, self._at)
+
+    def pass_over(self, found: re.Match[bytes]) -> None:
+        """Go on behind what ``ahead`` has just returned."""
+        self._at = found.end()
 
     def body(self, size: int) -> bytes | None:
         """Return the bytes behind a header; None: they have not all arrived, ask again when more was fed."""

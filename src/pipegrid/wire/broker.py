@@ -16,6 +16,7 @@ own. What it adds, for clients and servers alike:
   our own objects coming back.
 * **Turns.** After ``Bounds.turn_tokens`` tokens or ``TURN_CALLS`` calls the others have their turn.
   Meanwhile nothing is read from the socket; neither is it while ``MAX_CALLS`` calls are under way.
+* **References** are given back when there is time, see ``givingback``.
 * **Ends.** Whoever breaks a bound is told so, and is gone ``GRACE_S`` later, whether it listens or not. All
   time is monotonic.
 
@@ -36,6 +37,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from pipegrid.wire.allowance import ANSWER_COST, Bounds, TooMuch
+from pipegrid.wire.givingback import GivingBack
 from pipegrid.wire.negotiation import GRACE_S
 from pipegrid.wire.receiving import BoundedReceiver
 
@@ -72,6 +74,7 @@ class BoundedBroker(BoundedReceiver):
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, bounds=bounds, **kwargs)
         self._aborting: IDelayedCall | None = None
+        self._unneeded = GivingBack(super().freeYourReference, lambda: bool(self.waitingForAnswers))
 
     # What Foolscap asks its broker for.
 
@@ -100,6 +103,16 @@ class BoundedBroker(BoundedReceiver):
         if len(self.yourReferenceByCLID) >= MAX_REFERENCES and clid not in self.yourReferenceByCLID:
             raise TooMuch(f"it gave us more than {MAX_REFERENCES} objects")
         return super().getTrackerForYourReference(clid, *args, **kwargs)
+
+    def freeYourReference(self, tracker: Any, count: int) -> None:
+        """An object of the other end's is not needed any more; it learns so when there is time."""
+        if not self.disconnected:
+            self._unneeded.later(tracker, count)
+
+    def is_idle(self) -> bool:
+        """Whether what is written to the transport now comes behind all that was asked to be sent."""
+        root = self.rootSlicer
+        return root.producingDeferred is not None and not root.sendQueue and not self.paused
 
     def send(self, obj: Any) -> Any:
         """Send a call or an answer; of a call, remember how large its answer may be."""
@@ -191,6 +204,7 @@ class BoundedBroker(BoundedReceiver):
         if self._aborting is not None:
             self._aborting.cancel()
             self._aborting = None
+        self._unneeded.stop()
         super().connectionLost(why)
         self._tokens.clear()
         self._body = None

@@ -13,10 +13,11 @@ from typing import Any
 
 from foolscap import eventual
 from foolscap.broker import Broker
+from foolscap.slicers.none import Nothing
 from foolscap.tokens import SIZE_LIMIT, BananaError, BananaFailure, Violation
 
 from pipegrid.reactor.standstill import CLOCK
-from pipegrid.wire import banana
+from pipegrid.wire import banana, nothings
 from pipegrid.wire.allowance import TOKEN_COST, Allowance, Bounds, TooMuch
 from pipegrid.wire.banana import (
     ABORT,
@@ -48,6 +49,7 @@ MAX_CALLS = 128
 TURN_CALLS = 8
 _TYPES = {code: bytes((code,)) for code in range(0x81, 0x90)}
 _ALWAYS_LEGAL = frozenset((PING, PONG, ABORT, CLOSE, ERROR))
+_MAY_BE_NOTHING = (type(None), Nothing)
 _WITH_BODY = frozenset((STRING, LONGINT, LONGNEG))
 
 
@@ -71,6 +73,7 @@ class BoundedReceiver(Broker):
         self.bounds = bounds or Bounds()
         self._allowance = Allowance()
         self._tokens = Tokens()
+        self._nothing = nothings.nothing_pattern(self.incomingVocabulary)
         # Type and size of what is gathered; whether in vain.
         self._body: tuple[int, int, bool] | None = None
         self._reading = True
@@ -176,6 +179,9 @@ class BoundedReceiver(Broker):
             if self._body is None:
                 if left <= 0 or self._turn_calls >= TURN_CALLS:
                     return tokens.waiting_bytes > 0
+                if self._took_nothing():
+                    left -= nothings.TOKENS
+                    continue
                 header = tokens.header()
                 if header is None:
                     return False
@@ -189,6 +195,22 @@ class BoundedReceiver(Broker):
             self._body = None
             self._take_body(kind, body, rejected)
         return False
+
+    def _took_nothing(self) -> bool:
+        """Take an answer that says nothing, if that comes next, and is welcome."""
+        if len(self.receiveStack) > 1 or self.inOpen or self.discardCount or self._nothing is None:
+            return False
+        found = self._tokens.ahead(self._nothing)
+        if found is None:
+            return False
+        request = self.waitingForAnswers.get(nothings.number_of(found["request"]))
+        if request is None or type(request.constraint) not in _MAY_BE_NOTHING:
+            return False
+        self._tokens.pass_over(found)
+        self.message_begins()
+        self.objectCounter += nothings.OPENED
+        request.complete(None)
+        return True
 
     def _take_header(self, kind: int, number: int) -> None:
         if kind == PING:

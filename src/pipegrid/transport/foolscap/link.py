@@ -33,6 +33,7 @@ from pipegrid.reactor.alarm import Alarm
 from pipegrid.reactor.together import Waiters
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.sentences import excerpt, nonsense, wrong_swissnum
+from pipegrid.wire.calling import call_remote
 
 MAX_SHARE_NUMBER = 255
 
@@ -119,7 +120,7 @@ class FoolscapLink:
     def call(self, reference: Any, method: str, *arguments: Any) -> Deferred[Any]:
         """Call a method of something at the server; fails with ``ServerError``s only."""
         self._owe()
-        answer: Deferred[Any] = reference.callRemote(method, *arguments)
+        answer = call_remote(reference, method, *arguments)
         answer.addBoth(self._answered)
         return answer.addErrback(self._explained, method)
 

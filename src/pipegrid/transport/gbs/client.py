@@ -30,6 +30,7 @@ from twisted.internet.interfaces import IConsumer, IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import ServerError
+from pipegrid.flow.depth import Crowd
 from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.pool import HostPool
@@ -184,6 +185,14 @@ class GbsServer:
         if self.takes_bundles:
             return MAX_SHARE_BYTES
         return 0 if self._beside is None else self._beside.whole_bytes
+
+    @property
+    def crowd(self) -> Crowd:
+        """Any number, if they go in bundles; few, while another way is being made."""
+        if self.takes_bundles:
+            return Crowd.ANY
+        hurries = self._beside is not None and self._beside.is_soon_up
+        return Crowd.FEW if hurries else Crowd.COUNTED
 
     @property
     def takes_bundles(self) -> bool:

@@ -1,0 +1,60 @@
+"""
+The answer that says nothing, recognized as a whole.
+
+It is what a server answers to each write and each ``close``: seven tokens, for which Foolscap makes, asks and
+ends two objects, always to the same effect.
+
+Source: Foolscap 24.9's documentation ("specifications/pb"), and what it sends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pipegrid.wire.banana import CLOSE, INT, OPEN, VOCAB
+
+OPENED = 2
+"""Objects in such an answer, itself included."""
+
+TOKENS = 7
+
+_NUMBER = rb"[\x00-\x7f]{1,5}"
+
+
+def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
+    """
+    Return what matches such an answer; its group ``request`` is the number of the call, in base 128.
+
+    Args:
+        words: what numbers abbreviate on this connection.
+
+    Returns:
+        None: it cannot be recognized here.
+    """
+    numbers = {word: number for number, word in words.items()}
+    answer, none = numbers.get(b"answer"), numbers.get(b"none")
+    if answer is None or none is None or max(answer, none) > 0x7F:
+        return None
+    return re.compile(
+        b"".join(
+            (
+                *(b"(?P<outer>", _NUMBER, b")", _byte(OPEN), _byte(answer), _byte(VOCAB)),
+                *(b"(?P<request>", _NUMBER, b")", _byte(INT)),
+                *(b"(?P<inner>", _NUMBER, b")", _byte(OPEN), _byte(none), _byte(VOCAB)),
+                *(b"(?P=inner)", _byte(CLOSE), b"(?P=outer)", _byte(CLOSE)),
+            )
+        )
+    )
+
+
+def number_of(digits: bytes) -> int:
+    """Return a token's number, given its digits in base 128, the lowest first."""
+    value = 0
+    for digit in reversed(digits):
+        value = value << 7 | digit
+    return value
+
+
+def _byte(value: int) -> bytes:
+    return re.escape(bytes((value,)))
