@@ -48,6 +48,18 @@ class IsalTests(SynchronousTestCase):
 
     load = staticmethod(isal.load)
 
+    def note_uses(self) -> list[int]:
+        """Return a list of the lengths of blocks that ISA-L codes from now on."""
+        used: list[int] = []
+        call = isal.Multiplier.__call__
+
+        def noting(multiplier: isal.Multiplier, blocks: Sequence[Buffer]) -> list[Buffer]:
+            used.append(len(blocks[0]))
+            return call(multiplier, blocks)
+
+        self.patch(isal.Multiplier, "__call__", noting)
+        return used
+
     def test_encoding(self) -> None:
         """The same parity, whatever the code, the blocks that are wanted, and the length."""
         for k, n in CODES:
@@ -75,17 +87,21 @@ class IsalTests(SynchronousTestCase):
 
     def test_it_is_used(self) -> None:
         """For long blocks alone."""
-        used: list[int] = []
-        call = isal.Multiplier.__call__
-
-        def noting(multiplier: isal.Multiplier, blocks: Sequence[Buffer]) -> list[Buffer]:
-            used.append(len(blocks[0]))
-            return call(multiplier, blocks)
-
-        self.patch(isal.Multiplier, "__call__", noting)
+        used = self.note_uses()
         for size in (LONG - 1, LONG):
             erasure.encode_stripe(blocks_of(3, size), (3, 4), 3, 5)
         self.assertEqual([size for size in used if size >= LONG - 1], [LONG])
+
+    def test_shorter_blocks(self) -> None:
+        """Once it has coded a long block it codes shorter ones, too, but not the shortest."""
+        short = blocks_of(3, erasure.LOADED_BYTES)
+        slow = [bytes(each) for each in erasure.encode_stripe(short, (3, 4), 3, 5)]
+        self.assertEqual(erasure._encoding.cache_info().currsize, 0)
+        erasure.encode_stripe(blocks_of(3, LONG), (3, 4), 3, 5)
+        used = self.note_uses()
+        self.assertEqual([bytes(x) for x in erasure.encode_stripe(short, (3, 4), 3, 5)], slow)
+        erasure.encode_stripe([each[1:] for each in short], (3, 4), 3, 5)
+        self.assertEqual(used, [erasure.LOADED_BYTES])
 
     def test_every_kind_of_buffer(self) -> None:
         """Read-only or not, whole or a part of something; they are left as they are, and free again."""

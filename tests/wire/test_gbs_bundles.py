@@ -328,6 +328,21 @@ class AnswerTests(SynchronousTestCase):
             body = gbs_bundles.pack_answers(refused)
             self.assertEqual(gbs_bundles.unpack_answers(body, uploads), refused)
 
+    def test_the_usual_answer(self) -> None:
+        """That all is stored, and nothing was there, is read as any other answer is."""
+        for number in (0, 23, 24, 255, 256, LARGEST):
+            uploads = [make_upload({each}, {each: b"abcd"}) for each in (number, 7, number)]
+            answers = [
+                BundledAnswer(Allocation(frozenset(), frozenset(each.shares)), {n: 201})
+                for each in uploads
+                for n in each.shares
+            ]
+            body = gbs_bundles.pack_answers(answers)
+            self.assertEqual(gbs_bundles.unpack_answers(body, uploads), answers)
+            self.assertEqual(gbs_bundles.unpack_answers(body + b"!", uploads), answers)
+            two = [make_upload({7, 8}, {7: b"abcd", 8: b"efgh"}), make_upload({number}, {})]
+            self.refuse_body(body, [uploads[0], *two])
+
     def test_the_longest_answer_is_taken(self) -> None:
         """Whatever fits into one bundle, its answer is one that is read."""
         numbers = range(LARGEST - 255, LARGEST + 1)

@@ -43,6 +43,9 @@ QUICK_BYTES = 8 * 1024
 """Of longer blocks ISA-L makes others, if it is there. To load it costs a few milliseconds, which one small
 file does not need."""
 
+LOADED_BYTES = 2 * 1024
+"""The same once it is there: from some 1100 bytes on it is the quicker one."""
+
 # Pieces start at multiples of a cache line within their block.
 _ALIGNMENT = 64
 
@@ -87,7 +90,8 @@ def encode_stripe(
         return (primary[0],) * len(numbers)  # every block is the segment itself
     if not numbers:
         return ()
-    if len(primary[0]) >= QUICK_BYTES:
+    length = len(primary[0])
+    if length >= QUICK_BYTES or (length >= LOADED_BYTES and _encoding.cache_info().currsize):
         multiply = _encoding(numbers, required_shares, total_shares)
         if multiply is not None:
             return multiply(primary)

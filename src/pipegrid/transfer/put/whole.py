@@ -11,7 +11,7 @@ continues as if it had begun alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -246,18 +246,14 @@ class WholePut:
             for number in there:
                 if number < self._geometry.total_shares:
                     found.setdefault(number, []).append(peer)
-        homes = {number: {self._order[number % len(self._order)]} for number in placed}
         if found:
             whole = ProgressReport(self._reports.found, self._geometry.total_shares * share_bytes)
             whole.report(len(found) * share_bytes)
-        for number, peers in found.items():
-            homes.setdefault(number, set()).update(peers)
         at_place = all(
             self._order[number % len(self._order)] in peers for number, peers in found.items()
         )
         self._elsewhere.ended(not at_place)
         progress.finish()
-        alone = not found and len(self._numbers) == len(placed)
         return PutResult(
             cap=cap,
             size=self._geometry.size,
@@ -267,9 +263,17 @@ class WholePut:
                 number: sorted(peer.name for peer in peers)
                 for number, peers in sorted(found.items())
             },
-            happiness=len(placed) if alone else servers_of_happiness(homes),
+            happiness=self._happiness(placed, found),
             elapsed_s=self._clock.seconds() - self._started,
         )
+
+    def _happiness(self, placed: Collection[int], found: Mapping[int, Sequence[Peer]]) -> int:
+        if not found and len(self._numbers) == len(placed):
+            return len(placed)  # each server has one
+        homes = {number: {self._order[number % len(self._order)]} for number in placed}
+        for number, peers in found.items():
+            homes.setdefault(number, set()).update(peers)
+        return servers_of_happiness(homes)
 
     def _hand_over(self) -> Begun:
         stored: dict[int, Peer] = {}
@@ -341,7 +345,9 @@ def _is_good(answer: Stored, numbers: Sequence[int]) -> bool:
     if answer.failed:
         return False
     there = answer.allocation
-    return all(number in there.allocated or number in there.already_have for number in numbers)
+    return there.allocated.issuperset(numbers) or (there.allocated | there.already_have).issuperset(
+        numbers
+    )
 
 
 def _fire(waiting: Deferred[Any], result: Any) -> None:

@@ -94,31 +94,27 @@ class HeldAllocation:
             write.fail(error)
 
 
-class Whole:
+class Whole(UploadPart[Stored]):
     """
-    One call that allocates shares and writes all of them whole.
+    One call that allocates shares and writes all of them whole; what it waits for is its answer.
 
     Attributes:
         upload: what it asks for.
-        stored: its answer.
         bundle: what it was sent in, if it was.
     """
 
-    __slots__ = ("bundle", "stored", "upload")
+    __slots__ = ("bundle", "upload")
 
     is_complete = True
 
     def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
+        super().__init__(cancelled)
         self.upload = upload
-        self.stored: UploadPart[Stored] = UploadPart(cancelled)
         self.bundle: SentBundle | None = None
 
     @property
     def is_wanted(self) -> bool:
-        return self.stored.wanted
-
-    def fail(self, error: Exception | Failure) -> None:
-        self.stored.fail(error)
+        return self.wanted
 
 
 class SentBundle:

@@ -178,9 +178,12 @@ class GbsOrder:
     ) -> Deferred[T]:
         result: Deferred[T]
         index = self._indexes.get(storage_index)
-        if index is None:
+        if index is None:  # as mostly: there is nothing to hold it up
             index = self._indexes[storage_index] = _Index()
-        if self._is_held_up(index, operation):
+            held_up = False
+        else:
+            held_up = self._is_held_up(index, operation)
+        if held_up:
             gate: Deferred[None] = Deferred()
             operation.gate = gate
             index.pending[operation] = None
