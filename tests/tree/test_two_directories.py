@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -180,7 +180,9 @@ class MoveName(Operation):
 
     def _take_out(self, found: tuple[str, str], state: State) -> Iterator[tuple[State, Steps]]:
         there = child(state, self.which, self.name)
-        if there is not None and there[0] != found[0]:
+        if there is None and self.outcome is UsageError:
+            yield state, ()  # it was said that somebody else had taken it out
+        elif there is not None and there[0] != found[0]:
             if self.outcome is UsageError:
                 yield state, ()
         elif self.outcome is None:
@@ -328,6 +330,49 @@ class TwoDirectoriesTests(SynchronousTestCase):
         with self.assertRaises(NoSuchChild):
             run(mine.change(turn))
         self.assertEqual(world.state(), ((), ()))
+
+    def test_joined_with_others(self) -> None:
+        """The same where other changes are written with it, which are made."""
+        world = World(0)
+        run = world.world.run
+        mine, theirs = (directories[0] for directories in world.clients)
+        run(mine.link("next", LitCap(b"1")))
+        run(theirs.unlink("next"))
+        turn = Link("new", LitCap(b"2")), Unlink("current", False), Rename("next", "current")
+        joined = [mine.change(turn), mine.link("beside", LitCap(b"3"))]
+        results = run(DeferredList(joined, consumeErrors=True))
+        self.assertEqual([success for success, _ in results], [False, True])
+        self.assertIsInstance(results[0][1].value, NoSuchChild)
+        self.assertEqual([name for name, *_ in world.state()[0]], ["beside"])
+
+    def test_gone_before_it_was_tried(self) -> None:
+        """What no server has taken is not why a child is gone, or another is in its place."""
+        world = World(0)
+        run = world.world.run
+        mine, theirs = (directories[0] for directories in world.clients)
+        for edit in (Unlink("a"), Rename("a", "b")):
+            run(mine.change([Link("a", LitCap(b"1")), Unlink("b", False)]))
+            run(theirs.change([Unlink("a"), Link("b", LitCap(b"2"))]))
+            with self.assertRaises(NoSuchChild):
+                run(mine.change([edit]))
+            self.assertEqual([cap for _, cap, _ in world.state()[0]], [str(LitCap(b"2"))])
+
+    def test_moved_by_two(self) -> None:
+        """Of two who move a child to different directories the one who comes too late is told."""
+        world = World(0)
+        third = DirectoryCap(world.world.create(b""))
+        world.world.run(world.clients[0][0].link("a", LitCap(b"1")))
+        moves = []
+        for client in range(2):
+            grid: Any = Files(world.world.client())
+            here = Directory(grid, world.clients[0][0].cap, world.world.clock.seconds)
+            to = world.clients[0][1].cap if client else third
+            there = Directory(grid, to, world.world.clock.seconds)
+            moves.append(Deferred.fromCoroutine(move(here, "a", there, "a")))
+        results = world.world.run(DeferredList(moves, consumeErrors=True))
+        self.assertEqual(sorted(success for success, _ in results), [False, True])
+        failure = next(result for success, result in results if not success)
+        self.assertIn("somebody else took 'a' out of its old place", str(failure.value))
 
     def attempt(self, seed: int, rounds: int) -> None:
         """Let so many rounds of a seed happen."""
