@@ -60,7 +60,6 @@ class TakeOutEdit(NamesEdit):
         self._read_cap = read_cap
 
     def step(self, opened: OpenDirectory) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises NoSuchChild."""
         there = opened.entries.get(self._name)
         self.kept = there is not None and there.read_cap != self._read_cap
         return opened if self.kept else super().step(opened)
@@ -105,5 +104,4 @@ class ChosenEdit(StepwiseEdit):
         return opened
 
     def may_be_stored(self) -> None:
-        """See ``NamesEdit``."""
         self._repeated = True
