@@ -1,11 +1,12 @@
 """
 Two clients change the same names of two directories at the same time, at random, against a model.
 
-A round is two to four operations that begin within two round trips: links, renames, changes of several
-names, and moves from one directory to the other. There must be an order of their steps, each of which is one
-change or one look at a directory, that gives what each of them was told, and what is there afterwards: what
-was acknowledged is not lost, nothing comes from nowhere, and metadata go where their names go. Of two
-versions with one number only one can be read, so none is merged, and what is taken out stays out.
+A round is two to four operations that begin within two round trips, some of one client at the same moment:
+links, renames, changes of several names, and moves from one directory to the other. There must be an order
+of their steps, each of which is one change or one look at a directory, that gives what each of them was
+told, and what is there afterwards: what was acknowledged is not lost, nothing comes from nowhere, and
+metadata go where their names go. Of two versions with one number only one can be read, so none is merged,
+and what is taken out stays out.
 """
 
 from __future__ import annotations
@@ -249,10 +250,9 @@ class World:
             found.append(tuple((each.name, str(each.cap), _metadata(each)) for each in children))
         return found[0], found[1]
 
-    def operation(self) -> Operation:
-        """Return some operation of one of the clients."""
+    def operation(self, directories: Sequence[Directory]) -> Operation:
+        """Return some operation of a client."""
         random = self.random
-        directories = random.choice(self.clients)
         which = random.randrange(2)
         here, there = directories[which], directories[1 - which]
         name, other = random.choice(NAMES), random.choice(NAMES)
@@ -283,7 +283,15 @@ class World:
 
     def round(self, before: State) -> State:
         """Let some operations happen at once; return what is there then."""
-        operations = [self.operation() for _ in range(self.random.choice((2, 2, 3, 4)))]
+        random, operations, moments = self.random, [], list[float]()
+        client = self.clients[0]
+        for _ in range(random.choice((2, 2, 3, 4))):
+            if not moments or random.random() < 0.6:
+                client = random.choice(self.clients)
+                moments.append(random.random() * 2 * RTT)
+            else:  # what one client does at the same moment is joined
+                moments.append(moments[-1])
+            operations.append(self.operation(client))
         left = len(operations)
 
         def begin(operation: Operation) -> None:
@@ -297,8 +305,8 @@ class World:
             if isinstance(result, Failure):
                 operation.outcome = result.type
 
-        for operation in operations:
-            self.world.clock.callLater(self.random.random() * 2 * RTT, begin, operation)
+        for moment, operation in zip(moments, operations, strict=True):
+            self.world.clock.callLater(moment, begin, operation)
         self.world.run_until(lambda: left == 0)
         after = self.state()
         if not is_possible(before, [each.steps() for each in operations], after):

@@ -164,7 +164,7 @@ class Modification:
                 return self._done(encoded, content, outcome, base)
             self._search.contrary.refused(outcome, base.version)
             self._search.told.written(outcome, encoded.version, base.version, self._search.begun)
-            if outcome.placed or outcome.failed:  # who did not answer may have taken it
+            if outcome.may_be_stored:
                 self._remember_try(base, encoded.version, content)
             if base.is_warm and not _was_there(base, outcome):
                 # What was remembered is old: the answers tell what is there, and nobody says it was touched.
