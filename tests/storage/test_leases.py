@@ -231,6 +231,35 @@ class PowerCutTests(StoreTestCase):
         self.now += 2
         self.assertEqual(self.store.collect_garbage(), 1)
 
+    def test_zeros_behind_others(self) -> None:
+        """Who had the lease that is lost was promised its time, however long the others have run out."""
+        self.final(0).write_bytes(
+            self.two[: -containers.LEASE_BYTES] + bytes(containers.LEASE_BYTES)
+        )
+        self.now += 2 * LEASE_DURATION_S
+        self.assertEqual(self.store.collect_garbage(), 0)
+        self.store.add_lease(SI, lease(3))
+        self.now += LEASE_DURATION_S + 1
+        self.assertEqual(self.store.collect_garbage(), 1)
+
+    def test_lost_leases_of_mutable_shares(self) -> None:
+        """The same of those that have no slot; a slot that is free says nothing."""
+        secrets = SlotSecrets(lease(0), b"w" * 32)
+        write = {1: ShareChange((), ((0, b"mutable"),))}
+        self.final(0).unlink()
+        lease_bytes = mutable_containers.LEASE_BYTES
+        for last in (b"", bytes(30), bytes(lease_bytes)):
+            self.store.slots.testv_and_readv_and_writev(SI, secrets, write, ())
+            for number in range(1, 5):
+                self.store.add_lease(SI, lease(number))
+            file = self.final(1).read_bytes()
+            self.final(1).write_bytes(file[:-lease_bytes] + last)
+            self.now += 2 * LEASE_DURATION_S
+            self.assertEqual(self.store.collect_garbage(), 0, last)
+            self.store.add_lease(SI, lease(4))
+            self.now += LEASE_DURATION_S + 1
+            self.assertEqual(self.store.collect_garbage(), 1, last)
+
     def test_a_disk_that_is_full_in_the_middle(self) -> None:
         """A record of which the disk took a part is taken back."""
 

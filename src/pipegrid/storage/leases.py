@@ -80,7 +80,7 @@ def remove_if_expired(path: str, now: float) -> bool:
     Remove an immutable share if it has leases, and all of them have run out.
 
     Returns:
-        whether it was removed. A share without any lease, or with none that a power cut did not take, or in
+        whether it was removed. A share without any lease, or of which a power cut took the last one, or in
         a container that is not understood, stays: what nobody understands is nobody's to delete.
     """
     fd = disk.lock_if_free(path)
@@ -89,8 +89,8 @@ def remove_if_expired(path: str, now: float) -> bool:
     try:
         header, _, records = _read(fd)
         leases = containers.parse_leases(records)
-        if len(leases) < header.lease_count:
-            return False
+        if len(leases) < header.lease_count or not leases or not leases[-1].expires:
+            return False  # of what was added last nobody knows how long it lasts
         known = [lease.expires for lease in leases if lease.expires]  # zeros: a power cut took it
         if not known or max(known) >= now:
             return False
