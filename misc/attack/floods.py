@@ -10,8 +10,8 @@ from misc.attack.target import Target, again_and_again, from_command_line, refus
 
 CONNECTIONS = 300
 WORDS = (
-    b"GET / HTTP/1.1\r\n\r\n" * 3000,
-    b"GET /storage/v1/version HTTP/1.1\r\nAuthorization: Tahoe-LAFS eHh4\r\n\r\n" * 1000,
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3000,
+    b"GET /storage/v1/version HTTP/1.1\r\nHost: x\r\nAuthorization: Tahoe-LAFS eHh4\r\n\r\n" * 1000,
     b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 8000,
     b"GET / HTTP/1.1\r\nX-A: " + b"b" * 64000,
     b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 8000,

@@ -511,6 +511,8 @@ def seeds() -> dict[str, bytes]:
         "many-headers": code(b"GET /", line, bytes([0x9F] * 8), b"\r\n"),
         "large-body": code(b"POST ", si, line, _AUTHORIZED, b"Content-Length: ", b"20000\r\n\r\n", 0x9E),
         "noise": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        "no-host": code(b"GET /", b" HTTP/1.1\r\n", _AUTHORIZED, b"\r\n", version),
+        "two-hosts": code(b"GET /", line, b"Host: y\r\n", _AUTHORIZED, b"\r\n", version),
         "connect": b"CONNECT x:1 HTTP/1.1\r\n\r\n",
         "two-lengths": code(b"GET /", line, b"Content-Length: ", b"1\r\n", b"Content-Length: ", b"2\r\n\r\n"),
     }  # fmt: skip

@@ -137,6 +137,20 @@ class CopyTests(ProcessTestCase):
         self.run_command("ln", "home:from/one", "home:..")
         self.refused("home:..", "all", said="cannot be the name of a local file")
 
+    def test_links_in_a_local_directory(self) -> None:
+        """What has the name of a copy is in the way, and nothing comes where it leads."""
+        self.run_command("cp", "-r", "one", "d", "home:")
+        (self.home / "outside").mkdir()
+        (self.home / "down").mkdir()
+        for name, to in (("d", "../outside"), ("one", "../outside/one")):
+            (self.home / "down" / name).symlink_to(to)
+        self.refused("-r", "home:d", "down", said="down/d is a link already", status=1)
+        self.refused("home:one", "down", said="exists already", status=1)
+        self.run_command("cp", "-rf", "home:d", "home:one", "down")
+        self.assertEqual(list((self.home / "outside").iterdir()), [])
+        self.assertEqual((self.home / "down/d/a").read_text(), "a")
+        self.assertEqual((self.home / "down/one").read_text(), "1" * 300)
+
     def test_caps_that_do_not_write(self) -> None:
         """A read cap, a tree that never changes, a verifier cap, a kind to come: a sentence each."""
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")

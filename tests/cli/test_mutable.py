@@ -58,6 +58,16 @@ class MutableTests(ProcessTestCase):
         self.refused("alias", "add", "file", "URI:LIT:ae", said="not the cap of a directory")
         self.refused("alias", "remove", "hom", said="did you mean 'home'?")
 
+    def test_removing_what_stands_elsewhere_too(self) -> None:
+        """All caps of the name are printed; and who removes 'tahoe' is told what it stands for now."""
+        path = self.private / "aliases"
+        path.write_text(f"tahoe: URI:DIR2-LIT:\ntahoe: {self.cap}\n")
+        (self.private / "root_dir.cap").write_text(self.cap)
+        out, err = self.run_command("alias", "remove", "tahoe:")
+        self.assertEqual(out.split(), [self.cap, "URI:DIR2-LIT:"])
+        self.assertIn("'tahoe' stands for the directory of", err)
+        self.assertEqual(path.read_text(), "")
+
     def test_removing_an_alias_onto_a_full_disk(self) -> None:
         """Its cap may be the only copy: where that cannot be printed, the alias stays."""
         for words in (("alias", "remove", "home"), ("--json", "alias", "remove", "home:")):

@@ -632,6 +632,37 @@ class RefusalTests(DebianCase):
                 self.make(archive)
                 self.refused(words, error=BadEntry, indexes=form)
 
+    def test_packages_in_the_place_of_indexes(self) -> None:
+        """None is called as a release file or an index is, but some stand beside these."""
+        data = b"a package"
+        digest = sha(data)
+        for path in (
+            f"{SUITE}/InRelease",
+            f"{SUITE}/{BINARY}",
+            f"{SUITE}/{BINARY}.xz",
+            f"Dists/sid/{BINARY}.gz",
+            f"dists./sid/{BINARY}.gz",
+            "dists/other/Release",
+            f"{SUITE}/main/binary-amd64/by-hash/SHA256/{digest}",
+            f"{SUITE}/{BINARY}.diff/T-2026-01-01.gz",
+            f"{SUITE}/main/icons.TAR.gz",  # as the release file names it, but for letters
+            "dists",
+        ):
+            archive = Archive()
+            archive.further = {"main/icons.tar.gz": b"icons"}
+            archive.extra_paragraphs = f"Filename: {path}\nSize: {len(data)}\nSHA256: {digest}\n\n"
+            archive.publish()
+            self.make(archive)
+            self.refused("where only indexes and release files may be", error=BadEntry)
+        archive = Archive()
+        path = f"{SUITE}/main/binary-amd64/p_1.deb"
+        archive.extra_paragraphs = f"Filename: {path}\nSize: {len(data)}\nSHA256: {digest}\n\n"
+        archive.publish()
+        archive.files[path] = data
+        world = self.make(archive)
+        self.sync()
+        self.assertEqual(world.found()[path], data)
+
     def test_absurd_sizes(self) -> None:
         """An index or a list of patches larger than any is not asked for, or not read."""
         archive = Archive(patches=True)

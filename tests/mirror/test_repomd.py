@@ -164,6 +164,10 @@ class PrimaryTests(SynchronousTestCase):
         self.refused("one of the mirror's own", path=".pipegrid-mirror/lock")
         self.refused("where only indexes may be", path=REPOMD)
         self.refused("where only indexes may be", path="./repodata/x")
+        for path in ("Repodata/repomd.xml", "REPODATA/x", "repodata./x", "repodata /x", "repodata"):
+            self.refused("where only indexes may be", path=path)
+        self.refused("where only indexes may be", path="repo\u200bdata/x")
+        self.assertEqual(len(primary(Made("a", b"data", path="repodata-old/a.rpm"))), 1)
         self.refused("(xml:base 'http://b.example/')", further='xml:base="http://b.example/" ')
         self.refused("has a character", path="a\\b")
 

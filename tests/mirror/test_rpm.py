@@ -18,7 +18,7 @@ from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.unpacking import unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError
 from pipegrid.simulation.driver import leaks, run
-from tests.mirror.archive import Signer
+from tests.mirror.archive import Signer, sha
 from tests.mirror.rpmarchive import PACKERS, REPOMD, RpmArchive
 from tests.mirror.world import MirrorWorld, ok
 
@@ -345,6 +345,35 @@ class FaultTests(RpmCase):
         archive.head = '<!DOCTYPE metadata [<!ENTITY a "b">]>'
         self.publish()
         self.refused("a document type", BadEntry)
+
+    def test_packages_in_the_place_of_indexes(self) -> None:
+        """Whatever an index is called, no package takes its place; and no index that of another."""
+        archive = RpmArchive(count=3)
+        data = b"<other/>"
+        archive.data_xml = (
+            f'<data type="other"><checksum type="sha256">{sha(data)}</checksum>'
+            f'<location href="Other/one.xml"/><size>{len(data)}</size></data>'
+        )
+        archive.files["Other/one.xml"] = data
+        made = archive.add("evil", path="Packages/evil.rpm")
+        archive.publish()
+        archive.files["Other/one.xml"] = data
+        world = self.make(archive)
+        self.sync()
+        self.assertEqual(world.found()["Other/one.xml"], data)
+        for path in (
+            "Other/one.xml",
+            "other/One.xml",
+            "repodata/repomd.xml",
+            "Repodata/repomd.xml",
+        ):
+            made.path = path
+            self.publish()
+            self.refused("names the package", BadEntry)
+        made.path = "Packages/evil.rpm"
+        archive.data_xml = archive.data_xml.replace("Other/one.xml", "repodata/Repomd.xml")
+        self.publish()
+        self.refused("which stands for something else")
 
     def test_links(self) -> None:
         """A symbolic link in DEST is not followed out of it."""

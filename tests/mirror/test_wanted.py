@@ -56,6 +56,10 @@ class PathTests(SynchronousTestCase):
             ".pipegrid-mirror/lock",
             ".pipegrid-mirror",
             ".PipeGrid-Mirror/lock",  # the same where file systems do not tell letters apart
+            ".pipegrid-mirror./lock",  # or dots and blanks behind a name
+            ".pipegrid-mirror /lock",
+            ".pipegrid-\u200dmirror/lock",  # or what nobody sees
+            ".\uff50ipegrid-mirror/lock",
             " a",
             "\u00a0a",  # a list begins a path with what is no blank
         ):

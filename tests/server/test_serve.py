@@ -228,6 +228,24 @@ class SettingsTests(SynchronousTestCase):
         os.close(lock)
         os.close(locked(storage))
 
+    def test_a_lock_that_is_removed(self) -> None:
+        """Who has just opened a file that is removed then makes another: it would be the lock of nobody."""
+        storage = Path(self.mktemp())
+        first = locked(storage)
+        really = fcntl.flock
+
+        def removing(fd: int, kind: int) -> None:
+            self.patch(fcntl, "flock", really)
+            (storage / "serve.lock").unlink()
+            os.close(first)
+            really(fd, kind)
+
+        self.patch(fcntl, "flock", removing)
+        lock = locked(storage)
+        self.assertRaises(UsageError, storagelock.lock_storage, storage)
+        os.close(lock)
+        self.assertEqual((storage / "serve.lock").stat().st_mode & 0o777, 0o600)
+
     def test_a_disk_without_locks(self) -> None:
         """It is not taken for another server, which nobody could stop."""
 

@@ -89,8 +89,8 @@ class ContainerTests(SynchronousTestCase):
         lease = containers.LeaseRecord(0, b"r" * 32, b"c" * 32, 1 << 33)
         self.assertEqual(lease.pack()[-4:], b"\xff" * 4)
 
-    def test_the_length_in_the_header_is_never_used(self) -> None:
-        """Whatever bytes 4 to 8 say, the share's length follows from the file's."""
+    def test_the_length_in_the_header_is_not_relied_on(self) -> None:
+        """Whatever bytes 4 to 8 say, the share's length follows from the file's; but see ``test_leases``."""
         file = bytearray(containers.pack_header(5, 1))
         file[4:8] = b"\xff\x00\xff\x00"
         self.assertEqual(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from unittest import mock
 
+from pipegrid.core import layout
+from pipegrid.core.params import Params
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage import containers, leaserecords, leases
@@ -228,6 +231,35 @@ class PowerCutTests(StoreTestCase):
         self.now += 2
         self.assertEqual(self.store.collect_garbage(), 1)
 
+    def test_zeros_behind_others(self) -> None:
+        """Who had the lease that is lost was promised its time, however long the others have run out."""
+        self.final(0).write_bytes(
+            self.two[: -containers.LEASE_BYTES] + bytes(containers.LEASE_BYTES)
+        )
+        self.now += 2 * LEASE_DURATION_S
+        self.assertEqual(self.store.collect_garbage(), 0)
+        self.store.add_lease(SI, lease(3))
+        self.now += LEASE_DURATION_S + 1
+        self.assertEqual(self.store.collect_garbage(), 1)
+
+    def test_lost_leases_of_mutable_shares(self) -> None:
+        """The same of those that have no slot; a slot that is free says nothing."""
+        secrets = SlotSecrets(lease(0), b"w" * 32)
+        write = {1: ShareChange((), ((0, b"mutable"),))}
+        self.final(0).unlink()
+        lease_bytes = mutable_containers.LEASE_BYTES
+        for last in (b"", bytes(30), bytes(lease_bytes)):
+            self.store.slots.testv_and_readv_and_writev(SI, secrets, write, ())
+            for number in range(1, 5):
+                self.store.add_lease(SI, lease(number))
+            file = self.final(1).read_bytes()
+            self.final(1).write_bytes(file[:-lease_bytes] + last)
+            self.now += 2 * LEASE_DURATION_S
+            self.assertEqual(self.store.collect_garbage(), 0, last)
+            self.store.add_lease(SI, lease(4))
+            self.now += LEASE_DURATION_S + 1
+            self.assertEqual(self.store.collect_garbage(), 1, last)
+
     def test_a_disk_that_is_full_in_the_middle(self) -> None:
         """A record of which the disk took a part is taken back."""
 
@@ -282,3 +314,84 @@ class AnswerTests(http.ServerTestCase):
         request = http.head("PUT", gbs_http.lease_path(SI), *headers)
         renewal = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers())
         self.assertEqual(self.statuses(request, renewal), [507, 204])
+
+
+class LostLeaseTests(StoreTestCase):
+    """A crash leaves leases that are counted and not there, or not in whole: they cost no byte of a share."""
+
+    def share(self, version: int) -> bytes:
+        """Return what has the layout of a share, with a last section, and its own lease only."""
+        made = layout.for_geometry(Params(3, 10).geometry(100_000), version)
+        whole = made.pack_header().ljust(made.uri_extension, b"d") + made.pack_ueb(b"u" * 300)
+        self.now = NOW
+        self.final(0).unlink(missing_ok=True)
+        self.put(0, whole)
+        return whole
+
+    def lose(self, lost_bytes: int, leases: int = 3, room_bytes: int | None = None) -> None:
+        """Have so many leases, and then so many bytes less."""
+        for number in range(2, leases + 1):
+            self.store.add_lease(SI, lease(number))
+        file = self.final(0).read_bytes()
+        file = file[: len(file) - lost_bytes]
+        if room_bytes is not None:
+            file = file[:4] + room_bytes.to_bytes(4, "big") + file[8:]
+        self.final(0).write_bytes(file)
+
+    def counted(self) -> tuple[int, list[bytes]]:
+        """Return how many leases are counted, and the secrets of those behind the data."""
+        file = self.final(0).read_bytes()
+        header = containers.parse_header(file)
+        with self.store.open_share(SI, 0) as reader:
+            begin = containers.HEADER_BYTES + reader.share_bytes
+        return header.lease_count, [each.renew for each in containers.parse_leases(file[begin:])]
+
+    def test_the_data_are_whole(self) -> None:
+        """Of either version, whatever part of the leases is not there, and whatever room was asked for."""
+        for version, lost_bytes, more_bytes in itertools.product(
+            (1, 2), (1, 72, 100, 216), (0, 580)
+        ):
+            whole = self.share(version)
+            self.lose(lost_bytes, room_bytes=len(whole) + more_bytes)
+            self.assertEqual(self.get(0), whole, (version, lost_bytes, more_bytes))
+        whole = self.share(2)
+        self.lose(72, room_bytes=(1 << 32) - 1)
+        self.assertEqual(self.get(0), whole)
+
+    def test_more_room_than_data(self) -> None:
+        """As clients before 1.18 asked for, of shares with many leases: nothing is taken for data."""
+        whole = self.share(1)
+        self.lose(0, leases=12, room_bytes=len(whole) + 580)
+        self.assertEqual(self.get(0), whole)
+
+    def test_data_that_are_not_there(self) -> None:
+        """Nor is anything of a share that is shorter itself, or of what has no layout that is known."""
+        whole = self.share(1)
+        self.lose(3 * 72 + 10)
+        self.assertEqual(self.get(0), whole[: -3 * 72 - 10])
+        self.final(0).unlink()
+        self.put(0, b"x" * 1000)
+        self.lose(72)
+        self.assertEqual(self.get(0), b"x" * 928)
+
+    def test_the_next_lease(self) -> None:
+        """Stands where it should, as do those that are there; what is lost is not counted any more."""
+        for lost_bytes, left in ((72, 2), (100, 1), (1, 2), (216, 0)):
+            whole = self.share(2)
+            self.lose(lost_bytes)
+            self.store.add_lease(SI, lease(9))
+            count, renewers = self.counted()
+            self.assertEqual((count, len(renewers)), (left + 1, left + 1))
+            self.assertEqual(renewers[-1], stored_secret(2, lease(9).renew))
+            self.assertEqual(self.get(0), whole)
+
+    def test_what_is_lost_may_last(self) -> None:
+        """As long as nobody knows what was in a lease, the share is not removed."""
+        for lost_bytes in (72, 100):
+            self.share(1)
+            self.lose(lost_bytes)
+            self.now += 2 * LEASE_DURATION_S
+            self.assertEqual(self.store.collect_garbage(), 0)
+            self.store.add_lease(SI, lease(9))
+            self.now += 2 * LEASE_DURATION_S
+            self.assertEqual(self.store.collect_garbage(), 1)

@@ -72,7 +72,7 @@ class RecordedFileTests(StoreTestCase):
         self.store.add_lease(SI, SECRETS.lease)
         file = self.final(3).read_bytes()
         header = containers.parse_header(file)
-        self.assertEqual(header, containers.ContainerHeader(1, 2))
+        self.assertEqual(header, containers.ContainerHeader(1, 2, 50))
         added = containers.parse_leases(file[-72:])[0]
         self.assertEqual((added.owner, added.renew), (1, SECRETS.lease.renew))
         with self.store.open_share(SI, 3) as reader:

@@ -15,7 +15,7 @@ from pipegrid.transfer.mutable.joining import JoinedWrites
 class _Unhappy:
     """Stands in for a change of a file that is applied, and cannot be stored."""
 
-    attempts = 0
+    unsure = 0
 
     def __init__(self, edit: Any) -> None:
         self._edit = edit
@@ -27,18 +27,19 @@ class _Unhappy:
 
 
 class _Again:
-    """Stands in for a change that is applied twice: what was written first may be stored."""
+    """Stands in for a change that is applied twice: what was written first may be stored, or was refused."""
 
-    attempts = 0
+    unsure = 0
 
-    def __init__(self, edit: Any, second: bytes) -> None:
+    def __init__(self, edit: Any, second: bytes, refused: bool) -> None:
         self._edit = edit
         self._second = second
+        self._refused = refused
 
     async def run(self) -> Any:
         """Apply it to what is there, and to what others have made of that."""
         self._edit(b"a ")
-        self.attempts = 1
+        self.unsure = 0 if self._refused else 1
         return self._edit(self._second)
 
 
@@ -47,6 +48,13 @@ def rename(old: bytes) -> bytes:
     if b"a " not in old and b"x " not in old:
         raise NoSuchChild("it is not there", "a")
     return old.replace(b"a ", b"x ")
+
+
+def turn(old: bytes) -> bytes:
+    """Make one of another, and fail with what that has made."""
+    if b"a " not in old:
+        raise NoSuchChild("it is not there", "a")
+    return old.replace(b"a ", b"b ")
 
 
 def take_out(old: bytes) -> bytes:
@@ -80,10 +88,10 @@ class JoinedFailureTests(SynchronousTestCase):
         for each in waiting[1:]:
             self.failureResultOf(each, UnhappyError)
 
-    def again(self, edits: list[Any], second: bytes) -> list[Any]:
+    def again(self, edits: list[Any], second: bytes, refused: bool = False) -> list[Any]:
         """Return what becomes of edits that are applied again."""
         clock = HeapClock()
-        made: Any = lambda cap, edit, **_: _Again(edit, second)  # noqa: E731
+        made: Any = lambda cap, edit, **_: _Again(edit, second, refused)  # noqa: E731
         joined: Any = JoinedWrites(clock, made)
         waiting = [joined.join(_Cap(), edit, None, None) for edit in edits]
         clock.advance(0)
@@ -98,11 +106,33 @@ class JoinedFailureTests(SynchronousTestCase):
         self.assertEqual(self.again([rename, add], b"other "), [NoSuchChild, b"other name"])
         self.assertEqual(self.again([rename], b"other "), [NoSuchChild])
 
+    def test_refused_by_all(self) -> None:
+        """What no server took was passed on by nobody."""
+        found = self.again([rename, take_out], b"other ", refused=True)
+        self.assertEqual(found, [NoSuchChild, b"other "])
+
+    def test_failing_with_what_it_made(self) -> None:
+        """That a change fails with all that was made says nothing if it does so with what it made itself."""
+        self.assertEqual(self.again([turn, add], b"other "), [NoSuchChild, b"other name"])
+        found = self.again([turn, add], b"other ", refused=True)
+        self.assertEqual(found, [NoSuchChild, b"other name"])
+
+    def test_resting_on_what_was_refused(self) -> None:
+        """What was in the way only by another change, which has failed now, is not there."""
+
+        def rename_only(old: bytes) -> bytes:
+            """Fail if it was made before, too."""
+            return turn(old).replace(b"b ", b"name")
+
+        self.assertEqual(
+            self.again([rename_only, add], b"other ", refused=True), [NoSuchChild, b"other name"]
+        )
+
 
 class _Endless:
     """Stands in for a change whose servers never answer."""
 
-    attempts = 0
+    unsure = 0
     begun = 0
 
     async def run(self) -> Any:

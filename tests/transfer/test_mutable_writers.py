@@ -181,9 +181,41 @@ class StoredUnknownTests(SynchronousTestCase):
         found = unpack_entries(world.read(cap))
         return {name: entry.read_cap for name, entry in found.items()}
 
-    def directory(self, world: MutableWorld, cap: Any, now: Any = lambda: 1.0) -> Directory:
+    def test_asked_twice(self) -> None:
+        """Who lost all connections, and asks again when others have built on it, does not make it again."""
+        world = MutableWorld()
+        cap = world.create(b"")
+        first: list[Edit] = [Link("a", A), Link("b", B)]
+        world.run(self.directory(world, cap).change(first))
+        own = [world.line_of(number, RTT) for number in range(10)]
+        times = count(10)
+
+        def now() -> float:
+            time_s = next(times)
+            for line in own if time_s == 10 else ():
+                line.answers_lost.add("read_test_write")
+                line.late["read_test_write"] = 5.0
+            return float(time_s)
+
+        edits: list[Edit] = [Rename("a", "x"), Rename("b", "a"), Rename("x", "b")]
+        waiting = world.begin(self.directory(world, cap, now, own).change(edits))
+        world.run_until(lambda: bool(world.versions(cap).get(3)))
+        world.clock.advance(RTT)
+        world.run(self.directory(world, cap, lambda: 50.0).change([Link("new", C)]))
+        for line in own:
+            line.answers_lost.clear()
+            line.late.clear()
+        world.run_until(lambda: bool(waiting))
+        self.assertEqual(waiting[0].attempts, 2)
+        found = unpack_entries(world.read(cap))
+        caps = {name: entry.read_cap for name, entry in found.items()}
+        self.assertEqual(caps, {"a": B, "b": A, "new": C})
+
+    def directory(
+        self, world: MutableWorld, cap: Any, now: Any = lambda: 1.0, lines: Any = None
+    ) -> Directory:
         """Return the directory, as a client of its own changes it."""
-        files = world.client()
+        files = world.client(lines=lines)
 
         def modify(cap: Any, *given: Any, **options: Any) -> Any:
             return files.modify(cap.file, *given, **options)

@@ -51,6 +51,8 @@ class GbsLossTests(SynchronousTestCase):
                     where,
                 )
                 self.assertEqual(world.run(reading), NEW, where)
+                # Who is refused must know that the first time it may have been written.
+                self.assertTrue(result.success or result.repeated, where)
                 seen.add(result.success)
                 world.run(server.disconnect())
                 world.clock.advance(700)

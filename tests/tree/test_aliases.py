@@ -55,6 +55,16 @@ class AliasFileTests(SynchronousTestCase):
         remove_alias(self.home, "there")
         self.assertEqual(theirs.read_text(), f"ours: {CAP}\n")
 
+    def test_a_name_that_stands_twice(self) -> None:
+        """The last one counts; all are removed, and each may have been the only copy of its cap."""
+        caps = [f"URI:DIR2-CHK:{letter * 26}:{'a' * 52}:3:10:100" for letter in "bcd"]
+        lines = [f"two: {caps[0]}", f"one: {caps[1]}", f"two: {caps[2]}", f"two: {caps[0]}"]
+        self.path.write_text("\n".join([*lines, f"two: {caps[1]}"]))
+        told: list[str] = []
+        self.assertEqual(remove_alias(self.home, "two", told.append), caps[1])
+        self.assertEqual(told, [caps[1], caps[0], caps[2]])
+        self.assertEqual(self.path.read_text(), f"one: {caps[1]}\n")
+
     def test_recorded(self) -> None:
         """Lines are read as Tahoe-LAFS reads them; what we add, it finds behind them, and they stay."""
         text = RECORDED["file_utf8"]

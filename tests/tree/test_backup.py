@@ -712,6 +712,30 @@ class BackupTests(SynchronousTestCase):
         again = self.run_backup(archives=archives)
         self.assertLessEqual(again.elapsed_s, 6.1 * RTT)
 
+    def test_one_second_under_an_alias(self) -> None:
+        """Of two machines' runs both stay, and each forgets its own."""
+        root = self.world.run(self.client.grid.create_mutable(b"")).cap
+        archives = (str(DirectoryCap(root)), ())
+        runs = []
+        for _ in range(2):
+            self.write("a")
+            runs.append(self.run_backup(archives=archives).run)
+            self.private = scratch_directory()
+            self.addCleanup(shutil.rmtree, self.private, True)
+            self.client, before = self.start_client(), self.client
+        self.assertEqual(runs[0].time, runs[1].time)
+        times = [runs[0].time, shown_time(runs[0].at.timestamp() + 1)]
+        kept = self.child(DirectoryCap(root), "Archives")
+        self.assertEqual(self.names_in(kept), times)
+        self.assertEqual([self.child(kept, time) for time in times], [run.cap for run in runs])
+        self.private = Path(before.grid.config.caches[0])
+        self.client = before
+        self.days += 1
+        self.write("a")
+        last = self.run_backup(archives=archives, retention=Retention(last=1))
+        self.assertEqual([run.time for run in last.forgotten], [runs[1].time])
+        self.assertEqual(self.names_in(kept), [times[0], last.run.time])
+
     def test_an_alias_that_cannot_be_changed(self) -> None:
         """Ends the run before all is sent, with a sentence."""
         self.write("a")
@@ -925,6 +949,25 @@ class BackupTests(SynchronousTestCase):
         changed = would()
         self.assertEqual(changed.objects, 3)
         self.assertEqual(changed.bytes, self.run_backup().counts.sent_bytes)
+
+    def test_a_dry_run_under_anothers_name(self) -> None:
+        """Is refused as the run itself would be, and notes nothing, not even which machine this is."""
+        self.write("a")
+        self.run_backup("src", name_was_chosen=False)
+        (self.root / "inner").mkdir()
+        self.patch(machines, "SYSTEM_FILES", ())
+        (self.private / "backup/machine").unlink(missing_ok=True)
+        for was_chosen, refused in ((False, True), (True, False)):
+            options = BackupOptions(name_was_chosen=was_chosen)
+            waiting = Deferred.fromCoroutine(
+                self.backups().would_send(str(self.root / "inner"), options, name="src")
+            )
+            if refused:
+                with self.assertRaisesRegex(UsageError, "'src' is the backup of"):
+                    self.world.run(waiting)
+            else:
+                self.world.run(waiting)
+        self.assertFalse((self.private / "backup/machine").exists())
 
     def test_selection(self) -> None:
         """What is excluded is not in the tree, and does not count as left out."""

@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.disk.partfile import PartFile
-from pipegrid.errors import CapError, NotEnoughSharesError
+from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.many import MAX_FILES
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree import target
@@ -580,6 +580,27 @@ class HostileTreeTests(TreeTestCase):
             self.assertEqual(stat.S_IMODE(outside.stat().st_mode), 0o700)
             self.assertTrue(self.problems or owner is not PartFile, name)
             place.unlink()
+
+    def test_a_tree_in_a_directory(self) -> None:
+        """Whoever says which directory that is has nothing written anywhere else."""
+        cap = self.directory({"f": b"f" * 100})
+        outside = self.scratch / "outside"
+        outside.mkdir()
+        into = Home(str(self.scratch))
+        self.target.symlink_to(outside)
+        with self.assertRaisesRegex(SinkError, "is a link already"):
+            self.get(cap, into=into)
+        self.get(cap, into=into, force=True)
+        self.assertEqual(self.content(), {"f": b"f" * 100})
+        self.get(cap, into=Home(str(self.target)))
+        into = Home(str(self.target))
+        self.target.rename(self.scratch / "moved")
+        for _ in range(2):
+            with self.assertRaises(SinkError):  # nothing is there, or something else
+                self.get(cap, into=into)
+            if not self.target.exists():
+                self.target.symlink_to(outside)
+        self.assertEqual(list(outside.iterdir()), [])
 
     def test_a_link_that_comes_before_modes_and_times(self) -> None:
         """Of what was there: what has the same name elsewhere keeps its own."""

@@ -119,13 +119,17 @@ def remove(name: str) -> OfflineJob:
     directory = _configured()
 
     def work(console: Console) -> int:
-        from pipegrid.tree.aliases import remove_alias
+        from pipegrid.tree.aliases import ROOT_NAME, read_aliases, remove_alias
 
         def show(cap: str) -> None:
             console.result(cap, {"alias": name.removesuffix(":"), "cap": cap})
 
         # Before it is forgotten: if it cannot be printed, the alias is what is left.
         remove_alias(directory, name, show)
+        bare = name.strip().removesuffix(":")
+        if bare in read_aliases(directory):
+            path = directory / "private" / ROOT_NAME
+            console.say(f"pipegrid: '{bare}' stands for the directory of {path} now")
         return ExitStatus.DONE
 
     return OfflineJob(work)

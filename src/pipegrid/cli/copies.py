@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.copying import Copier, Item
     from pipegrid.tree.directory import Child
     from pipegrid.tree.facade import Grid
+    from pipegrid.tree.home import Home
 
 
 class CopiesTold:
@@ -238,23 +239,24 @@ async def fetch_copies(
         await _fetch_file(grid, console, found[0][0], target, force)
         return ExitStatus.DONE
     places = _places(found, target)
-    _make_directory(target)
+    home = _make_directory(target)
     alone = len(found) == 1
     fetching = zip(found, places, strict=True)
     statuses = {
-        await _fetch(grid, console, child, place, force, alone) for (child, _), place in fetching
+        await _fetch(grid, console, child, place, force, alone, home)
+        for (child, _), place in fetching
     }
     return one_status(statuses)
 
 
 async def _fetch(
-    grid: Grid, console: Console, child: Child, place: str, force: bool, alone: bool
+    grid: Grid, console: Console, child: Child, place: str, force: bool, alone: bool, home: Home
 ) -> ExitStatus:
-    """Fetch one of several; unless it is alone, its failure is told."""
+    """Fetch one of several into a directory; unless it is alone, its failure is told."""
     try:
         if child.kind == "directory":
-            return await _fetch_directory(grid, console, child, place, force)
-        await _fetch_file(grid, console, child, place, force)
+            return await _fetch_directory(grid, console, child, place, force, home)
+        await _fetch_file(grid, console, child, place, force, home)
     except PipegridError as error:
         if alone:
             raise
@@ -288,25 +290,30 @@ def _places(found: Sequence[tuple[Child, str]], target: str) -> list[str]:
     return result
 
 
-def _make_directory(path: str) -> None:
+def _make_directory(path: str) -> Home:
+    from pipegrid.tree.home import Home
+
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise SinkError(f"cannot make the directory {printable(path)}: {error.strerror}") from error
+    return Home(path)
 
 
 async def _fetch_directory(
-    grid: Grid, console: Console, child: Child, place: str, force: bool
+    grid: Grid, console: Console, child: Child, place: str, force: bool, home: Home
 ) -> ExitStatus:
     import json
 
     from pipegrid.cli.treeget import fetch_tree
 
     metadata_json = json.dumps(child.metadata).encode()
-    return await fetch_tree(grid, console, child.cap, place, metadata_json, force)
+    return await fetch_tree(grid, console, child.cap, place, metadata_json, force, into=home)
 
 
-async def _fetch_file(grid: Grid, console: Console, child: Child, place: str, force: bool) -> None:
+async def _fetch_file(
+    grid: Grid, console: Console, child: Child, place: str, force: bool, home: Home | None = None
+) -> None:
     from pipegrid.cli.cmd_get import fetch
     from pipegrid.cli.progress import Progress
     from pipegrid.core.filecaps import fetchable
@@ -316,5 +323,5 @@ async def _fetch_file(grid: Grid, console: Console, child: Child, place: str, fo
     cap = fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
     with Progress(console, "cp") as progress:
-        result = await fetch(grid, console, cap, part, place, force, progress.transfer())
+        result = await fetch(grid, console, cap, part, place, force, progress.transfer(), home)
     console.json_result({"path": place, "size": result.size})

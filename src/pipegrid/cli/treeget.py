@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.downloading import TreeGetResult
     from pipegrid.tree.facade import Grid
+    from pipegrid.tree.home import Home
 
 
 def tree_job(
@@ -57,8 +58,14 @@ async def fetch_tree(
     metadata_json: bytes = b"{}",
     force: bool = False,
     paranoid: bool = False,
+    into: Home | None = None,
 ) -> ExitStatus:
-    """Fetch a tree, and tell what came of it; returns the status of what failed, or 1 if that differs."""
+    """
+    Fetch a tree, and tell what came of it; returns the status of what failed, or 1 if that differs.
+
+    Args:
+        into: see ``target.begin_tree``.
+    """
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.trees import shown_path
 
@@ -83,6 +90,7 @@ async def fetch_tree(
             progress=progress.transfer(),
             problem=problem,
             done=done,
+            into=into,
         )
     _tell(console, directory, result)
     return one_status(statuses)

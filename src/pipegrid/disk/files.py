@@ -118,7 +118,13 @@ def names_inode(path: str, inode: tuple[int, int]) -> bool:
     return (there.st_dev, there.st_ino) == inode
 
 
-def open_locked(path: str, flags: int, wait: bool = False, shared: bool = False) -> int | None:
+class CannotLock(OSError):
+    """The file can be opened, but not locked: some network file systems have no locks."""
+
+
+def open_locked(
+    path: str, flags: int, wait: bool = False, shared: bool = False, mode: int = 0o666
+) -> int | None:
     """
     Open a file and take its lock; return the descriptor, or None if somebody else has the lock.
 
@@ -129,15 +135,17 @@ def open_locked(path: str, flags: int, wait: bool = False, shared: bool = False)
         flags: as of ``os.open``.
         wait: wait for the lock, where it is known to be held for a moment only.
         shared: others may have it at the same time, if they share it, too.
+        mode: of a file that is made.
 
     Raises:
         FileNotFoundError: there is no such file, or (when creating) no such directory.
+        CannotLock: it cannot be locked by anybody.
     """
     while True:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(fd, kind | (0 if wait else fcntl.LOCK_NB))
+            _lock(fd, kind | (0 if wait else fcntl.LOCK_NB))
             if names_file(path, fd):
                 return fd
         except BlockingIOError:
@@ -147,6 +155,15 @@ def open_locked(path: str, flags: int, wait: bool = False, shared: bool = False)
             os.close(fd)
             raise
         os.close(fd)
+
+
+def _lock(fd: int, kind: int) -> None:
+    try:
+        fcntl.flock(fd, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise CannotLock(*error.args) from error
 
 
 def lock_if_free(path: str) -> int | None:

@@ -38,7 +38,7 @@ from pipegrid.mirror.selecting import (
     indexes_of,
     named_by,
 )
-from pipegrid.mirror.suites import OWN, Suite, Suites, own_files, unsigned_part
+from pipegrid.mirror.suites import OWN, OwnNames, Suite, Suites, own_files, unsigned_part
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
 
@@ -191,8 +191,11 @@ class DebianArchive:
     def _contents(self, indexes: Sequence[Index]) -> Iterator[Wanted]:
         """Yield what the indexes name; a file may be named several times."""
         count = 0
+        own = OwnNames({each.suite.directory: each.suite for each in indexes}.values())
         for index in indexes:
             for each in named_by(self._destination, index):
+                if index.kind != "patches":
+                    own.check(each.path, index.path)
                 count += 1
                 if count > MAX_NAMED:
                     raise BadEntry(f"the indexes name more than {MAX_NAMED} files; no archive does")

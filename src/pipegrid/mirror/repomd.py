@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, RpmVersion
-from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
+from pipegrid.mirror.wanted import BadEntry, Wanted, place_of, shown, wanted
 from pipegrid.mirror.xmlstream import XmlParser
 
 REPOMD = "repodata/repomd.xml"
@@ -170,6 +170,7 @@ class _RepomdReader:
         self._name = name
         self._entry: _Entry | None = None
         self._kind = ""
+        self._places = {REPOMD, SIGNATURE}
 
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
         if depth == 1 and name != "repomd":
@@ -203,14 +204,14 @@ class _RepomdReader:
 
     def _add(self, entry: _Entry) -> None:
         file = entry.file(entry.size(entry.texts.get("size")))
-        if file.path in (REPOMD, SIGNATURE) or any(
-            file.path == each.file.path for each in self.found
-        ):
+        place = place_of(file.path)
+        if place in self._places:
             raise BadEntry(
                 f"{self._name} names {shown(file.path)}, which stands for something else"
             )
         if self._kind == "primary" and any(each.kind == "primary" for each in self.found):
             raise BadEntry(f"{self._name} names two files primary")
+        self._places.add(place)
         opened = None
         if "open-checksum" in entry.texts and "open-size" in entry.texts:
             opened = entry.file(entry.size(entry.texts["open-size"]), "open-checksum")
@@ -261,7 +262,7 @@ class _PrimaryReader:
 
     def _package(self, entry: _Entry) -> Package:
         file = entry.file(entry.size(entry.attributes.get("size", {}).get("package")))
-        if file.path.startswith("repodata/"):
+        if place_of(file.path.partition("/")[0]) == "repodata":
             raise BadEntry(
                 f"{self._name} names the package {shown(file.path)}, where only indexes may be"
             )

@@ -33,7 +33,7 @@ from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
 from pipegrid.mirror.trust import Keys, check_signature
 from pipegrid.mirror.unpacking import PatchError, unpacked
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, place_of, shown
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
@@ -107,9 +107,8 @@ class RpmRepository:
         outcome.index_bytes = fetched.size_bytes
         for path, why in fetched.lacking.items():
             raise MirrorError(f"the index {path} could not be fetched ({why}); the old ones stay")
-        primary = found.repomd.primary
         everything = [*indexes, *_own(found)]
-        contents = self._contents(primary)
+        contents = self._contents(found.repomd)
         if not dry_run:
             contents = noting(self._destination, checked(contents), everything)
         report = outcome.report = await self._mirror.sync(contents)
@@ -119,7 +118,7 @@ class RpmRepository:
             await self._mirror.run(self._publish, indexes, found)
             await self._mirror.run(keep_manifest, self._destination)
         if delete:
-            kept = {each.path for each in chain(self._contents(primary), everything)}
+            kept = {each.path for each in chain(self._contents(found.repomd), everything)}
             if found.before is not None:
                 kept.update(each.file.path for each in found.before.files)
             outcome.removed = await self._mirror.delete_others(kept, dry_run)
@@ -181,18 +180,27 @@ class RpmRepository:
 
     # What primary names.
 
-    def _contents(self, primary: Metadata) -> Iterator[Wanted]:
+    def _contents(self, repomd: Repomd) -> Iterator[Wanted]:
         """Yield the packages that are wanted; they are fetched while the others are still being read."""
-        found = self._named(primary)
+        found = self._named(repomd)
         for each in newest(found) if self._newest_only else found:
             yield each.file
 
-    def _named(self, primary: Metadata) -> Iterator[Package]:
+    def _named(self, repomd: Repomd) -> Iterator[Package]:
+        primary = repomd.primary
         path = primary.file.path
+        places = {place_of(each.file.path) for each in repomd.files}
+        places = {
+            each for each in places if not each.startswith("repodata/")
+        }  # where no package may be
         blocks = _opened(self._destination.staged_path(path), primary)
         for count, each in enumerate(packages(blocks, path)):
             if count >= MAX_NAMED:
                 raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
+            if places and place_of(each.file.path) in places:
+                raise BadEntry(
+                    f"{path} names the package {shown(each.file.path)}, which is an index itself"
+                )
             yield each
 
     # Publication.

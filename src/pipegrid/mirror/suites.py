@@ -4,12 +4,14 @@ The suites of a Debian archive, by their release files: fetched from a mirror, b
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.trust import Keys, check_signature, signed_content
-from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
+from pipegrid.mirror.wanted import BadEntry, MirrorError, place_of, shown
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
@@ -28,6 +30,39 @@ class Suite(NamedTuple):
 
 OWN = ("Release", "Release.gpg", "InRelease")
 """Release files, in the order in which they are to be seen."""
+
+
+_PACKAGE = re.compile(r".+\.(?:[udt]?deb|dsc|tar|tar\.[a-z0-9]+|diff\.gz|asc)")
+"""What ends so can be a package or a part of a source; no index or release file does."""
+
+
+class OwnNames:
+    """
+    The names of release files and indexes, which no package may have; but packages may stand beside them.
+
+    Args:
+        suites: that one run mirrors; others may be in the same archive.
+    """
+
+    def __init__(self, suites: Iterable[Suite]) -> None:
+        self._named = {
+            place_of(f"{suite.directory}/{path}")
+            for suite in suites
+            for path in suite.release.files
+        }
+
+    def check(self, path: str, index: str) -> None:
+        """
+        Raises:
+            BadEntry: ``index`` names a package that is called so.
+        """
+        if path.startswith("pool/") or place_of(path.partition("/")[0]) != "dists":
+            return
+        place = place_of(path)
+        if place in self._named or _PACKAGE.fullmatch(place) is None:
+            raise BadEntry(
+                f"{index} names the package {shown(path)}, where only indexes and release files may be"
+            )
 
 
 def own_files(suite: Suite) -> dict[str, bytes]:

@@ -6,11 +6,14 @@ The lock of those who write is shared, if it is there and can be opened: so nobo
 many may look. Without it a look still harms nobody.
 
 What a dry run has to fetch, to read it, lies in a directory for temporary files, in the place of ``HIDDEN``.
+It is locked as long as the run lasts; so the next one removes what one that was killed has left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -27,6 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipegrid.mirror.wanted import Wanted
+
+_SCRATCH = "pipegrid-mirror-"
+"""What directories for temporary files begin with."""
+
+_LEFT_S = 3600.0
+"""So old is one that nobody has locked before it goes: just after it was made it is not locked yet."""
 
 _COPIED = "compressed"
 """Of ``HIDDEN``: it is read, and added to (``compressed``)."""
@@ -61,10 +70,13 @@ class UnchangedDestination(Destination):
     @cached_property
     def _hidden(self) -> int:  # type: ignore[override]
         from shutil import copyfile  # which a look does not need
-        from tempfile import mkdtemp
+        from tempfile import gettempdir, mkdtemp
 
-        self._scratch = mkdtemp(prefix="pipegrid-")
+        remove_left(gettempdir())
+        self._scratch = mkdtemp(prefix=_SCRATCH)
         fd = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # without locks none is ever taken for left
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.device = os.fstat(fd).st_dev
         with suppress(OSError):
             copyfile(f"{self.path}/{HIDDEN}/{_COPIED}", f"{self._scratch}/{_COPIED}")
@@ -100,6 +112,29 @@ class UnchangedDestination(Destination):
                 "TMPDIR"
             )
         return super().error(error, what)
+
+
+def remove_left(directory: str) -> None:
+    """Remove what dry runs of this user have left in a directory for temporary files, and nobody uses."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(_SCRATCH):
+                _remove_if_left(entry.path)
+
+
+def _remove_if_left(path: str) -> None:
+    with suppress(OSError):
+        fd = disk.open_locked(path, os.O_RDONLY | os.O_DIRECTORY)
+        if fd is None:
+            return
+        try:
+            found = os.fstat(fd)
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _LEFT_S:
+                from shutil import rmtree
+
+                rmtree(path, ignore_errors=True)
+        finally:
+            os.close(fd)
 
 
 class _Directories(Directories):

@@ -130,10 +130,30 @@ def check_path(path: str) -> None:
         wrong = "has a character that no archive uses"
     elif path[0].isspace():
         wrong = "begins with a blank"  # which no list can say
-    elif parts[0].casefold() == HIDDEN:  # file systems that do not tell them apart have one of both
+    elif place_of(parts[0]) == HIDDEN:
         wrong = "is one of the mirror's own"
     if wrong is not None:
         raise BadEntry(f"the path {shown(path)} {wrong}; the index is not to be trusted")
+
+
+def place_of(path: str) -> str:
+    """
+    Return a path so that two are equal if some file system takes them for one.
+
+    There are some that do not tell upper case from lower, letters from the same composed in another way, or
+    names from such with dots, blanks or characters that nobody sees behind them.
+    """
+    return "/".join(map(_place_of_name, path.split("/")))
+
+
+@lru_cache(maxsize=1024)
+def _place_of_name(name: str) -> str:
+    if not name.isascii():
+        import unicodedata
+
+        composed = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+        name = "".join(each for each in composed if unicodedata.category(each) != "Cf")
+    return name.lower().rstrip(". ")
 
 
 @lru_cache(maxsize=1)

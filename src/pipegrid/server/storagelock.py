@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 
 from twisted.logger import Logger
 
+from pipegrid.disk import files as disk
 from pipegrid.errors import UsageError
 
 _NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -33,7 +33,9 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     path = storage / "serve.lock"
     try:
         storage.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = disk.open_locked(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
+    except disk.CannotLock as error:
+        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
     except OSError as error:
         if read_only and error.errno in _NOT_TO_BE_WRITTEN and storage.is_dir():
             log.info("{storage} cannot be written to; it is served as it is", storage=str(storage))
@@ -41,14 +43,8 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
         raise UsageError(
             f"cannot use the storage directory {storage}: {error.strerror}; choose another"
         ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
+    if fd is None:
         raise UsageError(
             f"another server is serving {storage}; stop it, or choose another directory"
-        ) from error
-    except OSError as error:  # some network file systems have no locks
-        os.close(fd)
-        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
+        )
     return fd

@@ -2,7 +2,7 @@
 The container that a storage server keeps an immutable share in, as bytes.
 
     offset 0   version (4): 2 is written, 1 is read too
-    offset 4   share length, saturated at 2^32 - 1 (4): informative, never to be used
+    offset 4   share length, saturated at 2^32 - 1 (4): informative, not to be relied on (``sharedata``)
     offset 8   number of leases m (4)
     offset 12  share data
     last 72*m  lease records: owner (4), renew secret (32), cancel secret (32), expiry (4)
@@ -45,10 +45,25 @@ _MAX_UINT32 = (1 << 32) - 1
 
 @attrs.frozen
 class ContainerHeader:
-    """The first 12 bytes of an immutable share file, without the length that nobody may use."""
+    """
+    The first 12 bytes of an immutable share file.
+
+    Attributes:
+        room_bytes: what its client had asked room for, which may be more than the data; saturated.
+    """
 
     version: int
     lease_count: int
+    room_bytes: int = _MAX_UINT32
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the room was so much that its number does not say how much."""
+        return self.room_bytes == _MAX_UINT32
+
+    def has_room(self, share_bytes: int) -> bool:
+        """Return whether so many bytes of data can have been meant."""
+        return self.is_saturated or share_bytes <= self.room_bytes
 
 
 @attrs.frozen
@@ -86,10 +101,10 @@ def parse_header(data: bytes) -> ContainerHeader:
     """
     if len(data) < HEADER_BYTES:
         raise ValueError("a share file that ends within its header")
-    version, _, lease_count = _HEADER.unpack_from(data)
+    version, room_bytes, lease_count = _HEADER.unpack_from(data)
     if version not in (1, 2):
         raise ValueError("a share file that is no immutable container of version 1 or 2")
-    return ContainerHeader(version, lease_count)
+    return ContainerHeader(version, lease_count, room_bytes)
 
 
 def container_bytes(share_bytes: int, lease_count: int = 1) -> int:

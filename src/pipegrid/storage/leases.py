@@ -8,8 +8,8 @@ A new record is appended *before* it is counted. Being killed between the two le
 with 72 stray bytes at its end, which no reader looks at; the other way round it would lose 72 of its own.
 
 Nothing is synced here. What a power cut leaves of a record that was appended lately may be zeros, in the
-place of all that are counted. Nobody can tell then when the share runs out, so it stays until a lease is
-added: that one lasts longer than any before the cut.
+place of all that are counted; or nothing is there, in whole or in part (``sharedata``). Nobody can tell then
+when the share runs out, so it stays until a lease is added: that one lasts longer than any before the cut.
 
 Source: the format reference, storage protocols, sections 7.1 and 7.3.
 """
@@ -19,10 +19,13 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+import attrs
+
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace
 from pipegrid.storage import containers
 from pipegrid.storage.leaserecords import MAX_LEASES, HasRoom
+from pipegrid.storage.sharedata import data_bytes
 from pipegrid.wire.messages import LeaseSecrets
 
 
@@ -49,7 +52,7 @@ def renew(path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: Ha
         return False
     assert fd is not None, "waiting for a lock gives it"
     try:
-        header, begin, records = _read(fd)
+        header, begin, records = _without_lost(fd, *_read(fd))
         fresh = containers.make_lease(header.version, owner, secrets, now)
         index = containers.RECORDS.find(records, fresh.renew, header.version > 1)
         if index is not None:
@@ -77,14 +80,17 @@ def remove_if_expired(path: str, now: float) -> bool:
     Remove an immutable share if it has leases, and all of them have run out.
 
     Returns:
-        whether it was removed. A share without any lease, or with none that a power cut did not take, or in
+        whether it was removed. A share without any lease, or of which a power cut took the last one, or in
         a container that is not understood, stays: what nobody understands is nobody's to delete.
     """
     fd = disk.lock_if_free(path)
     if fd is None:
         return False
     try:
-        leases = containers.parse_leases(_read(fd)[2])
+        header, _, records = _read(fd)
+        leases = containers.parse_leases(records)
+        if len(leases) < header.lease_count or not leases or not leases[-1].expires:
+            return False  # of what was added last nobody knows how long it lasts
         known = [lease.expires for lease in leases if lease.expires]  # zeros: a power cut took it
         if not known or max(known) >= now:
             return False
@@ -100,8 +106,20 @@ def _read(fd: int) -> tuple[containers.ContainerHeader, int, bytes]:
     """Return the header, where the lease records begin, and those."""
     file_bytes = os.fstat(fd).st_size
     header = containers.parse_header(os.pread(fd, containers.HEADER_BYTES, 0))
-    begin = containers.leases_offset(header, file_bytes)
+    begin = containers.HEADER_BYTES + data_bytes(fd, header, file_bytes)
     return header, begin, os.pread(fd, file_bytes - begin, begin)
+
+
+def _without_lost(
+    fd: int, header: containers.ContainerHeader, begin: int, records: bytes
+) -> tuple[containers.ContainerHeader, int, bytes]:
+    """Return what was read, without leases that are counted and not there; the file is made to fit first."""
+    count, rest = divmod(len(records), containers.LEASE_BYTES)
+    if count == header.lease_count and not rest:
+        return header, begin, records
+    os.ftruncate(fd, begin + len(records) - rest)
+    disk.write_all(fd, count.to_bytes(4, "big"), containers.LEASE_COUNT_OFFSET)
+    return attrs.evolve(header, lease_count=count), begin, records[: len(records) - rest]
 
 
 def _append(fd: int, record: bytes, at: int) -> None:

@@ -10,6 +10,7 @@ from pipegrid.disk import files as disk
 from pipegrid.storage import containers
 from pipegrid.storage.mutable import containers as mutable_containers
 from pipegrid.storage.opening import open_container
+from pipegrid.storage.sharedata import data_bytes
 
 
 class ShareReader:
@@ -104,5 +105,5 @@ def _reader_of(path: str, fd: int, start: bytes) -> ShareReader | None:
     if mutable_containers.is_mutable(start):
         return None
     header = containers.parse_header(start)
-    length = containers.share_bytes(header, os.fstat(fd).st_size)
+    length = data_bytes(fd, header, os.fstat(fd).st_size)
     return ShareReader(fd, length, f"the share {path!r}")

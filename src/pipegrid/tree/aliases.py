@@ -96,7 +96,8 @@ def remove_alias(
     Forget an alias; returns the cap that it stood for. The directory stays where it is.
 
     Args:
-        told: called with the cap before it is forgotten; what it raises leaves the alias where it is.
+        told: called with the cap before it is forgotten, and with what else stands there under the name;
+            what it raises leaves the alias where it is.
 
     Raises:
         UsageError: there is no such alias.
@@ -115,7 +116,11 @@ def remove_alias(
                 f"the alias '{printable(name)}' comes from {directory / 'private' / ROOT_NAME}, which "
                 "another program wrote; remove it by hand"
             )
-        told(aliases[name])
+        caps = [
+            named[1] for line in data.splitlines() if (named := _named(line)) and named[0] == name
+        ]
+        for cap in dict.fromkeys(reversed(caps)):
+            told(cap)
         _write(path, b"".join(kept))
     return aliases[name]
 

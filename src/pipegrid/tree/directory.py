@@ -27,14 +27,13 @@ from pipegrid.core.mutable.edits import (
     merge_directories,
     name_bytes,
 )
-from pipegrid.core.mutable.entries import unpack_entries
 from pipegrid.core.names import composed
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError, UsageError
 from pipegrid.reactor.together import as_deferred
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.results import PutResult
-from pipegrid.tree.applying import NamesEdit
+from pipegrid.tree.applying import ChosenEdit, NamesEdit, TakeOutEdit
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
 
 S = TypeVar("S", PutResult, CreateResult)
@@ -281,36 +280,24 @@ class Directory:
 
         Raises: as ``change`` does.
         """
-        key = self._writekey()
-        result = b""
-        repeated = False
-
-        def apply(old: bytes) -> bytes:
-            nonlocal repeated, result
-            again, repeated = repeated, True
-            result = apply_edits(old, choose(old), key, self._now(), again)
-            return result
-
-        written = await self._grid.modify(self.cap, apply, merge=_merge, remembered=remembered)
-        return result, written
+        edit = ChosenEdit(choose, self._writekey(), self._now)
+        written = await self._grid.modify(self.cap, edit, merge=_merge, remembered=remembered)
+        return edit.result, written
 
     def applied(self, content: bytes, edits: Sequence[Edit]) -> bytes:
         """Return bytes of this directory with edits applied, without asking the grid."""
         return apply_edits(content, edits, self._writekey(), self._now())
 
-    async def unlink_same(self, name: str, child: Child) -> bool:
-        """Take a child out if it is still the one that was seen; returns whether it is out."""
-        key = self._writekey()
-        kept = False
+    async def unlink_same(self, name: str, child: Child, must_exist: bool = False) -> bool:
+        """
+        Take a child out if it is still the one that was seen; returns whether it is out.
 
-        def apply(old: bytes) -> bytes:
-            nonlocal kept
-            there = unpack_entries(old).get(composed(name))
-            kept = there is not None and there.read_cap != child.read_cap
-            return old if kept else apply_edits(old, [Unlink(name, False)], key, 0.0)
-
-        await self._grid.modify(self.cap, apply, merge=_merge)
-        return not kept
+        Raises:
+            NoSuchChild: somebody else has taken it out, and it must exist.
+        """
+        edit = TakeOutEdit(name, child.read_cap, must_exist, self._writekey())
+        await self._grid.modify(self.cap, edit, merge=_merge)
+        return not edit.kept
 
     def _writekey(self) -> bytes:
         check_writable(self.cap)

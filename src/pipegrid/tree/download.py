@@ -91,6 +91,7 @@ class TreeGet:
         progress: called with bytes that are there, or were fetched, and those known so far.
         problem: told what was left out, and why.
         done: told of each file or link that is there now: path, ``fetched``, ``present`` or ``link``, bytes.
+        into: see ``target.begin_tree``.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class TreeGet:
         problem: Callable[[Path, Exception], None] | None = None,
         done: Callable[[Path, str, int], None] | None = None,
         limits: GetTreeLimits | None = None,
+        into: Home | None = None,
     ) -> None:
         self._grid = grid
         self._workers = workers
@@ -119,6 +121,7 @@ class TreeGet:
         self._problem = problem
         self._done = done
         self._limits = limits or GetTreeLimits()
+        self._into = into
         self._small = Budget(self._limits.in_flight_bytes)
         self._large = Budget(self._limits.large_at_once)
         self._jobs = Budget(self._limits.jobs)
@@ -212,10 +215,8 @@ class TreeGet:
         return os.path.join(parent.path, name)
 
     def _make(self, path: str, parent: _Local | None, met: Found, kept: Kept) -> None:
-        mode_before = None
         if parent is None:
-            target.make_root(path, kept)
-            home = Home(path)
+            home, mode_before = target.begin_tree(path, self._into, kept, self._force)
             self._folds = target.folds_names(home)
         else:
             home, mode_before = target.make_directory(_home(parent), path, self._force)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.check import TreeSummary
     from pipegrid.tree.directory import Directory
     from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
+    from pipegrid.tree.home import Home
     from pipegrid.tree.listing import Listing, ListingLimits
     from pipegrid.tree.paths import PathEnd
     from pipegrid.tree.selection import TreeSelection
@@ -114,6 +115,7 @@ class Trees:
         problem: Callable[[tuple[str, ...], Exception], None] | None = None,
         done: Callable[[tuple[str, ...], str, int], None] | None = None,
         limits: GetTreeLimits | None = None,
+        into: Home | None = None,
     ) -> TreeGetResult:
         """
         Fetch a directory with all that is in it; what is there already is not fetched again.
@@ -129,6 +131,8 @@ class Trees:
             progress: called with bytes that are there, and those known so far.
             problem: called with the path of what was left out, and why.
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
+            into: the directory that it is made in, or itself: nothing is written outside of that, whatever
+                comes into its place.
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
@@ -152,6 +156,7 @@ class Trees:
             problem=problem,
             done=done,
             limits=limits or bounded(self._grid.limits),
+            into=into,
         )
         return await get.run()
 

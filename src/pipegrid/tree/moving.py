@@ -22,7 +22,8 @@ async def move(
     Raises:
         NoSuchChild, ChildExists: as of ``Directory.rename``; but the child that moves may be there.
         CapError: one of the directories cannot be changed.
-        UsageError: somebody has put another child in its place meanwhile, which stays.
+        UsageError: somebody has put another child in its place meanwhile, which stays; or has taken it out,
+            and may have moved it somewhere else.
         PipegridError: of the second half, which begins by saying that the first is done.
     """
     check_writable(source.cap, "the directory that it is taken out of")
@@ -39,7 +40,13 @@ async def move(
         if not is_same(child, (await target.list()).get(composed(new_name))):
             raise
     try:
-        is_out = await source.unlink_same(name, child)
+        is_out = await source.unlink_same(name, child, True)
+    except NoSuchChild:
+        # Not undone: if it was an earlier try of the same move that took it out, this is its only place.
+        raise UsageError(
+            f"somebody else took '{printable(name)}' out of its old place while it was moved: it is in its "
+            "new place, and if they have moved it, too, then also where they have put it"
+        ) from None
     except PipegridError as error:
         error.args = (
             f"'{printable(name)}' is in its new place, and still in the old one, until the same command is "

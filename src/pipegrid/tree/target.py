@@ -196,6 +196,26 @@ def make_root(path: str, kept: Kept) -> None:
             os.chmod(path, mode | _WRITABLE)
 
 
+def begin_tree(path: str, into: Home | None, kept: Kept, force: bool) -> tuple[Home, int | None]:
+    """
+    Make the directory of a tree; as ``make_root``, or, if it is in a directory, without a way out of that.
+
+    Args:
+        into: that directory, or the one of the path itself; None: no more is known than the path.
+        force: see ``make_directory``, as for the result.
+
+    Raises:
+        SinkError: it cannot be made.
+    """
+    if into is None:
+        make_root(path, kept)
+        return Home(path), None
+    if path != into.path:
+        return make_directory(into, path, force)
+    into.check()
+    return into, None
+
+
 def make_directory(parent: Home, path: str, force: bool) -> tuple[Home, int | None]:
     """
     Make a directory, or take the one that is there.

@@ -167,7 +167,10 @@ class SlotResult:
     Attributes:
         success: whether all tests passed, and everything was written.
         data: for every share that was there before, what the read vector asked for, as it was before.
+        repeated: it was asked for more than once, since connections were lost; what is not written now may
+            have been the first time.
     """
 
     success: bool
     data: SlotData
+    repeated: bool = attrs.field(default=False, eq=False)

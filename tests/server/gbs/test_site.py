@@ -523,6 +523,55 @@ class HostileTests(ServerTestCase):
             self.statuses(asked, VERSION), [401, 200]
         )  # the secret is asked for as ever
 
+    def test_hosts(self) -> None:
+        """A request of HTTP/1.1 names its host, once (RFC 9112, 3.2); one of HTTP/1.0 need not."""
+        first = f"GET {gbs_http.VERSION_PATH} HTTP/1.1\r\n".encode() + AUTHORIZATION + b"\r\n"
+
+        def asked(*hosts: bytes) -> bytes:
+            return first + b"".join(b"Host: %s\r\n" % each for each in hosts) + b"\r\n"
+
+        for host in (
+            *(
+                b"x",
+                b"",
+                b"a.example:8098",
+                b"127.0.0.1:80",
+                b"[2001:db8::1]:8098",
+                b"[fe80::1%25eth0]",
+            ),
+            *(b"x:", b":80", b"a_b-c~d", b"%c3%a9.example", b"[v1.a:b]", b"  x  "),
+        ):
+            self.assertEqual(self.statuses(asked(host)), [200], host)
+        for wrong in (
+            *(
+                b"a b",
+                b"a/b",
+                b"user@x",
+                b"x:y",
+                b"x:80:90",
+                b"2001:db8::1",
+                b"[x",
+                b"x]",
+                b"[]",
+                b"a,b/",
+            ),
+            *(b"%zz", b"http://x", b"\xff", b"x#", b"x?y"),
+        ):
+            self.assertEqual(self.statuses(asked(wrong), VERSION), [400, 200], wrong)
+        self.assertEqual(self.statuses(asked(), VERSION), [400, 200])
+        self.assertEqual(self.statuses(asked(b"x", b"x"), VERSION), [400, 200])
+        old = [request.replace(b"HTTP/1.1", b"HTTP/1.0") for request in (asked(), asked(b"x"))]
+        for request in old:
+            self.assertEqual(self.statuses(request), [200])
+        self.assertEqual(
+            self.statuses(old[0].replace(b"\r\n\r\n", b"\r\nHost: a b\r\n\r\n")), [400]
+        )
+        # Before it is asked for the secret, and for a place; a body is passed over.
+        nowhere = b"POST /nowhere HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
+        self.assertEqual(self.statuses(nowhere, VERSION), [400, 200])
+        absolute = asked().replace(b"GET ", b"GET http://host")
+        self.assertEqual(self.statuses(absolute, VERSION), [400, 200])
+
     def test_absolute_forms_that_lead_nowhere(self) -> None:
         """Neither do schemes and hosts that are none, users' names, or a path behind a fragment."""
         version = gbs_http.VERSION_PATH

@@ -172,6 +172,8 @@ class RequestParser:
             head.secrets.append(value)
         elif name in WANTED_HEADERS:
             head.headers.setdefault(name, value)
+        elif name == b"host":
+            head.hosts.append(value)
         elif name == b"content-length":
             # llhttp has made sure that it is a number, and its own.
             head.content_length = int(value)

@@ -2,7 +2,8 @@
 A request's head, and everything that can be decided from it alone: is there such a place, does it know the
 method, is the client authorised, are the right secrets there, is its body welcome.
 
-The order of these questions is part of the interface: 404 and 405 come before 401, that before 400.
+The order of these questions is part of the interface: 404 and 405 come before 401, that before 400. Before
+all of them comes the 400 for a request that does not say, or says in two ways, which host it is for.
 
 Source: the format reference, storage protocols, sections 1.4 to 1.7.
 """
@@ -32,6 +33,12 @@ _ORIGIN = re.compile(
 )
 """What stands before the path in the absolute form of a url; no user's name, and not without a host."""
 
+_HOST = re.compile(
+    rb"(?:\[[\w:.%~!$&'()*+,;=-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9a-f]{2})*)(?::[0-9]*)?",
+    re.IGNORECASE,
+)
+"""A Host header's value: also an empty one, or one that is only a port (RFC 9110, 7.2; RFC 3986, 3.2)."""
+
 
 class Request:
     """
@@ -41,6 +48,7 @@ class Request:
         method, url: as sent.
         headers: the first of each kind in WANTED_HEADERS, by lower-case name.
         secrets: the values of all secret headers.
+        hosts: those of all Host headers.
         content_length: or None, if the body comes in chunks.
         keep_alive: whether the client wants the connection to go on.
         http10: whether it is of that age, and must be told that it does.
@@ -52,6 +60,7 @@ class Request:
         "client",
         "content_length",
         "headers",
+        "hosts",
         "http10",
         "keep_alive",
         "method",
@@ -65,6 +74,7 @@ class Request:
         self.url = b""
         self.headers: dict[bytes, bytes] = {}
         self.secrets: list[bytes] = []
+        self.hosts: list[bytes] = []
         self.content_length: int | None = 0
         self.keep_alive = True
         self.http10 = False
@@ -87,6 +97,14 @@ class Request:
             self.target = gbs_http.parse_path(path.decode("ascii"))
         except UnicodeDecodeError:
             self.target = None
+
+    @property
+    def names_its_host(self) -> bool:
+        """Whether it has one Host header, which names a host, or in HTTP/1.0 none (RFC 9112, 3.2)."""
+        hosts = self.hosts
+        if len(hosts) != 1:
+            return not hosts and self.http10
+        return _HOST.fullmatch(hosts[0].strip()) is not None
 
     @property
     def expects_continue(self) -> bool:
@@ -177,6 +195,7 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
         b"POST": Rule(Operation.SLOT_CORRUPT, body_limit_bytes=gbs.MAX_CORRUPT_BYTES)
     },
 }
+_BAD_HOST = answers.text(400, "a request of HTTP/1.1 needs one Host header, which names a host")
 _NO_SUCH_METHOD = {
     resource: answers.page(405, b"Allow: %s\r\n" % b", ".join(rules))
     for resource, rules in _RULES.items()
@@ -207,6 +226,8 @@ def admit(request: Request, authorization: bytes) -> Admitted | Answer:
     Args:
         authorization: the value that the client must have sent.
     """
+    if not request.names_its_host:
+        return _BAD_HOST
     target = request.target
     rules = None if target is None else _RULES.get(target.resource)
     if target is None or rules is None:

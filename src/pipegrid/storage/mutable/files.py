@@ -87,6 +87,17 @@ class SlotFile:
         records = records[: count * containers.LEASE_BYTES]
         return count.to_bytes(containers.COUNT_BYTES, "big") + records
 
+    def lacks_leases(self, extra: bytes) -> bool:
+        """
+        Return whether a power cut took extra leases, given what ``extra`` returned: the last one that is
+        counted is not there, or zeros are. Nobody knows how long it lasts until another takes its place.
+        """
+        at = self.header.extra_offset
+        counted = containers.parse_count(disk.read_all(self.fd, containers.COUNT_BYTES, at))
+        records = extra[containers.COUNT_BYTES :]
+        last = records[-containers.LEASE_BYTES :]
+        return counted * containers.LEASE_BYTES > len(records) or (counted > 0 and not any(last))
+
     def leases(self, extra: bytes) -> bytes:
         """Return all lease records, free slots too, given what ``extra`` returned."""
         slots = containers.LEASE_SLOTS * containers.LEASE_BYTES
@@ -187,8 +198,8 @@ def remove_if_expired(path: str, now: float) -> bool:
     Remove a mutable share if it has leases, and all of them have run out.
 
     Returns:
-        whether it was removed. A share without any lease, or in a container that is not
-        understood, stays.
+        whether it was removed. A share without any lease, or of which a power cut took one, or in a
+        container that is not understood, stays.
     """
     try:
         lock = lock_slot(os.path.dirname(path), create=False)
@@ -201,7 +212,10 @@ def remove_if_expired(path: str, now: float) -> bool:
         if share is None:
             return False
         try:
-            records = containers.parse_leases(share.leases(share.extra()))
+            extra = share.extra()
+            if share.lacks_leases(extra):
+                return False
+            records = containers.parse_leases(share.leases(extra))
             leases = [lease for lease in records if lease.owner]
         finally:
             share.close()

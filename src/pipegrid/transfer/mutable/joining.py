@@ -6,7 +6,7 @@ one behind the other and written at once: a thousand links into a directory are 
 raises fails for its caller alone; for good, once the others have been written without it. If these cannot be
 stored after all, and it had found what they had made, it was not stored for the same reason as they. One that
 was applied before, in a version that may be stored, has not failed where it fails also with all of that
-version: another edit of these has passed on what it had made.
+version, and not with what it made itself: another edit of these has passed that on.
 
 **Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -57,6 +58,9 @@ class StepwiseEdit(ABC):
     def close(self, opened: Any) -> bytes:
         """Return the content that was opened, with all steps, as bytes again."""
 
+    def may_be_stored(self) -> None:  # noqa: B027
+        """What it made may be stored, though nobody knows: it may be applied to content that has it."""
+
 
 class _Content:
     """
@@ -74,9 +78,7 @@ class _Content:
     def apply(self, edit: Edit) -> None:
         """Apply an edit; what it raises leaves all as it is."""
         if isinstance(edit, StepwiseEdit):
-            if self._opened is None or type(self._opened[0]) is not type(edit):
-                self._opened = edit, edit.open(self.data)
-            before = self._opened[1]
+            before = self._open(edit)
             made = edit.step(before)
             if made is not before:
                 self._opened, self._data, self.is_changed = (edit, made), None, True
@@ -86,6 +88,22 @@ class _Content:
             check_kind(made, (bytes, bytearray, memoryview), what, "bytes")
             self.is_changed = self.is_changed or made != self.data
             self._data, self._opened = made, None
+
+    def _open(self, edit: StepwiseEdit) -> Any:
+        if self._opened is None or type(self._opened[0]).open is not type(edit).open:
+            self._opened = edit, edit.open(self.data)
+        return self._opened[1]
+
+    def fails(self, edit: Edit) -> bool:
+        """Return whether an edit would fail, which is not applied."""
+        try:
+            if isinstance(edit, StepwiseEdit):
+                edit.step(self._open(edit))
+            else:
+                edit(self.data)
+        except Exception:
+            return True
+        return False
 
     @property
     def data(self) -> bytes:
@@ -123,37 +141,46 @@ class _Line:
 
 
 class _Tries:
-    """Which of the joined edits took effect in tries, and the content that these came to."""
+    """Which of the joined edits took effect in tries that may be stored, and were passed on by others."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, set[int], bytes] | None = None
-        self._written: deque[tuple[set[int], bytes]] = deque(maxlen=REMEMBERED_TRIES)
+        self._last: tuple[int, bytes, dict[int, Edit]] | None = None
+        self._passed_on: deque[set[int]] = deque(maxlen=REMEMBERED_TRIES)
 
-    def begin(self, attempts: int) -> None:
-        """Edits are applied anew; so often was it written up to now."""
-        if self._last is not None and attempts > self._last[0]:
-            self._written.append(self._last[1:])
-        self._last = None
+    def begin(self, unsure: int) -> None:
+        """Edits are applied anew; so often it was written up to now so that it may be stored."""
+        last, self._last = self._last, None
+        if last is not None and unsure > last[0]:
+            _, base, made = last
+            for edit in made.values():
+                if isinstance(edit, StepwiseEdit):
+                    edit.may_be_stored()
+            self._passed_on.append(_passed_on(base, made))
 
-    def end(self, attempts: int, made: set[int], content: bytes) -> None:
-        """These took effect in it."""
-        self._last = attempts, made, content
+    def end(self, unsure: int, base: bytes, made: dict[int, Edit]) -> None:
+        """These took effect in it, in their order."""
+        self._last = unsure, base, made
 
-    def is_passed_on(self, index: int, edit: Edit) -> bool:
+    def is_passed_on(self, index: int) -> bool:
         """Return whether an edit that fails may be in what was written, and others behind it, too."""
-        return any(
-            # One that was alone, and fails with what it made itself, was passed on by nobody.
-            len(made) > 1 and index in made and _fails(edit, content)
-            for made, content in reversed(self._written)
-        )
+        return any(index in each for each in self._passed_on)
 
 
-def _fails(edit: Edit, content: bytes) -> bool:
-    try:
-        edit(content)
-    except Exception:
-        return True
-    return False
+def _passed_on(base: bytes, made: dict[int, Edit]) -> set[int]:
+    """
+    Return which edits fail with what all have made, and not with what was there right behind themselves.
+
+    One that fails with what it made itself, such as a rotation of names, says nothing of those behind it.
+    """
+    if len(made) < 2:
+        return set()
+    content, found = _Content(base), set[int]()
+    for index, edit in made.items():
+        with suppress(Exception):  # nobody promises that it does the same again
+            content.apply(edit)
+            if not content.fails(edit):
+                found.add(index)
+    return {index for index in found if content.fails(made[index])}
 
 
 class JoinedWrites:
@@ -221,14 +248,14 @@ class JoinedWrites:
         tries = _Tries()
 
         def edit_all(old: bytes) -> bytes:
-            if change.attempts:
-                # What failed may have been written without it: it must not find what came behind it.
+            if change.unsure:
+                # The others may have been written without what failed: it must not find what came behind it.
                 final.update(failures)
             failures.clear()
             failures.update(final)
             resting.intersection_update(final)
-            tries.begin(change.attempts)
-            content, made = _Content(old), set[int]()
+            tries.begin(change.unsure)
+            content, made = _Content(old), dict[int, Edit]()
             for index, (edit, _, waiting) in enumerate(joined):
                 if waiting.called or index in final:  # nobody waits for it any more
                     continue
@@ -236,14 +263,14 @@ class JoinedWrites:
                     content.apply(edit)
                 except Exception:
                     failure = Failure()
-                    if tries.is_passed_on(index, edit):
+                    if tries.is_passed_on(index):
                         continue
                     failures[index] = failure
                     if content.is_changed:
                         resting.add(index)
                 else:
-                    made.add(index)
-            tries.end(change.attempts, made, content.data)
+                    made[index] = edit
+            tries.end(change.unsure, old, made)
             return content.data
 
         redos = {redo for _, redo, _ in joined}

@@ -87,6 +87,7 @@ class Modification:
 
     Attributes:
         attempts: how often it was written.
+        unsure: how often so that it may be stored, though that is not known.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Modification:
         self._wait_s = 0.0
         # What tries were made from, and made, that may be stored.
         self._tries: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED_TRIES)
-        self.attempts = 0
+        self.attempts = self.unsure = 0
         self._search = BaseSearch(
             slot,
             self._known,
@@ -163,7 +164,7 @@ class Modification:
                 return self._done(encoded, content, outcome, base)
             self._search.contrary.refused(outcome, base.version)
             self._search.told.written(outcome, encoded.version, base.version, self._search.begun)
-            if outcome.placed or outcome.failed:  # who did not answer may have taken it
+            if outcome.may_be_stored:
                 self._remember_try(base, encoded.version, content)
             if base.is_warm and not _was_there(base, outcome):
                 # What was remembered is old: the answers tell what is there, and nobody says it was touched.
@@ -212,6 +213,7 @@ class Modification:
 
     def _remember_try(self, base: Base, tried: Version, content: bytes) -> None:
         """Remember what may be stored now, and be what is found next."""
+        self.unsure += 1
         self._search.perhaps_stored(tried, content)
         if self._redo is not None and base.content is not None and not base.is_own:
             self._tries.append((base.content, content))

@@ -6,7 +6,8 @@ follows from the answers alone:
 
 * written: the tests passed; or they failed and the share that is there is this very version, so that the
   request had been carried out before its answer was lost;
-* a conflict: somebody else's version is there, in place of what was seen, or beside it;
+* a conflict: somebody else's version is there, in place of what was seen, or beside it; if the request was
+  sent twice, that may have been made from this one;
 * failed: the server did not answer, or will not do it. Its shares go to others.
 
 **With a leader**, which is how those write who have met others: the server of one share is written first, and
@@ -50,6 +51,7 @@ class Outcome:
     Attributes:
         placed: share number to the servers that have it now.
         refused: servers where something else was there than expected.
+        unclear: those of them that were asked twice, and may have written it the first time.
         surprises: servers that took the shares, but have others beside that were not known.
         failed: servers that did not do it, and why.
         seen: of each server that answered, how all its shares began before.
@@ -57,6 +59,7 @@ class Outcome:
 
     placed: dict[int, list[Peer]] = attrs.field(factory=dict)
     refused: list[Peer] = attrs.field(factory=list)
+    unclear: list[Peer] = attrs.field(factory=list)
     surprises: list[Peer] = attrs.field(factory=list)
     failed: dict[Peer, ServerError] = attrs.field(factory=dict)
     seen: dict[Peer, dict[int, bytes]] = attrs.field(factory=dict)
@@ -65,6 +68,13 @@ class Outcome:
     def is_clean(self) -> bool:
         """Whether nobody else's write was met."""
         return not self.refused and not self.surprises
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether not all servers have refused it for certain."""
+        return bool(
+            self.placed or self.failed or self.unclear
+        )  # who did not answer may have taken it
 
 
 class Publication:
@@ -188,6 +198,8 @@ class Publication:
             return
         if refused:
             self.outcome.refused.append(peer)
+            if result.repeated:
+                self.outcome.unclear.append(peer)
             return
         for number in shares:
             self.outcome.placed.setdefault(number, []).append(peer)

@@ -109,7 +109,8 @@ class Slot:
                 self.storage_index, self._secrets(peer), changes, [(0, read_bytes)]
             )
             try:
-                return await self._answer(peer, call, size)
+                result = await self._answer(peer, call, size)
+                return attrs.evolve(result, repeated=True) if attempt else result
             except ServerUnreachable:
                 if attempt + 1 == ATTEMPTS:
                     raise

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
 from twisted.python.failure import Failure
@@ -352,12 +353,13 @@ class GbsServer:
         request = self._requests.read_test_write(storage_index, secrets, changes, reads)
         limit_bytes = self._requests.slot_answer_bytes(reads)
 
-        def unpack(answer: RawResponse) -> SlotResult:
-            return self._answers.slot_result(answer, reads, limit_bytes)
+        def unpack(answer: RawResponse, repeated: bool = False) -> SlotResult:
+            found = self._answers.slot_result(answer, reads, limit_bytes)
+            return attrs.evolve(found, repeated=True) if repeated else found
 
         if not changes:
             return self._ask(storage_index, None, request, unpack)
-        return self._change(storage_index, None, lambda: self._uploads.upload(request, unpack))
+        return self._change(storage_index, None, lambda: self._uploads.change(request, unpack))
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all mutable shares."""

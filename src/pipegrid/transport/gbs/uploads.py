@@ -233,6 +233,10 @@ class GbsUploads:
     def upload(self, request: RawRequest, unpack: Callable[[RawResponse], T]) -> Deferred[T]:
         return self._send(request).addCallback(lambda answered: unpack(answered[0]))
 
+    def change(self, request: RawRequest, unpack: Callable[[RawResponse, bool], T]) -> Deferred[T]:
+        """Send a request as ``upload`` does; ``unpack`` is told whether it was sent more than once."""
+        return self._send(request).addCallback(lambda answered: unpack(*answered))
+
     def _send(self, request: RawRequest) -> Deferred[Answered]:
         """Send a request on the uploads' connection, behind all that came before it."""
         self._bundles.flush()

@@ -4,14 +4,15 @@ Runs of a backup under an alias, as Tahoe-LAFS's ``backup`` keeps them, so that 
     TO/Archives/2026-11-22_18:23:31Z   the tree of that run, which can never change
     TO/Latest                          the tree of the last one
 
-``TO`` and ``Archives`` can be changed; they are made if they are missing.
+``TO`` and ``Archives`` can be changed; they are made if they are missing. Of two runs of one second, such as
+those of two machines, the later one to be kept gets the next second that is free, and notes its own.
 
 Source: the reference on trees, section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -20,10 +21,17 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.edits import Edit, Link, Unlink
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
-from pipegrid.tree.backup.catalogue import MAX_BYTES, BackupRun, is_time
+from pipegrid.tree.backup.catalogue import (
+    MAX_BYTES,
+    BackupRun,
+    is_time,
+    parse_time,
+    shown_time,
+)
 from pipegrid.tree.directory import Directory, check_writable
-from pipegrid.tree.listing import ListingLimits, unpack
+from pipegrid.tree.listing import Entry, ListingLimits, metadata_of, unpack
 from pipegrid.tree.lookup import make_directories
+from pipegrid.tree.metadata import KEY
 
 ARCHIVES = "Archives"
 LATEST = "Latest"
@@ -65,7 +73,8 @@ class Archives:
 
     async def keep(self, run: BackupRun, forgotten: Sequence[BackupRun] = ()) -> None:
         """
-        Keep a run, as the latest; take out those that are forgotten, if they are still what they were.
+        Keep a run, as the latest, beside all others; take out those that are forgotten, if they are still
+        what they were.
 
         Raises:
             PipegridError: the grid failed.
@@ -76,12 +85,12 @@ class Archives:
         gone = {(each.time, each.cap) for each in forgotten}
 
         def choose(content: bytes) -> list[Edit]:
-            link: Edit = Link(run.time, run.cap, metadata={})
-            if not gone:
-                return [link]
             entries = unpack(archives.cap, content).entries
-            old = [each.name for each in entries if _is_of(each.name, each.cap, gone)]
-            return [*(Unlink(name, must_exist=False) for name in old if name != run.time), link]
+            old = [each.name for each in entries if gone and (_time_of(each), each.cap) in gone]
+            time = _free_time(run, {each.name: each for each in entries})
+            noted = {} if time == run.time else {KEY: {"backup": {"time": run.time}}}
+            link: Edit = Link(time, run.cap, metadata=noted)
+            return [*(Unlink(name, must_exist=False) for name in old if name != time), link]
 
         latest: Edit = Link(LATEST, run.cap, metadata={})
         changes = (archives.change_by(choose), to.change_by(lambda _: [latest]))
@@ -114,5 +123,18 @@ async def archived_runs(
     return sorted(runs, key=lambda run: run.time)
 
 
-def _is_of(name: str, cap: object, runs: set[tuple[str, DirectoryCap]]) -> bool:
-    return isinstance(cap, DirectoryCap) and (name, cap) in runs
+def _time_of(entry: Entry) -> str:
+    """Return when the run of an entry was: its name, unless another run had that already."""
+    try:
+        time = metadata_of(entry.metadata_json)[KEY]["backup"]["time"]
+    except (KeyError, TypeError):
+        return entry.name
+    return time if isinstance(time, str) else entry.name
+
+
+def _free_time(run: BackupRun, entries: Mapping[str, Entry]) -> str:
+    """Return the first second from that of a run on in which there is no other one."""
+    when = run.time
+    while (there := entries.get(when)) is not None and there.cap != run.cap:
+        when = shown_time(parse_time(when).timestamp() + 1)
+    return when

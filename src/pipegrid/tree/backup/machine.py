@@ -25,20 +25,21 @@ _MAX_BYTES = 100
 _ID_BYTES = 8
 
 
-def this_machine(directory: Path) -> Machine:
+def this_machine(directory: Path, keep: bool = True) -> Machine:
     """
     Return which one this is.
 
     Args:
         directory: where backups remember things; it is there.
+        keep: an id that has to be made is written down.
 
     Raises:
         OSError: an id had to be made, and could not be written.
     """
-    return Machine(_id(directory), os.uname().nodename)
+    return Machine(_id(directory, keep), os.uname().nodename)
 
 
-def _id(directory: Path) -> str:
+def _id(directory: Path, keep: bool) -> str:
     for path in SYSTEM_FILES:
         with suppress(OSError):
             text = read_file(Path(path), _MAX_BYTES).strip()
@@ -50,5 +51,6 @@ def _id(directory: Path) -> str:
         if re.fullmatch(rb"[0-9a-f]{16}", text):
             return text.decode("ascii")
     made = os.urandom(_ID_BYTES).hex()
-    replace_file(own, f"{made}\n".encode("ascii"))
+    if keep:
+        replace_file(own, f"{made}\n".encode("ascii"))
     return made

@@ -118,15 +118,15 @@ class BackupPlace:
             os.close(self._lock)
             self._lock = -1
 
-    def machine(self) -> Machine:
+    def machine(self, keep: bool = True) -> Machine:
         """
-        Return which machine this is.
+        Return which machine this is; see ``this_machine``.
 
         Raises:
             SinkError: nobody knows, and nothing can be written.
         """
         try:
-            return this_machine(self.directory)
+            return this_machine(self.directory, keep)
         except OSError as error:
             raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
 

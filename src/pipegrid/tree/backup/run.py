@@ -24,7 +24,7 @@ from pipegrid.errors import PipegridError, RollbackError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
 from pipegrid.tree.backup.archives import Archives
-from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, runs_of, shown_time
+from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, runs_of
 from pipegrid.tree.backup.cataloguestore import (
     CatalogueChange,
     CatalogueStore,
@@ -32,7 +32,7 @@ from pipegrid.tree.backup.cataloguestore import (
     GridCatalogues,
 )
 from pipegrid.tree.backup.database import Database
-from pipegrid.tree.backup.naming import check_name, check_owner
+from pipegrid.tree.backup.naming import check_name, check_owner, free_time
 from pipegrid.tree.backup.place import BackupPlace, Noted
 from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.localwalk import LocalWalk, own_directories
@@ -158,10 +158,8 @@ class Backups:
         self.place.lock()
         try:
             noted = self.place.noted(self._say)
-            name = check_name(name, noted.runs)
             root, machine = os.path.realpath(directory), self._machine or self.place.machine()
-            if not options.name_was_chosen:
-                check_owner(await self._listed(noted), name, root, machine)
+            name = await self._checked_name(name, noted, root, machine, options)
             database = self._database(root)
             try:
                 store = GridFiles(self._grid)
@@ -177,7 +175,7 @@ class Backups:
             counts = result.counts
             run = BackupRun(
                 name,
-                _own_time(name, self._now(), noted.runs),
+                free_time(name, self._now(), noted.runs),
                 result.cap,
                 result.metadata,
                 counts.files,
@@ -193,6 +191,15 @@ class Backups:
         elapsed_s = self._grid.clock.seconds() - began_s
         assert noted.cap is not None
         return BackupResult(run, noted.cap.readonly(), counts, forgotten, elapsed_s, problems)
+
+    async def _checked_name(
+        self, name: str, noted: Noted, root: str, machine: Machine, options: BackupOptions
+    ) -> str:
+        """Return the name as it is listed, if it can be one, and this directory's."""
+        name = check_name(name, noted.runs)
+        if not options.name_was_chosen:
+            check_owner(await self._listed(noted), name, root, machine)
+        return name
 
     def _tell_of_later(self, run: BackupRun, listed: Iterable[BackupRun]) -> None:
         """Say so if what is listed claims to be newer than what was stored just now."""
@@ -291,7 +298,7 @@ class Backups:
         Find out what a run would send; no file is opened, and nothing is stored or recorded.
 
         Args:
-            name: what it would be called, which must be possible; None: that does not matter.
+            name: what it would be called, which must be possible, and its own; None: that does not matter.
 
         Raises: as ``run`` does.
         """
@@ -299,7 +306,9 @@ class Backups:
         self.place.lock()
         try:
             if name is not None:
-                check_name(name, self.place.noted(self._say).runs)
+                root, noted = os.path.realpath(directory), self.place.noted(self._say)
+                machine = self._machine or self.place.machine(keep=False)
+                await self._checked_name(name, noted, root, machine, options)
             database = self._database(directory, read_only=True)
             try:
                 params = self._grid.config.params
@@ -372,14 +381,6 @@ class Backups:
             self._grid.limits,
         )
         return await upload.run()
-
-
-def _own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
-    """Return the time of a run; what follows another within its second gets the next, so that both stay."""
-    taken = {run.time for run in runs if run.name == name}
-    while (when := shown_time(now)) in taken:
-        now += 1
-    return when
 
 
 async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
