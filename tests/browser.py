@@ -62,16 +62,20 @@ class _Process(ProcessProtocol):
         self._numbers = itertools.count(1)
         self._calls: dict[int, Deferred[dict[str, Any]]] = {}
         self._events: dict[str, list[Deferred[None]]] = {}
-        self._received = b""
+        self._received: list[
+            bytes
+        ] = []  # of a message that has not ended, which may be a photograph
         self._noise = b""
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         if childFD != FROM_BROWSER:
             self._noise = (self._noise + data)[-MOST_NOISE:]
             return
-        *messages, self._received = (self._received + data).split(b"\0")
-        for message in messages:
+        *ends, rest = data.split(b"\0")
+        for end in ends:
+            message, self._received = b"".join([*self._received, end]), []
             self._message(json.loads(message))
+        self._received.append(rest)
 
     def _message(self, message: dict[str, Any]) -> None:
         call = self._calls.pop(message.get("id", 0), None)

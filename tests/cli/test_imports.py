@@ -134,18 +134,29 @@ class ImportTests(SynchronousTestCase):
 class LaterTests(SynchronousTestCase):
     """``pipegrid.cli.later``, in processes of their own."""
 
-    def run_after(self, program: str) -> str:
-        """Return what a program prints that begins with the modules put off, and Twisted imported."""
+    def run_after(self, *programs: str) -> list[str]:
+        """
+        Return what programs print that begin with the modules put off, and Twisted imported.
+
+        Each is in a process of its own, forked from one that has done just that.
+        """
+        end = "end of program"
         done = subprocess.run(
             [
                 *(sys.executable, "-W", "error::RuntimeWarning", "-c"),
-                "import sys\n"
+                "import os, sys\n"
                 "from pipegrid.cli.later import put_off, tls_put_off\n"
                 "put_off()\n"
                 "with tls_put_off():\n"
                 "    from twisted.internet import defer, reactor\n"
                 "assert not {'asyncio.events', 'OpenSSL', 'twisted.protocols.tls'} & set(sys.modules)\n"
-                + program,
+                "for program in sys.argv[1:]:\n"
+                "    if os.fork() == 0:\n"
+                "        exec(program)\n"
+                "        sys.exit()\n"
+                "    if os.wait()[1]: sys.exit(program)\n"
+                f"    print({end!r}, flush=True)\n",
+                *programs,
             ],
             env=environment(),
             capture_output=True,
@@ -153,11 +164,11 @@ class LaterTests(SynchronousTestCase):
             timeout=60,
         )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        return done.stdout.strip()
+        return [each.strip() for each in done.stdout.split(f"{end}\n")[:-1]]
 
     def test_whoever_uses_it_gets_the_real_one(self) -> None:
         """Whatever way it is asked for."""
-        for program, printed in (
+        programs = (
             ("import asyncio; print(asyncio.run(asyncio.sleep(0, 'slept')))", "slept"),
             ("from asyncio import Queue; print(Queue.__module__)", "asyncio.queues"),
             (
@@ -199,8 +210,9 @@ class LaterTests(SynchronousTestCase):
                 "b'hello\\n'",
             ),
             ("import foolscap.api; print(foolscap.api.Tub.__name__)", "Tub"),
-        ):
-            self.assertEqual(self.run_after(program), printed, program)
+        )
+        found = self.run_after(*(program for program, _ in programs))
+        self.assertEqual(found, [printed for _, printed in programs])
 
     def test_the_reactors_tls(self) -> None:
         """Whoever has the reactor listen, connect or start TLS gets Twisted's; so do those that import it."""
@@ -237,7 +249,7 @@ class LaterTests(SynchronousTestCase):
                 "from twisted.protocols.tls import TLSMemoryBIOFactory\n"
                 "print(isinstance(TLSMemoryBIOFactory, type))"
             ),
-            "hello\nhello\nTrue",
+            ["hello\nhello\nTrue"],
         )
 
     def test_coroutines(self) -> None:
@@ -249,7 +261,7 @@ class LaterTests(SynchronousTestCase):
                 "try: defer.Deferred.fromCoroutine(5)\n"
                 "except defer.NotACoroutineError: print('no')"
             ),
-            "5\nno",
+            ["5\nno"],
         )
 
     def test_what_does_not_exist(self) -> None:
@@ -258,5 +270,5 @@ class LaterTests(SynchronousTestCase):
             "has no attribute 'nonsense'",
             self.run_after(
                 "import asyncio\ntry: asyncio.nonsense\nexcept AttributeError as error: print(error)"
-            ),
+            )[0],
         )

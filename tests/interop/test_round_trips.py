@@ -136,7 +136,9 @@ class ColdCommandTests(TestCase):
                 behind = [self.behind(trips, each) for each in addresses_of(servers)]
                 make_client(directory / "client", behind, PARAMS, SERVERS)
                 # A standstill of the machine may make a timer fire between two answers; never fewer.
-                seen = [await self.put(reactor, trips, directory) for _ in range(ATTEMPTS)]
+                seen = [await self.put(reactor, trips, directory)]
+                while len(seen) < ATTEMPTS and min(seen) != (budget, budget):
+                    seen.append(await self.put(reactor, trips, directory))
         finally:
             await trips.close()
         printed_at, ended_at = min(seen)
