@@ -14,12 +14,21 @@ from random import Random
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
-from pipegrid.errors import CapError, PipegridError, RollbackError, SinkError, UsageError
+from pipegrid.errors import (
+    CapError,
+    GridError,
+    NotEnoughSharesError,
+    PipegridError,
+    RollbackError,
+    SinkError,
+    UnhappyError,
+    UsageError,
+)
 from pipegrid.tree import localwalk
 from pipegrid.tree.backup import machine as machines
 from pipegrid.tree.backup import naming
@@ -620,6 +629,59 @@ class BackupTests(SynchronousTestCase):
         third = self.run_backup()
         self.assertEqual(third.problems, ())
         self.assertEqual(self.listed(third.catalogue), [first.run, second.run, third.run])
+
+    def lose_everything(self) -> None:
+        """Have servers hold nothing, as those of another grid do."""
+        for server in self.world.servers:
+            shutil.rmtree(server.root / "shares")
+
+    def test_another_grid(self) -> None:
+        """What is remembered of one grid is not taken for stored on another, nor on one that was lost."""
+        self.write_many(30)
+        first = self.run_backup()
+        self.lose_everything()
+        self.days += 1
+        again = self.run_backup()
+        self.assertIn("no server has the list of backups", self.said[0])
+        self.assertEqual([type(each) for each in again.problems], [NotEnoughSharesError])
+        self.assertEqual((again.run.cap, again.counts.sent_files), (first.run.cap, 30))
+        self.assertEqual(len(self.names_in(again.run.cap)), 3)
+        self.days += 1
+        self.assertEqual(self.run_backup().counts.checked, 34)  # as long as there is no list
+
+    def test_a_grid_that_takes_nothing(self) -> None:
+        """And has lost all: the run is not said to be stored, nor noted to be listed some day."""
+        self.write_many(30)
+        self.run_backup()
+        self.lose_everything()
+        self.days += 1
+
+        def refused(store: GridFiles, *file: Any) -> Deferred[Any]:
+            return fail(UnhappyError("no room", 0, 7))
+
+        self.patch(GridFiles, "put", refused)
+        self.assertRaises(GridError, self.run_backup)
+        self.assertEqual(self.backups().place.noted().unlisted, ())
+
+    def test_a_list_of_another_grid(self) -> None:
+        """Begun anew, or put into the place of the old one: what is remembered is looked for first."""
+        self.write_many(30)
+        first = self.run_backup()
+        self.start_machine("b")
+        self.run_backup("other")
+        theirs = (self.private / "backup/catalogue.cap").read_text()
+        for cap in ("", theirs):
+            self.lose_everything()
+            for name in ("catalogue.cap", "catalogue.json")[: 1 if cap else 2]:
+                (self.private / "backup" / name).unlink()
+            if cap:
+                (self.private / "backup/catalogue.cap").write_text(cap)
+            self.days += 1
+            again = self.run_backup()
+            self.assertEqual((again.run.cap, again.counts.sent_files), (first.run.cap, 30), cap)
+            self.days += 1
+            if not cap:
+                self.assertEqual(self.run_backup().counts.checked, 0)
 
     def shares(self) -> list[Path]:
         """Copies of what all servers hold now."""

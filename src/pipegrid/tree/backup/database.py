@@ -25,7 +25,14 @@ from typing import Any
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
 from pipegrid.disk.private import open_private
 from pipegrid.errors import CapError, SinkError, UsageError
-from pipegrid.tree.backup.changes import Recorded, Signature, is_due, is_unchanged, signature_of
+from pipegrid.tree.backup.changes import (
+    LATEST_S,
+    Recorded,
+    Signature,
+    is_due,
+    is_unchanged,
+    signature_of,
+)
 from pipegrid.tree.localwalk import Met
 from pipegrid.tree.memory import Memory, Remembered
 
@@ -178,6 +185,12 @@ class Database(Memory):
     def checked(self, cap: ChkCap | LitCap) -> None:
         """What this cap reads is whole now."""
         self._write("INSERT OR REPLACE INTO objects VALUES (?, ?)", (str(cap), self._now()))
+
+    def doubt(self) -> None:
+        """Have all that is remembered looked for before it counts as stored."""
+        long_ago = self._now() - LATEST_S - 1
+        self._write("UPDATE objects SET checked = ? WHERE checked > ?", (long_ago, long_ago))
+        self._commit()
 
     # The end.
 
