@@ -40,6 +40,22 @@ class ConfigTestCase(SynchronousTestCase):
         self.assertNotIn("\n", text)
 
 
+class SecretTests(ConfigTestCase):
+    """What secrets may be."""
+
+    def test_empty(self) -> None:
+        """As a full disk leaves it: whoever has a file could tell that it is stored."""
+        create_local(self.directory)
+        for name in ("convergence", "secret"):
+            path = self.directory / "private" / name
+            before = path.read_bytes()
+            for text in (b"", b"\n"):
+                path.write_bytes(text)
+                self.assert_refused(lambda: load(self.directory), path, "is empty", "restore it")
+            path.write_bytes(before)
+        load(self.directory)
+
+
 class CreateTests(ConfigTestCase):
     """``create_local``."""
 
