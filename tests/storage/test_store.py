@@ -26,6 +26,7 @@ from pipegrid.storage.uploads.beginning import ONE_CALL_BYTES
 from pipegrid.storage.uploads.writer import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
+from tests.locks import failing_locks
 from tests.pipes import pipe_in_place
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase
 
@@ -96,6 +97,13 @@ class AllocateTests(StoreTestCase):
         upload.publish()
         self.assertEqual(self.store.list_shares(SI), frozenset({3}))
         self.assertEqual(self.get(3), b"hello")
+
+    def test_a_file_system_without_locks(self) -> None:
+        """Takes no shares, and nothing is left there that nobody could ever remove."""
+        with failing_locks(errno.ENOLCK):
+            error = self.assertRaises(ServerRefused, self.store.allocate, SI, {0}, 5, SECRETS)
+        self.assertIn("No locks available", str(error))
+        self.assertFalse(self.incoming(0).exists())
 
     def test_existing_shares_are_reported_and_renewed(self) -> None:
         """Shares not asked for are reported too, and all get the caller's lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import shutil
@@ -63,6 +64,7 @@ from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Health
 from pipegrid.tree.uploaded import TreeReports
+from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
@@ -868,6 +870,7 @@ class BackupTests(SynchronousTestCase):
                 self.assertIn("damaged", self.said[0])
             self.days += 1
             self.assertEqual(self.run_backup().counts.sent_files, 0)
+        self.assertEqual(len(list(path.parent.glob("*.damaged-*"))), 1)  # the latest
 
     def test_a_disk_that_is_full(self) -> None:
         """Damages no database: it stays, a sentence names the reason, and later the run goes on with it."""
@@ -920,6 +923,13 @@ class BackupTests(SynchronousTestCase):
         error = self.failureResultOf(self.start(), UsageError).value
         self.assertIn("another backup", str(error))
         self.world.run(first)
+        self.world.run(self.start())
+
+    def test_a_file_system_without_locks(self) -> None:
+        """Is named: there is no other backup to wait for."""
+        with failing_locks(errno.ENOLCK):
+            error = self.failureResultOf(self.start(), SinkError).value
+        self.assertIn("No locks available; a backup needs locks", str(error))
         self.world.run(self.start())
 
     def test_killed_at_any_moment(self) -> None:

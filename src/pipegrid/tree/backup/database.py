@@ -19,6 +19,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,10 @@ class Database(Memory):
             )
 
     def _set_aside(self, error: Exception | None) -> None:
-        """Move a database away that cannot be used."""
+        """Move a database away that cannot be used; of those that were before nobody needs to know."""
+        for earlier in self._path.parent.glob(f"{self._path.name}.damaged-*"):
+            with suppress(OSError):
+                earlier.unlink()
         aside = self._path.with_name(f"{self._path.name}.damaged-{int(self._now())}")
         for suffix in ("", "-wal", "-shm"):
             if os.path.lexists(f"{self._path}{suffix}"):
