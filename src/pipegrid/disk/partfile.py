@@ -40,8 +40,7 @@ from pipegrid.errors import SinkError
 _MOST_PIECES = 512
 """Of one write; systems take 1024 at least."""
 
-NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
-"""What file systems say that have no locks."""
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # none there
 
 
 class PartFile:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twisted.logger import Logger
 
+from pipegrid.disk.private import make_directory
 from pipegrid.errors import UsageError
 
 _NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -32,7 +33,7 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     """
     path = storage / "serve.lock"
     try:
-        storage.mkdir(parents=True, exist_ok=True)
+        make_directory(storage)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if read_only and error.errno in _NOT_TO_BE_WRITTEN and storage.is_dir():
