@@ -266,6 +266,7 @@ class PartFileTests(SynchronousTestCase):
         left = self.open(replace=True)
         left.write(b"x")
         self.assertIsNone(left.leave())
+        self.assertEqual(self.names(), [self.path.name])
 
     def test_a_file_system_without_hard_links(self) -> None:
         """The name is given all the same, unless somebody has it."""

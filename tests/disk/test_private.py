@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.private import open_private
+from pipegrid.disk.private import make_directory, open_private
 
 REWRITE = os.O_WRONLY | os.O_TRUNC
 
@@ -59,3 +59,27 @@ class OpenPrivateTests(SynchronousTestCase):
         before = os.stat(os.devnull).st_mode
         os.close(open_private(os.devnull, REWRITE))
         self.assertEqual(os.stat(os.devnull).st_mode, before)
+
+
+class MakeDirectoryTests(SynchronousTestCase):
+    """``make_directory``."""
+
+    def test_modes(self) -> None:
+        """Nobody else may write there, nor above, however lax the umask is; a stricter one counts."""
+        for mask, modes in ((0, [0o755, 0o755, 0o700]), (0o077, [0o700] * 3)):
+            top = Path(self.mktemp())
+            before = os.umask(mask)
+            try:
+                make_directory(top / "node/private", 0o700)
+                make_directory(top / "node/private", 0o700)
+            finally:
+                os.umask(before)
+            made = [top, top / "node", top / "node/private"]
+            self.assertEqual([stat.S_IMODE(each.stat().st_mode) for each in made], modes)
+
+    def test_what_is_in_the_way(self) -> None:
+        """It is an error, as is a place where nothing can be made."""
+        path = Path(self.mktemp())
+        path.write_text("a file")
+        for each in (path, path / "below"):
+            self.assertRaises(OSError, make_directory, each)

@@ -40,6 +40,32 @@ class ConfigTestCase(SynchronousTestCase):
         self.assertNotIn("\n", text)
 
 
+class SecretTests(ConfigTestCase):
+    """What secrets may be, and who may put others into their place."""
+
+    def test_a_lax_umask(self) -> None:
+        """Lets nobody else change the directory, in which they could put a 'private' of theirs."""
+        before = os.umask(0)
+        try:
+            create_local(self.directory / "client")
+        finally:
+            os.umask(before)
+        for path in (self.directory, self.directory / "client"):
+            self.assertEqual(path.stat().st_mode & 0o022, 0, path)
+
+    def test_empty(self) -> None:
+        """As a full disk leaves it: whoever has a file could tell that it is stored."""
+        create_local(self.directory)
+        for name in ("convergence", "secret"):
+            path = self.directory / "private" / name
+            before = path.read_bytes()
+            for text in (b"", b"\n"):
+                path.write_bytes(text)
+                self.assert_refused(lambda: load(self.directory), path, "is empty", "restore it")
+            path.write_bytes(before)
+        load(self.directory)
+
+
 class CreateTests(ConfigTestCase):
     """``create_local``."""
 

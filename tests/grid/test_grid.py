@@ -15,12 +15,13 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid import Grid
-from pipegrid.core.caps import DirectoryCap
+from pipegrid.core.caps import ChkCap, DirectoryCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError, PipegridError, ServerUnreachable, UsageError
 from pipegrid.grid.creation import create_local
 from pipegrid.grid.readiness import WAIT_FOR_S
 from pipegrid.transfer.peers import Peer
+from pipegrid.transport.local import INLINE_BYTES
 from tests.transfer.world import CONVERGENCE, RTT, Told, World, content
 
 
@@ -269,6 +270,18 @@ class OpenTests(TestCase):
             with self.assertRaises(CancelledError):
                 await grid.put(content(3_000_000), random_key=option != "hashing", **options)
             await gatherResults(closing)
+
+    async def test_thousands_of_reads_at_once(self) -> None:
+        """Of an embedded grid wait for its threads, as they would for a connection; none is refused."""
+        directory = Path(self.mktemp())
+        create_local(directory, servers=1, params=Params(1, 1), durability="none")
+        grid = await Grid.open(reactor, directory)
+        self.addCleanup(grid.close)
+        cap = (await grid.put(content(100))).cap
+        assert isinstance(cap, ChkCap)
+        server = grid._peers[0].server
+        reads = [server.read(cap.storage_index, 0, 0, INLINE_BYTES + 1) for _ in range(1200)]
+        self.assertEqual(len(set(await gatherResults(reads))), 1)
 
     async def test_a_call_from_another_thread(self) -> None:
         """Nothing of Twisted's can be called from there; the grid says so, and what to do instead."""

@@ -8,6 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.remembered import FOUND_NAME, open_elsewhere
 from pipegrid.transfer.put.elsewhere import REMEMBERED
+from tests.pipes import pipe_in_place
 
 
 class RememberedTests(SynchronousTestCase):
@@ -37,6 +38,14 @@ class RememberedTests(SynchronousTestCase):
         for text in (b"", b"[" * 5000, b"[]", b'{"puts_to_ask_first": "x"}', b"\xff", b"{}"):
             (self.directory / FOUND_NAME).write_bytes(text)
             self.assertFalse(open_elsewhere("auto", [self.directory]).asks, text[:20])
+
+    def test_a_named_pipe(self) -> None:
+        """In the place of the file holds up nobody: it says nothing."""
+        with pipe_in_place(self.directory / FOUND_NAME):
+            puts = open_elsewhere("auto", [self.directory])
+            self.assertFalse(puts.asks)
+            puts.ended(True)
+        open_elsewhere("auto", [self.directory]).ended(False)
 
     def test_what_cannot_be_written(self) -> None:
         """A directory that takes no file is no reason to fail."""

@@ -23,6 +23,7 @@ from pipegrid.mirror.gridstore import GRID_CAP, NOTES, GridStore
 from pipegrid.mirror.lists import list_line
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, wanted
+from pipegrid.transfer.results import CheckResult
 from tests.inline_workers import InlineWorkers
 from tests.mirror.archive import sha
 
@@ -74,6 +75,11 @@ class MemoryGrid:
     def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
         """See ``Grid``."""
         return succeed([self._put(source) for source in sources])
+
+    def check(self, cap: Any) -> Deferred[CheckResult]:
+        """See ``Grid``; of what is found only whether it can be read."""
+        there = cap.file in self.files and cap not in self.lost
+        return succeed(CheckResult(cap, there, there, {}, [], 0, 3, 10, []))
 
     def read(self, cap: Any) -> Deferred[bytes]:
         """See ``Grid``."""
@@ -193,6 +199,19 @@ class StoreTests(GridCase):
         self.assertEqual(self.storing.stored_files, 5)
         self.store(name="another grid")
         self.assertEqual(self.storing.stored_files, 5)
+
+    def test_a_grid_that_has_lost_it(self) -> None:
+        """Or another one, to which the same client was led: what is noted is not believed."""
+        first = self.store()
+        self.grid.files.clear()
+        self.assertEqual((self.store(), self.storing.stored_files), (first, 5))
+        back = Path(self.mktemp())
+        self.fetch(first, back)
+        self.assertEqual(self.found(back), FILES)
+        for text in (b"no cap", b"\xff"):
+            (self.source / GRID_CAP).write_bytes(text)
+            self.store()
+            self.assertEqual(self.storing.stored_files, 0)
 
     def test_cut_off(self) -> None:
         """What was stored before a failure is noted; half a line of a note, or a foreign one, is not read."""

@@ -5,19 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import HIDDEN, NEW_MANIFEST, manifest
+from pipegrid.mirror import HIDDEN, NEW_MANIFEST, directories, manifest
+from pipegrid.mirror import destination as destinations
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import list_line
 from pipegrid.mirror.manifest import begin_manifest, parts_of_manifest, read_pieces, write_manifest
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import MAX_SHOWN, Report
-from pipegrid.mirror.verified import is_noted_at
+from pipegrid.mirror.verified import Ledger, is_noted_at
 from pipegrid.mirror.verify import verify
 from pipegrid.mirror.wanted import MirrorError, Wanted
 
@@ -153,6 +159,101 @@ class VerifyTests(VerifyCase):
             report = self.look(3)
             self.assertEqual((report.wanted_files, report.failed_files), (len(self.entries), 1))
             self.assertEqual(report.failed[0][0], self.entries[-1].path)
+
+
+class LedgerTests(VerifyCase):
+    """Where file systems take no notes."""
+
+    def setUp(self) -> None:
+        super().setUp()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOTSUP, "there are no attributes")
+
+        for name in ("getxattr", "setxattr", "removexattr"):
+            self.patch(os, name, refuse)
+        self.path = self.dest / HIDDEN / "verified.sqlite"
+
+    def hashed(self) -> int:
+        """Look as another command would; return how many files had to be hashed."""
+        (self.dest / HIDDEN / "seen").unlink(missing_ok=True)
+        hashed: list[int] = []
+        really_hash = directories.hash_file
+
+        def counting(fd: int, algorithm: str) -> bytes:
+            hashed.append(fd)
+            return really_hash(fd, algorithm)
+
+        self.patch(destinations, "hash_file", counting)
+        self.destination.close()
+        self.destination = Destination(str(self.dest))
+        self.addCleanup(self.destination.close)
+        report = verify(self.destination, Doubt(False))
+        self.assertEqual((report.present_files, report.failed), (len(self.entries), []))
+        self.destination.close()
+        return len(hashed)
+
+    def test_it_saves_time(self) -> None:
+        """What was hashed once is known by the next command; the first file alone is hashed, and opens it."""
+        self.assertEqual(self.hashed(), len(self.entries))
+        self.assertLessEqual(self.hashed(), 1)
+
+    def test_a_disk_that_is_full(self) -> None:
+        """Damages no ledger, and is no reason to fail: it stays, and a later run goes on with it."""
+        self.hashed()
+        for words in (["journal_mode"], ["INSERT"], ["SELECT", "INSERT", "DELETE"]):
+            with self.failing(words, sqlite3.OperationalError("database or disk is full")):
+                self.hashed()
+            names = [name for name in os.listdir(self.path.parent) if name.startswith("verified")]
+            self.assertEqual(names, [self.path.name])
+        self.assertLessEqual(self.hashed(), 1)
+
+    def test_a_damaged_one(self) -> None:
+        """Is moved away with all that belongs to it, and begun anew."""
+        self.hashed()
+        self.path.write_bytes(b"no database" * 1000)
+        wal = self.path.with_name(self.path.name + "-wal")
+        wal.write_bytes(b"of the one before" * 1000)
+        self.assertEqual(self.hashed(), len(self.entries))
+        self.assertLessEqual(self.hashed(), 1)
+        self.assertTrue(self.path.with_name(self.path.name + ".damaged").exists())
+        ledger = Ledger(str(self.path))
+        self.addCleanup(ledger.close)
+        with self.failing(["SELECT"], sqlite3.DatabaseError("database disk image is malformed")):
+            bad = Ledger(str(self.path))
+            self.assertIsNone(bad.find(self.entries[0].path))
+        self.assertFalse(self.path.exists())
+
+    def test_what_cannot_be_withdrawn(self) -> None:
+        """Takes all the rest with it: what is known to be wrong is never right again by itself."""
+        self.hashed()
+        each = self.entries[5]
+        self.destination = Destination(str(self.dest))
+        self.addCleanup(self.destination.close)
+        full = sqlite3.OperationalError("database or disk is full")
+        with self.failing(["DELETE"], full), open(self.dest / each.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            self.destination._verified.withdraw(file.fileno(), each, status)
+        self.assertFalse(self.path.exists())
+
+    @contextmanager
+    def failing(self, words: list[str], error: sqlite3.Error) -> Iterator[None]:
+        """Have statements with one of these words fail."""
+
+        class Failing(sqlite3.Connection):
+            def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+                if any(word in statement for word in words):
+                    raise error
+                return super().execute(statement, *values)
+
+            def executemany(self, statement: str, rows: Any) -> sqlite3.Cursor:
+                if any(word in statement for word in words):
+                    raise error
+                return super().executemany(statement, rows)
+
+        connect = partial(sqlite3.connect, factory=Failing)
+        with mock.patch.object(sqlite3, "connect", connect):
+            yield
 
 
 class NotedTests(VerifyCase):

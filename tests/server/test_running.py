@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.server.running import NAME, process_began, refuse_if_running
+from tests.pipes import pipe_in_place
 
 
 class RunningTests(SynchronousTestCase):
@@ -42,6 +43,11 @@ class RunningTests(SynchronousTestCase):
         refuse_if_running(self.directory, self.proc)
         for text in ("4712 1700000100.57", "4711 1600000000.0", "", "x y", "4711", "-1 5"):
             self.note(text)
+            refuse_if_running(self.directory, self.proc)
+
+    def test_a_named_pipe(self) -> None:
+        """In its place says nothing, and holds up nobody."""
+        with pipe_in_place(self.directory / NAME):
             refuse_if_running(self.directory, self.proc)
 
     def test_a_real_process(self) -> None:

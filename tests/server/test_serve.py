@@ -221,9 +221,11 @@ class SettingsTests(SynchronousTestCase):
         self.assertRaises(UsageError, location.where, "i2p:c.i2p:82", None)
 
     def test_one_server_a_directory(self) -> None:
-        """Two servers never have one directory; the first one's end frees it."""
+        """Two servers never have one directory; the first one's end frees it. No other user writes there."""
         storage = Path(self.mktemp())
+        self.addCleanup(os.umask, os.umask(0))
         lock = locked(storage)
+        self.assertEqual(storage.stat().st_mode & 0o022, 0)
         self.assertRaises(UsageError, storagelock.lock_storage, storage)
         os.close(lock)
         os.close(locked(storage))

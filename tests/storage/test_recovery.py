@@ -17,6 +17,7 @@ from pipegrid.disk import files as disk
 from pipegrid.errors import NoSuchShare, WrongSecret
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire.messages import Allocation
+from tests.pipes import pipe_in_place
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
 
 DATA = bytes(range(100))
@@ -104,6 +105,17 @@ class ResumeTests(StoreTestCase):
         self.incoming(0).write_bytes(b"short")
         self.incoming(0, ".upload").write_bytes(note)
         self.assertRaises(NoSuchShare, self.make_store().upload, SI, 0, SECRETS.upload)
+
+    def test_a_named_pipe(self) -> None:
+        """In the place of a note says nothing; the share is sent anew."""
+        self.begin()
+        kill(self.store)
+        with pipe_in_place(self.incoming(0, ".upload")):
+            store = self.make_store()
+            self.assertRaises(NoSuchShare, store.upload, SI, 0, SECRETS.upload)
+            self.assertEqual(store.allocate(SI, {0}, 100, SECRETS).allocated, {0})
+            store.upload(SI, 0, SECRETS.upload).write(0, [b"x" * 50])
+            kill(store)
 
     def test_closing_leaves_a_note(self) -> None:
         """An orderly end keeps even what was not yet acknowledged."""

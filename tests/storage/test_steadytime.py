@@ -15,6 +15,7 @@ from pipegrid.storage.steadytime import (
     look,
     next_look,
 )
+from tests.pipes import pipe_in_place
 from tests.storage.support import NOW
 
 DAY_S = 86400
@@ -70,3 +71,9 @@ class NoteTests(SynchronousTestCase):
         for data in (b"\xff\x00", b"[" * 100_000, b" " * MAX_NOTE_BYTES + b'{"since_s": 1}'):
             (self.storage / NOTE_NAME).write_bytes(data)
             self.assertEqual(look(self.storage, NOW), Looks(NOW, NOW))
+
+    def test_a_named_pipe(self) -> None:
+        """In its place counts as none, and holds up nobody."""
+        with pipe_in_place(self.storage / NOTE_NAME):
+            self.assertEqual(look(self.storage, NOW), Looks(NOW, NOW))
+            self.assertEqual(look(self.storage, NOW + DAY_S), Looks(NOW, NOW + DAY_S))

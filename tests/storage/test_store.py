@@ -21,10 +21,13 @@ from pipegrid.errors import (
 )
 from pipegrid.storage import containers, leases
 from pipegrid.storage.advisories import MAX_ADVISORIES, MAX_REASON_BYTES
+from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.uploads.beginning import ONE_CALL_BYTES
 from pipegrid.storage.uploads.writer import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
+from tests.locks import failing_locks
+from tests.pipes import pipe_in_place
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase
 
 LARGE = ONE_CALL_BYTES + 1
@@ -94,6 +97,13 @@ class AllocateTests(StoreTestCase):
         upload.publish()
         self.assertEqual(self.store.list_shares(SI), frozenset({3}))
         self.assertEqual(self.get(3), b"hello")
+
+    def test_a_file_system_without_locks(self) -> None:
+        """Takes no shares, and nothing is left there that nobody could ever remove."""
+        with failing_locks(errno.ENOLCK):
+            error = self.assertRaises(ServerRefused, self.store.allocate, SI, {0}, 5, SECRETS)
+        self.assertIn("No locks available", str(error))
+        self.assertFalse(self.incoming(0).exists())
 
     def test_existing_shares_are_reported_and_renewed(self) -> None:
         """Shares not asked for are reported too, and all get the caller's lease."""
@@ -588,6 +598,14 @@ class HousekeepingTests(StoreTestCase):
 
 class DiskTests(StoreTestCase):
     """The small calls below."""
+
+    def test_a_named_pipe(self) -> None:
+        """In the place of a share holds up no thread: it is damage, or nothing."""
+        with pipe_in_place(self.final(0)):
+            self.assertRaises(ServerRefused, self.store.open_share, SI, 0)
+            self.assertEqual(self.store.slots.readv(SI, (0,), [(0, 10)]), {})
+            self.assertRaises(NoSuchShare, self.store.add_lease, SI, SECRETS.lease)
+            self.assertEqual(self.store.collect_garbage(Expiry()), 0)
 
     def test_room_of_a_directory_to_come(self) -> None:
         """The room for a directory that is not there yet is that of its disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -19,6 +20,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.put import batch, keynotes
 from pipegrid.transfer.put.keynotes import MAX_AGE_S, MAX_NOTES, KeyNote, KeyNotes
+from tests.locks import failing_locks
 from tests.transfer.test_upload import UploadTestCase
 from tests.transfer.world import Told, World, content
 
@@ -86,6 +88,15 @@ class TakingTests(NotesTestCase):
         self.assertEqual(self.said, [])
         first.keep()
         self.assertEqual(self.take().secret, first.secret)
+
+    def test_a_file_system_without_locks(self) -> None:
+        """A sentence says what that costs, and nothing is left, which nobody could tidy away."""
+        self.take().keep()
+        with failing_locks(errno.ENOLCK):
+            for path in (PATH, "/another"):
+                self.assertIsNone(self.notes.take(path, WHO, Params().geometry(10**6)))
+        self.assertEqual(["No locks available" in each for each in self.said], [True, True])
+        self.assertTrue(self.only().read_bytes())
 
     def test_another_process_has_it(self) -> None:
         """The same; and when that is killed, it is free."""

@@ -23,6 +23,7 @@ from pipegrid.errors import (
 )
 from pipegrid.transfer.mutable import known as remembered
 from pipegrid.transfer.mutable.known import MAX_FILES, Known, KnownFiles, pack, unpack
+from tests.pipes import pipe_in_place
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import content
 
@@ -325,6 +326,15 @@ class KnownTests(SynchronousTestCase):
         # One of a version before hashes is believed.
         path.write_bytes(data[: data.index(b', "hash"')] + b"}")
         self.assertEqual(KnownFiles(directory).of(cap.storage_index).sequence_number, 1)
+
+    def test_a_named_pipe(self) -> None:
+        """In the place of what is remembered holds up nobody, and is replaced."""
+        directory, index = Path(self.mktemp()), bytes(16)
+        with pipe_in_place(directory / f"{base32.encode(index)}.json"):
+            files = KnownFiles(directory)
+            self.assertEqual(files.of(index).newest, (0, b""))
+            files.save(index, Known(5, b"r" * 32))
+            self.assertEqual(KnownFiles(directory).of(index).sequence_number, 5)
 
     def test_servers_that_claim_everything(self) -> None:
         """Where shares are is forgotten if that is too much, never the newest version that was seen."""

@@ -19,6 +19,7 @@ from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import aliases
 from pipegrid.tree.aliases import add_alias, read_aliases, remove_alias
 from tests import vectors
+from tests.locks import failing_locks
 
 RECORDED: dict[str, Any] = vectors.load("trees")["aliases"]
 CAP = "URI:DIR2-LIT:"
@@ -135,4 +136,15 @@ class AliasFileTests(SynchronousTestCase):
         self.assertFalse(self.path.exists())
         fcntl.flock(fd, fcntl.LOCK_UN)
         add_alias(self.home, "a", CAP)
+        self.assertEqual(read_aliases(self.home), {"a": CAP})
+
+    def test_a_file_system_without_locks(self) -> None:
+        """Has aliases all the same; of what else keeps a lock from being taken there is a sentence."""
+        with failing_locks(errno.ENOLCK):
+            add_alias(self.home, "a", CAP)
+            add_alias(self.home, "b", CAP)
+            remove_alias(self.home, "b")
+        with failing_locks(errno.EIO):
+            error = self.assertRaises(SinkError, add_alias, self.home, "c", CAP)
+        self.assertIn(f"cannot lock {self.private}: Input/output error", str(error))
         self.assertEqual(read_aliases(self.home), {"a": CAP})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import shutil
@@ -14,12 +15,21 @@ from random import Random
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
-from pipegrid.errors import CapError, PipegridError, RollbackError, SinkError, UsageError
+from pipegrid.errors import (
+    CapError,
+    GridError,
+    NotEnoughSharesError,
+    PipegridError,
+    RollbackError,
+    SinkError,
+    UnhappyError,
+    UsageError,
+)
 from pipegrid.tree import localwalk
 from pipegrid.tree.backup import machine as machines
 from pipegrid.tree.backup import naming
@@ -54,6 +64,7 @@ from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Health
 from pipegrid.tree.uploaded import TreeReports
+from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
@@ -621,6 +632,59 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual(third.problems, ())
         self.assertEqual(self.listed(third.catalogue), [first.run, second.run, third.run])
 
+    def lose_everything(self) -> None:
+        """Have servers hold nothing, as those of another grid do."""
+        for server in self.world.servers:
+            shutil.rmtree(server.root / "shares")
+
+    def test_another_grid(self) -> None:
+        """What is remembered of one grid is not taken for stored on another, nor on one that was lost."""
+        self.write_many(30)
+        first = self.run_backup()
+        self.lose_everything()
+        self.days += 1
+        again = self.run_backup()
+        self.assertIn("no server has the list of backups", self.said[0])
+        self.assertEqual([type(each) for each in again.problems], [NotEnoughSharesError])
+        self.assertEqual((again.run.cap, again.counts.sent_files), (first.run.cap, 30))
+        self.assertEqual(len(self.names_in(again.run.cap)), 3)
+        self.days += 1
+        self.assertEqual(self.run_backup().counts.checked, 34)  # as long as there is no list
+
+    def test_a_grid_that_takes_nothing(self) -> None:
+        """And has lost all: the run is not said to be stored, nor noted to be listed some day."""
+        self.write_many(30)
+        self.run_backup()
+        self.lose_everything()
+        self.days += 1
+
+        def refused(store: GridFiles, *file: Any) -> Deferred[Any]:
+            return fail(UnhappyError("no room", 0, 7))
+
+        self.patch(GridFiles, "put", refused)
+        self.assertRaises(GridError, self.run_backup)
+        self.assertEqual(self.backups().place.noted().unlisted, ())
+
+    def test_a_list_of_another_grid(self) -> None:
+        """Begun anew, or put into the place of the old one: what is remembered is looked for first."""
+        self.write_many(30)
+        first = self.run_backup()
+        self.start_machine("b")
+        self.run_backup("other")
+        theirs = (self.private / "backup/catalogue.cap").read_text()
+        for cap in ("", theirs):
+            self.lose_everything()
+            for name in ("catalogue.cap", "catalogue.json")[: 1 if cap else 2]:
+                (self.private / "backup" / name).unlink()
+            if cap:
+                (self.private / "backup/catalogue.cap").write_text(cap)
+            self.days += 1
+            again = self.run_backup()
+            self.assertEqual((again.run.cap, again.counts.sent_files), (first.run.cap, 30), cap)
+            self.days += 1
+            if not cap:
+                self.assertEqual(self.run_backup().counts.checked, 0)
+
     def shares(self) -> list[Path]:
         """Copies of what all servers hold now."""
         copies = []
@@ -830,6 +894,7 @@ class BackupTests(SynchronousTestCase):
                 self.assertIn("damaged", self.said[0])
             self.days += 1
             self.assertEqual(self.run_backup().counts.sent_files, 0)
+        self.assertEqual(len(list(path.parent.glob("*.damaged-*"))), 1)  # the latest
 
     def test_a_disk_that_is_full(self) -> None:
         """Damages no database: it stays, a sentence names the reason, and later the run goes on with it."""
@@ -882,6 +947,13 @@ class BackupTests(SynchronousTestCase):
         error = self.failureResultOf(self.start(), UsageError).value
         self.assertIn("another backup", str(error))
         self.world.run(first)
+        self.world.run(self.start())
+
+    def test_a_file_system_without_locks(self) -> None:
+        """Is named: there is no other backup to wait for."""
+        with failing_locks(errno.ENOLCK):
+            error = self.failureResultOf(self.start(), SinkError).value
+        self.assertIn("No locks available; a backup needs locks", str(error))
         self.world.run(self.start())
 
     def test_killed_at_any_moment(self) -> None:

@@ -188,10 +188,12 @@ def create_locked(path: str) -> int | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException as error:
+    except BlockingIOError:
         os.close(fd)
-        if isinstance(error, BlockingIOError):
-            return None  # whoever opened it in between has it
+        return None  # whoever opened it in between has it
+    except BaseException:  # where there are no locks nobody would ever remove it
+        os.close(fd)
+        remove(path)
         raise
     return fd
 

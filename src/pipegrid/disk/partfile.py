@@ -40,7 +40,7 @@ from pipegrid.errors import SinkError
 _MOST_PIECES = 512
 """Of one write; systems take 1024 at least."""
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # none there
 
 
 class PartFile:
@@ -134,8 +134,11 @@ class PartFile:
         try:
             self._fd = self._locked(part)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
+            with suppress(OSError):
+                if not os.lstat(part, dir_fd=self._directory).st_size:  # it was made just now
+                    os.unlink(part, dir_fd=self._directory)
             # Without locks two writers would not know of each other: then each has a name of its own.
             part = f"{part[: -len(SUFFIX)][:200]}.{os.urandom(6).hex()}{SUFFIX}"
             self._resume = False

@@ -1,4 +1,7 @@
-"""Files that tell what nobody else should read, wherever a user wants them: logs and traces."""
+"""
+Files that tell what nobody else should read, wherever a user wants them: logs and traces; and directories
+that nobody else may change.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ import stat
 from contextlib import nullcontext
 
 from pipegrid.disk.patience import may_wait
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def open_private(path: str, flags: int) -> int:
@@ -37,6 +44,24 @@ def open_private(path: str, flags: int) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.geteuid():
         os.fchmod(fd, stat.S_IMODE(found.st_mode) & 0o700)
     return fd
+
+
+def make_directory(path: Path, mode: int = 0o755) -> None:
+    """
+    Make a directory, and those above it, unless they are there: whatever the umask allows, nobody but their
+    owner may write to them, and put other secrets or shares into the place of ours.
+
+    Raises:
+        OSError: it cannot be made, or something else has its name.
+    """
+    try:
+        os.mkdir(path, mode)
+    except FileNotFoundError:
+        make_directory(path.parent)
+        make_directory(path, mode)
+    except OSError:  # it may be there, whatever a disk that is not to be written to calls that
+        if not path.is_dir():
+            raise
 
 
 def _is_pipe(path: str) -> bool:

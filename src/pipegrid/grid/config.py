@@ -306,6 +306,9 @@ def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:
         raise UsageError(f"{path} does not hold a base32 secret; restore it") from None
+    if not secret:
+        purpose = "" if length else " (put --convergence '' stores without a secret on purpose)"
+        raise UsageError(f"{path} is empty, as after a full disk or a crash; restore it{purpose}")
     if length is not None and len(secret) != length:
         raise UsageError(f"{path} holds {len(secret)} bytes instead of {length}; restore it")
     return secret

@@ -15,6 +15,7 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.errors import UsageError
@@ -270,7 +271,7 @@ def _create(
     lines += more_lines
     try:
         private = directory / "private"
-        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(private, 0o700)
         for name, text in (files or {}).items():
             if (directory / name).exists():
                 raise UsageError(

@@ -24,6 +24,12 @@ _WINDOW_BYTES = 1 << 20
 
 _DISK_THREADS = 4
 
+_WAITING_JOBS = 1 << 18
+"""
+Reads and writes that may wait for a thread, as requests to servers wait on their connections. Whoever begins
+them has bounds: of 1024 objects that are looked after at once, every one of 256 shares may be read.
+"""
+
 
 @attrs.frozen
 class OpenLocalGrid:
@@ -52,7 +58,7 @@ def local_identity(number: int) -> ServerIdentity:
 
 def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
     """Return servers for every storage directory; nothing on disk is touched yet."""
-    workers = Workers(reactor, threads=_DISK_THREADS)
+    workers = Workers(reactor, threads=_DISK_THREADS, waiting_limit=_WAITING_JOBS)
     # One for all, since the shares of a file are complete at the same time: one sync makes the
     # group durable on every directory of the disk.
     durability = Durability(workers, IReactorTime(reactor), grid.durability)

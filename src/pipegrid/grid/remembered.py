@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.transfer.put.elsewhere import AskFirst, Elsewhere
 
@@ -34,8 +35,7 @@ def open_elsewhere(policy: AskFirst, directories: Sequence[Path]) -> Elsewhere:
 
 def _read(path: Path) -> int:
     try:
-        with open(path, "rb") as file:
-            document = json.loads(file.read(_MAX_BYTES))
+        document = json.loads(read_file(path, _MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return 0
     left = document.get(_LEFT) if isinstance(document, dict) else None

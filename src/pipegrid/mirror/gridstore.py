@@ -6,7 +6,8 @@ In the root stands also ``HIDDEN``: the list of what belongs to the mirror, with
 whoever brings it back can prove every file and show them in this order.
 
 Caps of what was stored are noted beside the mirror, by hash: the next run stores only what is new. A note is
-written when its group is stored, and is good for the grid that it names.
+written when its group is stored, and is good for the grid that it names, as long as that has the root which
+was stored last: a client may be led to other servers, and servers may lose everything.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.disk.reading import read_file
 from pipegrid.errors import CapError
 from pipegrid.mirror.lists import list_line
 from pipegrid.mirror.manifest import read_manifest
@@ -44,6 +46,9 @@ class StoresArchives(Protocol):
 
     def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
         """Store paths or bytes; fires with what has a ``cap`` each, or is a ``Failure``."""
+
+    def check(self, cap: Cap) -> Deferred[Any]:
+        """Count the shares of a file; fires with what says whether it is ``recoverable``."""
 
 
 class GridStore:
@@ -73,7 +78,7 @@ class GridStore:
             MirrorError: a file cannot be stored, or notes cannot be written; what was stored is noted.
         """
         run = self._mirror.run
-        await run(self._notes.open, self._again)
+        await run(self._notes.open, self._again or not await self._is_kept())
         try:
             tree: dict[str, Any] = {}
             lines: list[bytes] = []
@@ -91,6 +96,19 @@ class GridStore:
         finally:
             await run(self._notes.close)
         return root
+
+    async def _is_kept(self) -> bool:
+        """Whether the grid has the root that was stored last; also if it is not known which that was."""
+        path = os.path.join(self._root, GRID_CAP)
+        try:
+            text = await self._mirror.run(read_file, path, MAX_NOTE_BYTES)
+            cap = parse_cap(text.decode("ascii").strip())
+        except (OSError, ValueError, CapError):
+            return True
+        if not isinstance(cap, DirectoryCap):
+            return True
+        found = await self._grid.check(cap)
+        return bool(found.recoverable)
 
     async def _files(self, chunk: Sequence[Wanted]) -> list[Cap]:
         """Return the cap of each, stored now or before."""

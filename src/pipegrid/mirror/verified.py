@@ -109,18 +109,24 @@ class Ledger:
     """
     The same, by path, for file systems without attributes. One thread at a time.
 
-    A ledger that is damaged is begun anew: what it knew is hashed again.
+    It saves time, and no more, so whatever is wrong with it is no reason to fail. On a disk that is full, or
+    not to be written to, it takes no notes, and knows nothing. One that is damaged is moved away and begun
+    anew: what it knew is hashed again.
     """
 
     def __init__(self, path: str) -> None:
         import sqlite3  # which few file systems need
 
         self._path = path
-        try:
-            self._database = self._open()
-        except sqlite3.DatabaseError:
-            os.replace(path, path + ".damaged")
-            self._database = self._open()
+        self._database: sqlite3.Connection | None = None
+        with suppress(sqlite3.Error, OSError):
+            try:
+                self._database = self._open()
+            except sqlite3.OperationalError:
+                raise  # what is there is good
+            except sqlite3.DatabaseError:
+                self.set_aside()
+                self._database = self._open()
 
     def _open(self) -> sqlite3.Connection:
         import sqlite3
@@ -137,28 +143,57 @@ class Ledger:
             raise
         return database
 
-    def note(self, entries: Iterable[tuple[str, bytes]]) -> None:
-        """Write down paths and their proofs, in one transaction."""
-        with self._database:
-            self._database.executemany("INSERT OR REPLACE INTO verified VALUES (?, ?)", entries)
+    def set_aside(self) -> None:
+        """Believe nothing of it; what belongs to it goes, too, or the next one would be made of that."""
+        self.close()
+        for suffix in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(self._path + suffix)
+        os.replace(self._path, self._path + ".damaged")
+
+    def note(self, entries: Iterable[tuple[str, bytes]]) -> bool:
+        """Write down paths and their proofs, in one transaction; returns whether that is done."""
+        return self._change("INSERT OR REPLACE INTO verified VALUES (?, ?)", entries)
 
     def find(self, path: str) -> bytes | None:
         """Return the proof of a path."""
-        found = self._database.execute(
-            "SELECT proof FROM verified WHERE path = ?", (path,)
-        ).fetchone()
-        return None if found is None else bytes(found[0])
+        import sqlite3
 
-    def forget(self, paths: Iterable[str]) -> None:
-        """Forget files that are gone, all of them in one transaction."""
-        with self._database:
-            self._database.executemany(
-                "DELETE FROM verified WHERE path = ?", ((path,) for path in paths)
-            )
+        if self._database is None:
+            return None
+        try:
+            found = self._database.execute(
+                "SELECT proof FROM verified WHERE path = ?", (path,)
+            ).fetchone()
+        except sqlite3.OperationalError:
+            return None
+        except sqlite3.DatabaseError:
+            with suppress(OSError):
+                self.set_aside()
+            return None
+        return found[0] if found is not None and isinstance(found[0], bytes) else None
+
+    def forget(self, paths: Iterable[str]) -> bool:
+        """Forget files, all of them in one transaction; returns whether that is done."""
+        return self._change("DELETE FROM verified WHERE path = ?", ((path,) for path in paths))
+
+    def _change(self, statement: str, rows: Iterable[tuple[object, ...]]) -> bool:
+        import sqlite3
+
+        if self._database is None:
+            return False
+        try:
+            with self._database:
+                self._database.executemany(statement, rows)
+        except sqlite3.Error:
+            return False
+        return True
 
     def close(self) -> None:
         """Let go of the file."""
-        self._database.close()
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
 
 
 class Verified:
@@ -208,7 +243,9 @@ class Verified:
                 os.removexattr(fd, name)
         if self._ledger is None and os.path.exists(self._path):
             self._ledger = Ledger(self._path)
-        self.forget(wanted.path)
+        if self._ledger is not None and not self._ledger.forget([wanted.path]):
+            with suppress(OSError):
+                self._ledger.set_aside()
         self.seen.withdraw(wanted.digest, status)
 
     def forget(self, path: str) -> None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pipegrid.core import base32
+from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.errors import UsageError
@@ -118,7 +119,7 @@ def load_or_create(directory: Path) -> Identity:
     private = directory / "private"
     key = private / "node.pem"
     try:
-        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(private, 0o700)
         known = load_furl(directory)
         if known is not None and not key.exists():
             raise UsageError(

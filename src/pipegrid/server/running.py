@@ -11,10 +11,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
 
 NAME = "running.process"
 TOLERANCE_S = 2.0
+_MAX_BYTES = 1000
 
 
 def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
@@ -25,7 +27,7 @@ def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
         proc: the kernel's file system about processes.
     """
     try:
-        pid_text, made_text = (directory / NAME).read_text("ascii", "replace").split()
+        pid_text, made_text = read_file(directory / NAME, _MAX_BYTES).split()
         pid, made_s = int(pid_text), float(made_text)
     except (OSError, ValueError):
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 from twisted.logger import Logger
 
 from pipegrid.disk import files as disk
+from pipegrid.disk.private import make_directory
 from pipegrid.errors import UsageError
 
 _NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -32,7 +33,7 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     """
     path = storage / "serve.lock"
     try:
-        storage.mkdir(parents=True, exist_ok=True)
+        make_directory(storage)
         fd = disk.open_locked(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
     except disk.CannotLock as error:
         raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error

@@ -25,7 +25,8 @@ def open_container(
         ServerRefused: there is one, but it is damaged, or the disk failed.
     """
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # A named pipe in a share's place would keep the thread that opens it for ever.
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

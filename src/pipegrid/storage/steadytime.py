@@ -15,6 +15,7 @@ from pathlib import Path
 
 import attrs
 
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 
 NOTE_NAME = "lease-looks.json"
@@ -73,8 +74,7 @@ def look(storage: Path, now: float) -> Looks:
 def _read(path: Path) -> Looks | None:
     """What was noted; a note that is damaged counts as none."""
     try:
-        with path.open("rb") as file:
-            noted = json.loads(file.read(MAX_NOTE_BYTES))
+        noted = json.loads(read_file(path, MAX_NOTE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(noted, Mapping):

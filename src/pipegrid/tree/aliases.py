@@ -14,11 +14,12 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.text import printable
+from pipegrid.disk.partfile import NO_LOCKS
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, SinkError, UsageError
@@ -218,9 +219,15 @@ def _locked(directory: Path) -> Iterator[None]:
         raise SinkError(f"cannot write aliases below {private}: {error.strerror}") from error
     try:
         for _ in range(_LOCK_TRIES):
-            with suppress(BlockingIOError):
+            try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise SinkError(f"cannot lock {private}: {error.strerror}") from error
+                break  # rather than no aliases there
             time.sleep(_LOCK_WAIT_S)
         else:
             raise UsageError("another command is changing the aliases; try again when it is done")

@@ -124,7 +124,7 @@ def _slot_file(path: str, fd: int, start: bytes) -> SlotFile | None:
 def is_mutable(path: str) -> bool:
     """Return whether a file holds a mutable share, damaged or not; False if it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

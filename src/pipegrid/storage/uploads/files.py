@@ -100,7 +100,7 @@ def write_note(incoming_path: str, note: sidecar.Note) -> None:
     """Note what has arrived of an unfinished upload beside its file."""
     fd = os.open(
         incoming_path + sidecar.SUFFIX,
-        os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+        os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
         0o666,
     )
     try:
@@ -113,7 +113,8 @@ def read_note(incoming_path: str, fd: int, boot_id: bytes) -> sidecar.Note | Non
     """Return the note about a file whose lock is held, or None if there is none to believe."""
     try:
         note_fd = os.open(
-            incoming_path + sidecar.SUFFIX, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            incoming_path + sidecar.SUFFIX,
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
         )
     except OSError:
         return None

@@ -33,6 +33,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER, Version, parse_version
+from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 
 MAX_FILES = 10_000
@@ -205,8 +206,7 @@ class KnownFiles:
         if self._directory is None:
             return Known()
         try:
-            with open(self._path(storage_index), "rb") as file:
-                return unpack(file.read(_MAX_FILE_BYTES))
+            return unpack(read_file(self._path(storage_index), _MAX_FILE_BYTES))
         except (OSError, ValueError, RecursionError):
             return Known()
 

@@ -142,7 +142,7 @@ class KeyNotes:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file, path)
             if not _names(path, file.fileno()):
                 file.close()
                 return None
@@ -187,6 +187,18 @@ def _name(path: str, identity: tuple[int, ...], geometry: Geometry) -> str:
     encoding = (geometry.required_shares, geometry.total_shares, geometry.segment_bytes)
     told = repr((os.fsencode(path), identity, encoding)).encode()
     return hashlib.blake2b(told, digest_size=16, person=b"pipegrid put").hexdigest()
+
+
+def _lock(file: FileIO, path: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # of no use where there are no locks, without which nobody would tidy it away
+        with suppress(OSError):
+            if not os.fstat(file.fileno()).st_size:
+                os.unlink(path)
+        raise
 
 
 def _names(path: str, fd: int) -> bool:

@@ -13,7 +13,7 @@ Before, each list was an immutable directory of its own; those are read as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -139,6 +139,25 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
 def shown_time(seconds: float) -> str:
     """Return a time (seconds since 1970) as runs have it."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime(TIME_FORMAT)
+
+
+def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
+    """Return the time of a run; what follows another within its second gets the next, so that both stay."""
+    taken = {run.time for run in runs if run.name == name}
+    while (when := shown_time(now)) in taken:
+        now += 1
+    return when
+
+
+def said_of_later(run: BackupRun, listed: Iterable[BackupRun]) -> str:
+    """Return a sentence if what is listed claims to be newer than what was stored just now; else nothing."""
+    later = max((each.time for each in listed if each.name == run.name), default="")
+    if later <= run.time:
+        return ""
+    return (
+        f"a run of {run.name!r} that is listed claims to be of {later}, later than this one, of {run.time}: "
+        "some clock is or was wrong; 'restore' takes that one for the newest unless --at says when"
+    )
 
 
 def is_time(text: str) -> bool:

@@ -19,13 +19,21 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
 from pipegrid.disk.private import open_private
 from pipegrid.errors import CapError, SinkError, UsageError
-from pipegrid.tree.backup.changes import Recorded, Signature, is_due, is_unchanged, signature_of
+from pipegrid.tree.backup.changes import (
+    LATEST_S,
+    Recorded,
+    Signature,
+    is_due,
+    is_unchanged,
+    signature_of,
+)
 from pipegrid.tree.localwalk import Met
 from pipegrid.tree.memory import Memory, Remembered
 
@@ -179,6 +187,12 @@ class Database(Memory):
         """What this cap reads is whole now."""
         self._write("INSERT OR REPLACE INTO objects VALUES (?, ?)", (str(cap), self._now()))
 
+    def doubt(self) -> None:
+        """Have all that is remembered looked for before it counts as stored."""
+        long_ago = self._now() - LATEST_S - 1
+        self._write("UPDATE objects SET checked = ? WHERE checked > ?", (long_ago, long_ago))
+        self._commit()
+
     # The end.
 
     def finish(self) -> None:
@@ -273,7 +287,10 @@ class Database(Memory):
             )
 
     def _set_aside(self, error: Exception | None) -> None:
-        """Move a database away that cannot be used."""
+        """Move a database away that cannot be used; of those that were before nobody needs to know."""
+        for earlier in self._path.parent.glob(f"{self._path.name}.damaged-*"):
+            with suppress(OSError):
+                earlier.unlink()
         aside = self._path.with_name(f"{self._path.name}.damaged-{int(self._now())}")
         for suffix in ("", "-wal", "-shm"):
             if os.path.lexists(f"{self._path}{suffix}"):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pipegrid.core.names import composed
 from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
-from pipegrid.tree.backup.catalogue import BackupRun, Machine, shown_time
+from pipegrid.tree.backup.catalogue import BackupRun, Machine
 
 MAX_NAME_BYTES = 200
 
@@ -84,11 +84,3 @@ def _taken(name: str, by: str, root: str) -> UsageError:
         f"{name!r} is the backup of {printable(by)}: choose a name for that of {printable(root)} with --as, "
         f"or say '--as {name}' if both are to have the same one"
     )
-
-
-def free_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
-    """Return the time of a run; what follows another within its second gets the next, so that both stay."""
-    taken = {run.time for run in runs if run.name == name}
-    while (when := shown_time(now)) in taken:
-        now += 1
-    return when

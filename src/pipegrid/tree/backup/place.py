@@ -96,7 +96,7 @@ class BackupPlace:
 
         Raises:
             UsageError: one does.
-            SinkError: the directory cannot be made.
+            SinkError: the directory cannot be made, or nothing in it locked.
         """
         try:
             for each in self.own:
@@ -106,11 +106,17 @@ class BackupPlace:
             raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self.unlock()
             raise UsageError(
                 f"another backup that remembers in {self.directory} runs already; wait until it has ended"
             ) from None
+        except OSError as error:  # some network file systems have no locks
+            self.unlock()
+            raise SinkError(
+                f"cannot lock {self.directory}/lock: {error.strerror}; a backup needs locks: keep the "
+                "client's directory on a disk that has them"
+            ) from error
 
     def unlock(self) -> None:
         """Let another backup of this client run; a second call does nothing."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import attrs
@@ -20,25 +20,29 @@ from twisted.internet.defer import Deferred, DeferredList
 
 from pipegrid.core.caps import DirectoryCap, MutableCap
 from pipegrid.core.text import printable
-from pipegrid.errors import PipegridError, RollbackError
+from pipegrid.errors import PipegridError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
 from pipegrid.tree.backup.archives import Archives
-from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, runs_of
+from pipegrid.tree.backup.catalogue import (
+    BackupRun,
+    Machine,
+    entry_name,
+    own_time,
+    runs_of,
+    said_of_later,
+)
 from pipegrid.tree.backup.cataloguestore import (
-    CatalogueChange,
     CatalogueStore,
-    Changed,
     GridCatalogues,
 )
-from pipegrid.tree.backup.database import Database
-from pipegrid.tree.backup.naming import check_name, check_owner, free_time
+from pipegrid.tree.backup.naming import check_name, check_owner
 from pipegrid.tree.backup.place import BackupPlace, Noted
 from pipegrid.tree.backup.retention import Retention
-from pipegrid.tree.localwalk import LocalWalk, own_directories
+from pipegrid.tree.backup.runlister import ListedRun, RunLister
+from pipegrid.tree.backup.storing import Storing
 from pipegrid.tree.selection import TreeSelection
-from pipegrid.tree.store import GridFiles, NoStore, StoresFiles
-from pipegrid.tree.upload import TreeUpload
+from pipegrid.tree.store import GridFiles, NoStore
 from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult
 
 T = TypeVar("T")
@@ -133,6 +137,7 @@ class Backups:
         self._machine = machine
         self.place = BackupPlace(grid.config)
         self.catalogues: CatalogueStore = catalogues or GridCatalogues(grid, now)
+        self._lister = RunLister(self.place, self.catalogues, say)
 
     async def run(
         self,
@@ -160,37 +165,24 @@ class Backups:
             noted = self.place.noted(self._say)
             root, machine = os.path.realpath(directory), self._machine or self.place.machine()
             name = await self._checked_name(name, noted, root, machine, options)
-            database = self._database(root)
+            storing = self._storing(directory, reports)
             try:
-                store = GridFiles(self._grid)
-                (noted, archives), result = await _both(
-                    Deferred.fromCoroutine(self._prepare(noted, options)),
-                    Deferred.fromCoroutine(
-                        self._store(directory, options, store, database, reports)
-                    ),
-                )
-                database.finish()
+                noted, counts, listed = await self._store(noted, name, machine, storing, options)
+                storing.database.finish()
             finally:
-                database.close()
-            counts = result.counts
-            run = BackupRun(
-                name,
-                free_time(name, self._now(), noted.runs),
-                result.cap,
-                result.metadata,
-                counts.files,
-                counts.bytes,
-                counts.left_out,
-                printable(root),
-                machine,
-            )
-            self._tell_of_later(run, noted.runs)
-            run, forgotten, problems = await self._list(noted, archives, run, options.retention)
+                storing.database.close()
         finally:
             self.place.unlock()
-        elapsed_s = self._grid.clock.seconds() - began_s
         assert noted.cap is not None
-        return BackupResult(run, noted.cap.readonly(), counts, forgotten, elapsed_s, problems)
+        elapsed_s = self._grid.clock.seconds() - began_s
+        return BackupResult(
+            listed.run,
+            noted.cap.readonly(),
+            counts,
+            listed.forgotten,
+            elapsed_s,
+            listed.problems,
+        )
 
     async def _checked_name(
         self, name: str, noted: Noted, root: str, machine: Machine, options: BackupOptions
@@ -201,15 +193,49 @@ class Backups:
             check_owner(await self._listed(noted), name, root, machine)
         return name
 
-    def _tell_of_later(self, run: BackupRun, listed: Iterable[BackupRun]) -> None:
-        """Say so if what is listed claims to be newer than what was stored just now."""
-        later = max((each.time for each in listed if each.name == run.name), default="")
-        if later > run.time:
-            self._say(
-                f"a run of {run.name!r} that is listed claims to be of {later}, later than this one, of "
-                f"{run.time}: some clock is or was wrong; 'restore' takes that one for the newest unless "
-                "--at says when"
-            )
+    async def _store(
+        self, noted: Noted, name: str, machine: Machine, storing: Storing, options: BackupOptions
+    ) -> tuple[Noted, TreeCounts, ListedRun]:
+        """Store a directory, and list it; returns what was remembered of the catalogue then, too."""
+        # What was stored before is on the grid that has the list which is remembered here.
+        believed = noted.content is not None
+        if not believed:
+            storing.database.doubt()
+        (noted, archives), result = await _both(
+            Deferred.fromCoroutine(self._prepare(noted, options)),
+            Deferred.fromCoroutine(storing.store(options, GridFiles(self._grid))),
+        )
+        when = own_time(name, self._now(), noted.runs)
+        run = _filled(BackupRun(name, when, result.cap, machine=machine), storing.root, result)
+        later = said_of_later(run, noted.runs)
+        if later:
+            self._say(later)
+        listed = await self._lister.list(noted, archives, run, options.retention)
+        if listed.is_nowhere and believed:
+            run, result = await self._store_again(noted, listed.run, storing, options)
+            listed = attrs.evolve(listed, run=run)
+        return noted, result.counts, listed
+
+    async def _store_again(
+        self, noted: Noted, run: BackupRun, storing: Storing, options: BackupOptions
+    ) -> tuple[BackupRun, TreeResult]:
+        """
+        Store a directory on a grid that has lost the list, and with it perhaps all else: nothing is believed.
+
+        It may be another grid than before, by mistake; so the list is not made anew.
+        """
+        self._say(
+            "no server has the list of backups, as if this were another grid than before: all that was "
+            "stored is looked for, and stored again if it is missing; if this is the right grid, move "
+            f"{self.place.directory} away, and the next run begins a new list"
+        )
+        self.place.note(noted)  # without a run that may be nowhere
+        storing.database.doubt()
+        result = await storing.store(options, GridFiles(self._grid))
+        run = _filled(run, storing.root, result)
+        others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
+        self.place.note(attrs.evolve(noted, unlisted=(*others, run)))
+        return run, result
 
     async def _prepare(self, noted: Noted, options: BackupOptions) -> tuple[Noted, Archives | None]:
         """Return a catalogue that can be changed, and what is under the alias, if there is to be one."""
@@ -236,56 +262,12 @@ class Backups:
         self.place.note(made)
         return made
 
-    async def _list(
-        self, noted: Noted, archives: Archives | None, run: BackupRun, retention: Retention
-    ) -> tuple[BackupRun, tuple[BackupRun, ...], tuple[PipegridError, ...]]:
-        """List a run that is stored; returns it as listed, which are forgotten, and what went wrong."""
-        others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
-        noted = attrs.evolve(noted, unlisted=(*others, run))
-        self.place.note(noted)
-        problems: list[PipegridError] = []
-
-        async def trying(work: Coroutine[Any, Any, T]) -> T | None:
-            try:
-                return await work
-            except PipegridError as error:
-                problems.append(error)
-                return None
-
-        change = CatalogueChange(noted.unlisted, retention)
-        forgotten: tuple[BackupRun, ...] = ()
-        if noted.content is not None:
-            assert noted.cap is not None
-            forgotten = tuple(change.apply(runs_of(noted.cap, noted.content))[1])
-        steps: list[Deferred[Any]] = [Deferred.fromCoroutine(trying(self._change(noted, change)))]
-        if archives is not None:
-            keeping = archives.keep(run, forgotten)
-            steps.append(Deferred.fromCoroutine(trying(keeping)))
-        changed: Changed | None = (await together(steps))[0]
-        if changed is None:
-            return run, (), tuple(problems)
-        self.place.note(Noted(noted.cap, changed.content, (), changed.version))
-        return changed.run or run, changed.forgotten, tuple(problems)
-
     async def _listed(self, noted: Noted) -> tuple[BackupRun, ...]:
         """Return the runs beside which the next one will be listed."""
         if noted.cap is None or noted.content is not None:
             return noted.runs
         # Somebody has put the cap of another catalogue here: what is in that is what counts.
         return tuple(runs_of(noted.cap, await self.catalogues.load(noted.cap)))
-
-    async def _change(self, noted: Noted, change: CatalogueChange) -> Changed:
-        assert noted.cap is not None
-        try:
-            return await self.catalogues.change(noted.cap, change, noted.content)
-        except RollbackError as error:
-            if noted.content is None or noted.version < error.seen:
-                raise  # what was seen last may be another machine's, and come back
-            self._say(
-                "servers show an older list of backups than this client has seen, so it is written anew from "
-                "what this client remembers"
-            )
-            return await self.catalogues.write_anew(noted.cap, change, noted.content)
 
     async def would_send(
         self,
@@ -309,15 +291,15 @@ class Backups:
                 root, noted = os.path.realpath(directory), self.place.noted(self._say)
                 machine = self._machine or self.place.machine(keep=False)
                 await self._checked_name(name, noted, root, machine, options)
-            database = self._database(directory, read_only=True)
+            storing = self._storing(directory, reports, read_only=True)
             try:
-                params = self._grid.config.params
-                store = NoStore(params)
-                result = await self._store(directory, options, store, database, reports, read=False)
+                store = NoStore(self._grid.config.params)
+                result = await storing.store(options, store)
             finally:
-                database.close()
+                storing.database.close()
         finally:
             self.place.unlock()
+        params = self._grid.config.params
         share_bytes = store.bytes * params.total_shares // params.required_shares
         return WouldSend(store.objects, store.bytes, share_bytes, store.checks, result.counts)
 
@@ -340,47 +322,32 @@ class Backups:
             return noted.runs
         return attrs.evolve(noted, content=content).runs
 
-    def _database(self, directory: str, read_only: bool = False) -> Database:
-        config = self._grid.config
-        params = config.params
-        numbers = (params.required_shares, params.total_shares, params.max_segment_bytes)
-        context = repr(numbers).encode() + config.convergence
-        root = os.path.realpath(directory)
-        database = self.place.database
-        return Database(database, context, root, now=self._now, say=self._say, read_only=read_only)
+    def _storing(
+        self, directory: str, reports: TreeReports | None, read_only: bool = False
+    ) -> Storing:
+        return Storing(
+            self._grid,
+            self.place,
+            directory,
+            say=self._say,
+            now=self._now,
+            reports=reports,
+            read_only=read_only,
+        )
 
-    async def _store(
-        self,
-        directory: str,
-        options: BackupOptions,
-        store: StoresFiles,
-        database: Database,
-        reports: TreeReports | None,
-        read: bool = True,
-    ) -> TreeResult:
-        local = self._grid.config.local
-        own = [*self.place.own, *([] if local is None else [local.directory])]
-        walk = LocalWalk(
-            directory,
-            without=own_directories(*own),
-            selection=options.selection(),
-            one_file_system=options.one_file_system,
-            know=database.file,
-            read=read,
-            now_ns=lambda: int(self._now() * 1e9),
-        )
-        seconds = self._grid.clock.seconds
-        upload = TreeUpload(
-            self._grid.workers,
-            seconds,
-            walk,
-            store,
-            directory,
-            reports,
-            database,
-            self._grid.limits,
-        )
-        return await upload.run()
+
+def _filled(run: BackupRun, root: str, result: TreeResult) -> BackupRun:
+    """Return a run of what was stored."""
+    counts = result.counts
+    return attrs.evolve(
+        run,
+        cap=result.cap,
+        metadata=result.metadata,
+        files=counts.files,
+        bytes=counts.bytes,
+        left_out=counts.left_out,
+        directory=printable(root),
+    )
 
 
 async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
