@@ -27,6 +27,7 @@ from pipegrid import (
     errors,
     parse_cap,
 )
+from pipegrid.core.caps import as_cap
 from pipegrid.grid.creation import create_local
 from pipegrid.http11 import Limits
 from pipegrid.transfer.offline import decode_file, encode_file
@@ -44,7 +45,8 @@ def wrong_caps(use: Callable[[Any], Any]) -> Wrong:
     for cap, shown in (
         (None, "None"),
         (5, "5 (int)"),
-        (b"URI", "b'URI' (bytes)"),
+        (b"URI:LIT:onugk43", "a bytes"),
+        (("URI:LIT:onugk43",), "a tuple"),
         (DATA, "a bytes"),
     ):
         sentence = f"a capability is text, or what a put gave as 'result.cap', not {shown}"
@@ -75,6 +77,16 @@ class PlainTests(SynchronousTestCase):
         """A capability that is to be parsed is text."""
         for cap in (None, 5, b"URI:CHK:"):
             self.check("a capability is text, not", partial(parse_cap, cast(str, cap)))
+
+    def test_secrets(self) -> None:
+        """What may be a secret is not shown, however short it is."""
+        for sentence, call in wrong_caps(as_cap):
+            self.check(sentence, call)
+        wrong: Any = "of a friend"
+        self.check(
+            "a convergence secret is bytes, not a str",
+            lambda: encode_file(DATA, self.mktemp(), Params(3, 10), wrong),
+        )
 
     def test_pipelines(self) -> None:
         """Windows and sizes are numbers of bytes, and what is called can be."""

@@ -91,7 +91,7 @@ class StoringGrid(BaseGrid):
     ) -> PutResult:
         params = self.config.params if params is None else params
         check_kind(params, Params, "how a file is encoded", "a Params")
-        check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes")
+        check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes", secret=True)
         for name in ("progress", "found", "hashing", "cap_known"):
             check_callable(getattr(reports, name), name)
         if happy is None:
