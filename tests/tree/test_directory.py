@@ -152,7 +152,8 @@ class DirectoryTests(GridTestCase):
         self.assertNotIn(text.split(":")[2], repr(link) + repr(Link("a", parse_cap(text))))
         self.world.run(self.directory.change([link]))
         self.assertEqual(self.world.run(self.directory.list())["a"].cap, parse_cap(text))
-        for wrong in ([("b", str(A))], [str(A).encode()]):
+        given: Any = ([("b", str(A))], [str(A).encode()])
+        for wrong in given:
             with self.assertRaises(UsageError) as caught:
                 self.world.run(self.directory.change(wrong))
             self.assertNotIn("URI", str(caught.exception))

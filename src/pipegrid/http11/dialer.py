@@ -53,11 +53,18 @@ class Dialer:
             return made[-1]
 
         try:
-            attempt = self._connect().connect(Factory.forProtocol(build))
+            attempt = self._connect().connect(quiet(build))
         except Exception as error:
             return fail(error)
         attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
         return attempt.addCallback(connected)
+
+
+def quiet(build: Callable[[], PipelinedConnection]) -> Factory:
+    """Return what makes connections so without a line in the program's log for each."""
+    factory = Factory.forProtocol(build)
+    factory.noisy = False
+    return factory
 
 
 def why_not(failure: Failure) -> BaseException:
