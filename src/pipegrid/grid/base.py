@@ -159,6 +159,8 @@ class BaseGrid:
         check_own_thread("a grid")
         check_whole(wait_for, "wait_for", least=0)
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
+        if max_segment_bytes is not None:
+            check_whole(max_segment_bytes, "max_segment_bytes", least=1)
         opened = open_grid(reactor, directory, tracer, window_bytes, limits, ahead)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
