@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,6 +33,7 @@ from pipegrid.core.caps import as_cap
 from pipegrid.grid.creation import create_local
 from pipegrid.http11 import Limits
 from pipegrid.transfer.offline import decode_file, encode_file
+from pipegrid.tree.facade import Trees
 from pipegrid.tree.uploaded import TreeReports
 
 reactor: Any = installed_reactor
@@ -341,3 +343,16 @@ class NamesTests(SynchronousTestCase):
             self.assertIn(name, dir(pipegrid))
         self.assertIs(pipegrid.UnhappyError, errors.UnhappyError)
         self.assertFalse(hasattr(pipegrid, "nonsense"))
+
+    def test_what_comes_of_methods(self) -> None:
+        """``help`` says that a Deferred comes of a method, where one does."""
+        told: dict[str, str] = {}
+        for kind in (pipegrid.Grid, pipegrid.Directory, Trees):
+            for name, method in inspect.getmembers(kind, callable):
+                if not (name.startswith("_") or inspect.iscoroutinefunction(method)):
+                    told[name] = str(inspect.signature(method).return_annotation)
+        at_once = {name for name, result in told.items() if not result.startswith("Deferred[")}
+        self.assertEqual(at_once - {"put_options", "walk", "directory", "applied"}, set())
+        self.assertEqual(told["get"], "Deferred[GetResult]")
+        self.assertEqual(told["read"], "Deferred[bytes]")
+        self.assertEqual(told["list"], "Deferred[dict[str, Child]]")

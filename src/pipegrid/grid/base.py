@@ -28,7 +28,7 @@ from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
 from pipegrid.reactor.ownthread import check_own_thread
-from pipegrid.reactor.together import Waiters, as_deferred, begun, together
+from pipegrid.reactor.together import Waiters, as_deferred, begun, tell_deferred, together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.earlier import Earlier
@@ -60,6 +60,7 @@ def started(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
     """Have a method begin when it is called, as ``_start`` of its object does it."""
+    tell_deferred(method)
 
     @wraps(method)
     def begin(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
