@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import (
+    IProtocol,
+    IProtocolFactory,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
@@ -60,7 +65,7 @@ class Dialer:
         return attempt.addCallback(connected)
 
 
-def quiet(build: Callable[[], PipelinedConnection]) -> Factory:
+def quiet(build: Callable[[], PipelinedConnection]) -> IProtocolFactory:
     """Return what makes connections so without a line in the program's log for each."""
     factory = Factory.forProtocol(build)
     factory.noisy = False

@@ -299,7 +299,8 @@ class TreeGet:
     def _fetched(self, path: Path, place: str, parent: _Local, outcome: Failure | None) -> None:
         """A file has come to its end; what is cut off, or nobody foresaw, ends all."""
         if outcome is not None:
-            error: BaseException = outcome.value
+            error = outcome.value
+            assert error is not None
             if isinstance(error, PipegridError):
                 self._fail(path, error)
             elif isinstance(error, OSError):
