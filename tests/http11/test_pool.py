@@ -175,8 +175,9 @@ class LogTests(SynchronousTestCase):
     def test_nothing(self) -> None:
         """What makes a connection begins and ends without a line."""
         logged: list[LogEvent] = []
-        globalLogPublisher.addObserver(logged.append)
-        self.addCleanup(globalLogPublisher.removeObserver, logged.append)
+        observer: Any = logged.append
+        globalLogPublisher.addObserver(observer)
+        self.addCleanup(globalLogPublisher.removeObserver, observer)
         connection: Any = object()
         factory = quiet(lambda: connection)
         factory.doStart()
