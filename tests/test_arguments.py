@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, cast
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.http_headers import Headers
 
@@ -27,9 +29,12 @@ from pipegrid import (
     errors,
     parse_cap,
 )
+from pipegrid.core.caps import as_cap
 from pipegrid.grid.creation import create_local
 from pipegrid.http11 import Limits
 from pipegrid.transfer.offline import decode_file, encode_file
+from pipegrid.tree.facade import Trees
+from pipegrid.tree.uploaded import TreeReports
 
 reactor: Any = installed_reactor
 Wrong = Iterator[tuple[str, Callable[[], Any]]]
@@ -44,7 +49,8 @@ def wrong_caps(use: Callable[[Any], Any]) -> Wrong:
     for cap, shown in (
         (None, "None"),
         (5, "5 (int)"),
-        (b"URI", "b'URI' (bytes)"),
+        (b"URI:LIT:onugk43", "a bytes"),
+        (("URI:LIT:onugk43",), "a tuple"),
         (DATA, "a bytes"),
     ):
         sentence = f"a capability is text, or what a put gave as 'result.cap', not {shown}"
@@ -75,6 +81,16 @@ class PlainTests(SynchronousTestCase):
         """A capability that is to be parsed is text."""
         for cap in (None, 5, b"URI:CHK:"):
             self.check("a capability is text, not", partial(parse_cap, cast(str, cap)))
+
+    def test_secrets(self) -> None:
+        """What may be a secret is not shown, however short it is."""
+        for sentence, call in wrong_caps(as_cap):
+            self.check(sentence, call)
+        wrong: Any = "of a friend"
+        self.check(
+            "a convergence secret is bytes, not a str",
+            lambda: encode_file(DATA, self.mktemp(), Params(3, 10), wrong),
+        )
 
     def test_pipelines(self) -> None:
         """Windows and sizes are numbers of bytes, and what is called can be."""
@@ -183,6 +199,7 @@ class GridTests(TestCase):
                     ("wait_for is", lambda: Grid.open(reactor, "x", wait_for=-1)),
                     ("window_bytes is", lambda: Grid.open(reactor, "x", window_bytes=0)),
                     ("a tracer is", lambda: Grid.open(reactor, "x", tracer=wrong)),
+                    ("max_segment_bytes is", lambda: Grid.open(reactor, "x", max_segment_bytes=0)),
                 )
             )
         )
@@ -203,7 +220,7 @@ class GridTests(TestCase):
                 ("the number of servers of happiness is a whole number", {"happy": "7"}),
                 ("the number of servers of happiness is a whole number", {"happy": True}),
                 ("10 shares can never be on 11 servers", {"happy": 11}),
-                ("a convergence secret is bytes, not 'text' (str)", {"convergence": "text"}),
+                ("a convergence secret is bytes, not a str", {"convergence": "text"}),
                 ("progress is a function to be called, not 5", {"progress": 5}),
             )
             for sentence, option in options:
@@ -219,6 +236,15 @@ class GridTests(TestCase):
         failed.trap(UsageError)
         text: Any = io.StringIO("text" * 99)
         await self.check(iter([("binary mode", lambda: grid.put(text))]), SourceError)
+        closed = io.BytesIO(DATA)
+        closed.close()
+        cap = str((await grid.put(DATA)).cap)
+        for source, words in ((closed, "it is closed"), (cap, "this is a capability")):
+            with self.assertRaises(SourceError) as caught:
+                await grid.put(source)
+            self.assertIn(words, str(caught.exception))
+            shown = Failure(caught.exception).getTraceback()
+            self.assertNotIn(cap.split(":")[2], shown)
 
     async def test_get(self) -> None:
         """What is fetched, which part of it, and where it goes; and the same for checks and repairs."""
@@ -252,9 +278,53 @@ class GridTests(TestCase):
         def places() -> Wrong:
             yield "binary mode", lambda: grid.get(cap, text)
             yield "closed file", lambda: grid.get(cap, closed)
+            yield "'' is no path of a file", lambda: grid.get(cap, "")
+            yield "'a\\x00b' is no path", lambda: grid.get(cap, "a\0b")
 
         await self.check(places(), SinkError)
         self.assertEqual(await grid.read(cap), DATA)
+
+    async def test_trees(self) -> None:
+        """Where trees come from and go, how much may be done, and who is told."""
+        grid = await self.open()
+        cap = (await grid.create_directory()).cap
+        here = self.mktemp()
+        Path(here).mkdir()
+        wrong: Any = 5
+
+        def calls() -> Wrong:
+            for each in (None, b"x", 5):
+                path: Any = each
+                yield "where a tree goes is a path", partial(grid.tree.get_tree, cap, path)
+                yield "is stored is a path", partial(grid.tree.put_tree, path)
+            gets = ("progress", "problem", "done"), grid.tree.get_tree, (cap, here)
+            checks = ("ended", "unreadable"), grid.tree.check_tree, (cap,)
+            for names, method, arguments in (gets, checks):
+                for name in names:
+                    yield f"{name} is a function", partial(method, *arguments, **{name: wrong})
+            yield "a GetTreeLimits", lambda: grid.tree.get_tree(cap, here, limits=wrong)
+            yield "says is bytes", lambda: grid.tree.get_tree(cap, here, metadata_json=wrong)
+            yield "a TreeReports", lambda: grid.tree.put_tree(here, reports=wrong)
+            yield (
+                "left_out is a function",
+                lambda: grid.tree.put_tree(here, reports=TreeReports(wrong)),
+            )
+            yield "a TreeSelection", lambda: grid.tree.put_tree(here, selection=wrong)
+            yield "a Params", lambda: grid.tree.put_tree(here, params=wrong)
+            yield "servers of happiness", lambda: grid.tree.put_tree(here, happy="3")
+            yield "a convergence secret", lambda: grid.tree.put_tree(here, convergence=wrong)
+            yield "an UpkeepSettings", lambda: grid.tree.check_tree(cap, bounds=wrong)
+            yield "an UpkeepSettings", lambda: grid.check_many([cap], bounds=wrong)
+            yield "a ListingLimits", lambda: grid.directory(cap).list(wrong)
+            yield "a ListingLimits", lambda: grid.tree.list_directory(cap, wrong)
+
+        await self.check(calls())
+        for walk in (
+            lambda: grid.tree.walk(wrong),
+            lambda: grid.tree.walk(cap, limits=wrong),
+            lambda: grid.tree.walk(cap, listing=wrong),
+        ):
+            self.assertRaises(UsageError, walk)
 
 
 class NamesTests(SynchronousTestCase):
@@ -273,3 +343,16 @@ class NamesTests(SynchronousTestCase):
             self.assertIn(name, dir(pipegrid))
         self.assertIs(pipegrid.UnhappyError, errors.UnhappyError)
         self.assertFalse(hasattr(pipegrid, "nonsense"))
+
+    def test_what_comes_of_methods(self) -> None:
+        """``help`` says that a Deferred comes of a method, where one does."""
+        told: dict[str, str] = {}
+        for kind in (pipegrid.Grid, pipegrid.Directory, Trees):
+            for name, method in inspect.getmembers(kind, callable):
+                if not (name.startswith("_") or inspect.iscoroutinefunction(method)):
+                    told[name] = str(inspect.signature(method).return_annotation)
+        at_once = {name for name, result in told.items() if not result.startswith("Deferred[")}
+        self.assertEqual(at_once - {"put_options", "walk", "directory", "applied"}, set())
+        self.assertEqual(told["get"], "Deferred[GetResult]")
+        self.assertEqual(told["read"], "Deferred[bytes]")
+        self.assertEqual(told["list"], "Deferred[dict[str, Child]]")

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.core.caps import parse_cap
+    from pipegrid.core.caps import Cap, parse_cap
     from pipegrid.core.mutable.edits import Link, Rename, Unlink
     from pipegrid.core.params import Params
     from pipegrid.errors import (
@@ -50,34 +50,54 @@ if TYPE_CHECKING:
     from pipegrid.flow.pipeline import Pipeline
     from pipegrid.http11 import PipelinedAgent
     from pipegrid.mirror.mirror import Mirror
+    from pipegrid.transfer.mutable.written import CreateResult, WriteResult
+    from pipegrid.transfer.results import (
+        CheckResult,
+        GetResult,
+        PutResult,
+        RenewResult,
+        RepairResult,
+    )
     from pipegrid.tree.directory import Child, Directory
     from pipegrid.tree.facade import Grid
 
 _HOMES = {
     "AutoWindow": "pipegrid.flow.autowindow",
+    "Cap": "pipegrid.core.caps",
+    "CheckResult": "pipegrid.transfer.results",
     "Child": "pipegrid.tree.directory",
+    "CreateResult": "pipegrid.transfer.mutable.written",
     "Directory": "pipegrid.tree.directory",
+    "GetResult": "pipegrid.transfer.results",
     "Grid": "pipegrid.tree.facade",
     "Link": "pipegrid.core.mutable.edits",
     "Mirror": "pipegrid.mirror.mirror",
     "Params": "pipegrid.core.params",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
+    "PutResult": "pipegrid.transfer.results",
     "Rename": "pipegrid.core.mutable.edits",
+    "RenewResult": "pipegrid.transfer.results",
+    "RepairResult": "pipegrid.transfer.results",
     "Unlink": "pipegrid.core.mutable.edits",
+    "WriteResult": "pipegrid.transfer.mutable.written",
     "parse_cap": "pipegrid.core.caps",
 }
 
 __all__ = [
     "AutoWindow",
+    "Cap",
     "CapError",
     "CapMismatch",
+    "CheckResult",
     "Child",
     "ChildExists",
     "ConflictingWrite",
     "CorruptionError",
+    "CreateResult",
     "Directory",
     "DirectoryError",
+    "GetResult",
     "Grid",
     "GridError",
     "Link",
@@ -92,7 +112,10 @@ __all__ = [
     "Pipeline",
     "PipelineStopped",
     "PipelinedAgent",
+    "PutResult",
     "Rename",
+    "RenewResult",
+    "RepairResult",
     "RollbackError",
     "SegmentTooLarge",
     "ServerError",
@@ -107,6 +130,7 @@ __all__ = [
     "Unlink",
     "UsageError",
     "WriteLost",
+    "WriteResult",
     "WrongSecret",
     "__version__",
     "parse_cap",

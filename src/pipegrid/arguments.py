@@ -40,10 +40,17 @@ def check_callable(value: Any, name: str) -> None:
         raise UsageError(f"{name} is a function to be called, not {shown(value)}")
 
 
-def check_kind(value: Any, kinds: type | tuple[type, ...], name: str, kind: str) -> None:
-    """Raise UsageError unless it is one of these kinds, which people call ``kind``."""
+def check_kind(
+    value: Any, kinds: type | tuple[type, ...], name: str, kind: str, secret: bool = False
+) -> None:
+    """
+    Raise UsageError unless it is one of these kinds, which people call ``kind``.
+
+    Args:
+        secret: what was given instead may be one, and is not shown.
+    """
     if not isinstance(value, kinds):
-        raise UsageError(f"{name} is {kind}, not {shown(value)}")
+        raise UsageError(f"{name} is {kind}, not {shown(value, secret)}")
 
 
 def check_has(value: Any, attributes: tuple[str, ...], name: str, kind: str) -> None:
@@ -52,10 +59,17 @@ def check_has(value: Any, attributes: tuple[str, ...], name: str, kind: str) -> 
         raise UsageError(f"{name} is {kind}, not {shown(value)}")
 
 
-def shown(value: object) -> str:
-    """Return how a value is told in a sentence: what it is, and a short one itself."""
+def shown(value: object, secret: bool = False) -> str:
+    """
+    Return how a value is told in a sentence: what it is, and a short one itself.
+
+    Args:
+        secret: it may be one, as text or bytes, or have one in it, and is not shown then.
+    """
     if value is None:
         return "None"
-    text = repr(value)
     kind = type(value).__name__
+    if secret and not isinstance(value, (int, float)):
+        return f"a {kind}"
+    text = repr(value)
     return f"{text} ({kind})" if len(text) <= 40 else f"a {kind}"

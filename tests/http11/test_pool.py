@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionLost, ConnectionRefusedError
+from twisted.logger import LogEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.http11.dialer import quiet
 from pipegrid.http11.errors import (
     AgentClosed,
     RequestMaybeProcessed,
@@ -165,6 +167,22 @@ class AssignmentTests(PoolCase):
         asked = self.ask(*"abcd")
         self.failureResultOf(asked[3], TooManyRequests)
         self.assertNoResult(asked[2])
+
+
+class LogTests(SynchronousTestCase):
+    """What a program that makes many connections finds in its log."""
+
+    def test_nothing(self) -> None:
+        """What makes a connection begins and ends without a line."""
+        logged: list[LogEvent] = []
+        observer: Any = logged.append
+        globalLogPublisher.addObserver(observer)
+        self.addCleanup(globalLogPublisher.removeObserver, observer)
+        connection: Any = object()
+        factory = quiet(lambda: connection)
+        factory.doStart()
+        factory.doStop()
+        self.assertEqual(logged, [])
 
 
 class NoConnectionTests(PoolCase):

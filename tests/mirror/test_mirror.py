@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import CancelledError
@@ -14,9 +15,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UsageError
 from pipegrid.http11 import host as host_module
 from pipegrid.mirror.exchange import FileExchange
+from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.present import Entry
+from pipegrid.mirror.report import Report
 from pipegrid.mirror.verified import LIBREPO, is_noted_by_librepo
 from pipegrid.mirror.wanted import BadEntry, MirrorError, wanted
+from pipegrid.simulation.driver import leaks
 from tests.mirror.world import MirrorWorld, ok
 
 KB = 1000
@@ -415,8 +419,75 @@ class RefusalTests(MirrorCase):
     def test_nonsense(self) -> None:
         """Arguments that make no sense are usage errors."""
         world = self.make()
-        for options in ({"connections": 0}, {"sample": 2.0}, {"limit_bytes_per_s": 0.0}):
-            self.assertRaises(UsageError, world.mirror, **options)
+        options: list[dict[str, Any]] = [
+            *({"connections": wrong} for wrong in (0, "4", None)),
+            *({"sample": wrong} for wrong in (2.0, "1")),
+            *({"limit_bytes_per_s": wrong} for wrong in (0.0, "1")),
+            {"durability": "bath"},
+            {"progress": 3},
+        ]
+        for each in options:
+            self.assertRaises(UsageError, world.mirror, **each)
+        url: Any
+        for url in (None, "http://a.example/", [b"http://a.example/"]):
+            self.assertRaises(UsageError, Mirror, world.clock, url, str(world.directory))
+        wrong: Any = None
+        self.assertRaises(UsageError, Mirror, world.clock, ["http://a.example/"], wrong)
+
+    def test_no_entries(self) -> None:
+        """What is no list of files is a usage error; nothing is asked for."""
+        digest = {"sha256": sha256(b"x").digest()}
+        wrong: Any
+        for wrong in (
+            None,
+            5,
+            "abc",
+            [5],
+            [("x", 1)],
+            [("x", "1", digest)],
+            [(Path("x"), 1, digest)],
+        ):
+            world = self.make()
+            mirror = world.mirror()
+            self.failureResultOf(mirror.sync(wrong), UsageError)
+            self.successResultOf(mirror.close())
+            self.assertEqual(world.asked(), 0)
+
+    def test_closed(self) -> None:
+        """Closed while it fetches, it ends that as cancelled; whoever asks more of it is told."""
+        world = self.make()
+        world.hosts[0].bytes_per_s = 100 * KB
+        mirror = world.mirror()
+        syncing = mirror.sync(world.entries())
+        world.clock.pump([0.1] * 10)
+        self.successResultOf(mirror.close())
+        self.failureResultOf(syncing, CancelledError)
+        world.clock.advance(10)
+        self.assertEqual(leaks(world.clock, world.network), [])
+        for call in (
+            lambda: mirror.sync(world.entries()),
+            mirror.verify,
+            lambda: mirror.complete([]),
+        ):
+            error = self.failureResultOf(call(), UsageError).value
+            self.assertIn("this mirror is closed", str(error))
+        world.sync()
+        self.assert_complete()
+
+    def test_progress_that_fails(self) -> None:
+        """What it raises ends the run, and comes out as it is."""
+        world = self.make()
+        world.hosts[0].bytes_per_s = 100 * KB
+
+        def broken(report: Report) -> None:
+            raise ZeroDivisionError
+
+        mirror = world.mirror(progress=broken)
+        syncing = mirror.sync(world.entries())
+        world.clock.pump([0.1] * 10)
+        self.failureResultOf(syncing, ZeroDivisionError)
+        self.successResultOf(mirror.close())
+        self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_cancelled(self) -> None:
         """Connections end at once; what has come is kept for the next run."""

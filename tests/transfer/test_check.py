@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core.caps import ChkCap
+from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.core.verifier import ShareVerifier
+from pipegrid.transfer.check import Check
+from pipegrid.transfer.peers import Means
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import DownloadSettings
+from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Told, World, content
 
 
@@ -209,3 +216,48 @@ class CheckTests(SynchronousTestCase):
         gc.collect()
         self.assertEqual(self.flushWarnings(), [])
         self.assertEqual(self.flushLoggedErrors(), [])
+
+
+class PendingWorkers(InlineWorkers):
+    """Jobs that a test ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[Deferred[Any]] = []
+
+    def run(self, function: Any, /, *args: Any, **kwargs: Any) -> Deferred[Any]:
+        """Take a job; ends it at once, in failure, where workers have been stopped."""
+        if self._stopped:
+            return super().run(function)
+        self.jobs.append(Deferred())
+        return self.jobs[-1]
+
+
+class GivenUpTests(SynchronousTestCase):
+    """A check that is given up while a share is verified."""
+
+    def test_workers_that_stop(self) -> None:
+        """What a worker was at ends, and nothing follows, though more of the share had come."""
+        workers = PendingWorkers()
+        clock = Clock()
+        cap = ChkCap(b"k" * 16, b"h" * 32, 3, 10, 1 << 24)
+        check = Check(Means(clock, workers, [], ClientSecrets(b"s" * 32)), cap, True)
+        feeders: list[Any] = []
+
+        def stream(
+            index: bytes, number: int, start: int, length: int, feeder: Any
+        ) -> Deferred[Any]:
+            feeders.append(feeder)
+            return Deferred()
+
+        peer: Any = SimpleNamespace(server=SimpleNamespace(stream=stream), name="a")
+        verifying = Deferred.fromCoroutine(check._verify_share(0, peer))
+        for _ in range(2):
+            feeders[0].write(bytes(1 << 22))
+        verifying.cancel()
+        self.failureResultOf(verifying, CancelledError)
+        workers.stop()
+        workers.jobs.pop().errback(CancelledError())
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
+        self.assertEqual((workers.jobs, clock.getDelayedCalls()), ([], []))

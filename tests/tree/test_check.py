@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.directory import Child, pack_immutable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
@@ -84,6 +84,18 @@ class CheckTreeTests(BudgetTestCase):
         for server in self.world.servers[:servers]:
             for number in server.shares(file.storage_index):
                 Path(server.share_path(file.storage_index, number)).unlink()
+
+    def test_given_up_in_a_callback(self) -> None:
+        """Whoever is told of a directory that cannot be read may give up then."""
+        self.store(1, 1)
+        lost = DirectoryCap(ChkCap(b"k" * 16, b"h" * 32, 3, 10, 3000))
+        running: list[Any] = []
+        checking = check_tree(
+            self.client.grid, lost, Todo(), unreadable=lambda place, error: running[0].cancel()
+        )
+        running.append(checking)
+        with self.assertRaises(CancelledError):
+            self.world.run(checking)
 
     def test_hundreds_of_files_in_a_hundred_directories(self) -> None:
         """Reading and checking overlap: root, directories, files, where one by one takes 401 and more."""

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import DeferredList
 
-from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
+from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap, parse_cap
 from pipegrid.core.mutable import edits, entries
 from pipegrid.core.mutable.edits import MAX_CHILDREN, MAX_NAME_BYTES, Link, Rename, Unlink
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
@@ -131,6 +131,10 @@ class DirectoryTests(GridTestCase):
             (lambda: directory.change(wrong), "a list of edits, not 5 (int)"),
             (lambda: directory.change([wrong]), "a Link, an Unlink or a Rename, not 5 (int)"),
             (lambda: directory.change([Link("a", wrong)]), "a capability is text"),
+            (lambda: directory.change([Link("a", A, read_cap=wrong)]), "a capability is text"),
+            (lambda: directory.link("a", A, metadata=wrong), "the metadata of a child is a dict"),
+            (lambda: directory.put("a", b"x", metadata=wrong), "the metadata of a child is a dict"),
+            (lambda: directory.put("a", b"x", stored=wrong), "stored is a function to be called"),
             (lambda: trees.resolve(wrong), "a path on a grid is text, not 5 (int)"),
             (lambda: trees.list_directory(wrong), "a capability is text"),
             (lambda: trees.get_tree(wrong, "x"), "a capability is text"),
@@ -140,6 +144,19 @@ class DirectoryTests(GridTestCase):
                 self.world.run(change())
             self.assertIn(words, str(caught.exception))
         self.assertEqual(self.names(), [])
+
+    def test_caps_as_text(self) -> None:
+        """An edit may have a cap as its text, which is shown neither with the edit nor in an error."""
+        text = str(ChkCap(b"k" * 16, b"h" * 32, 3, 10, 5000))
+        link: Any = Link("a", text)  # type: ignore[arg-type]
+        self.assertNotIn(text.split(":")[2], repr(link) + repr(Link("a", parse_cap(text))))
+        self.world.run(self.directory.change([link]))
+        self.assertEqual(self.world.run(self.directory.list())["a"].cap, parse_cap(text))
+        given: Any = ([("b", str(A))], [str(A).encode()])
+        for wrong in given:
+            with self.assertRaises(UsageError) as caught:
+                self.world.run(self.directory.change(wrong))
+            self.assertNotIn("URI", str(caught.exception))
 
     def test_two_writers(self) -> None:
         """Both links are there, also in a directory that was empty."""

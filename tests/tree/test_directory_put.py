@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import CancelledError
+
 from pipegrid.core.caps import DirectoryCap, LitCap
 from pipegrid.errors import CapError, ChildExists, NotEnoughSharesError, SourceError
 from pipegrid.tree.directory import Directory, create_directory
@@ -80,6 +82,16 @@ class PutTests(GridTestCase):
         with self.assertRaises(ChildExists):
             self.world.run(directory.put("new", content(300), stored=told.append))
         self.assertEqual(self.world.run(self.open().read(told[1])), content(300))
+
+    def test_given_up_in_between(self) -> None:
+        """Whoever is told the cap may give up then: nothing is linked."""
+        _, directory = self.warm_directory()
+        putting: list[Any] = []
+        put = directory.put("new", content(300), stored=lambda cap: putting[0].cancel())
+        putting.append(put)
+        with self.assertRaises(CancelledError):
+            self.world.run(put)
+        self.assertEqual(self.names(), ["before"])
 
     def test_failures(self) -> None:
         """What cannot be stored is not linked; what cannot be changed is told before anything is stored."""

@@ -754,6 +754,48 @@ class HostileTreeTests(TreeTestCase):
                 self.assertLessEqual(most, allowed)
         self.assertLess(10, MAX_FILES)
 
+    def test_cut_off_is_not_complete(self) -> None:
+        """Cancelled while the last files are on their way it fails: half a tree is no result."""
+        cap = self.directory({f"f{n}": bytes([n]) * 3000 for n in range(20)})
+        running = self.start(cap)
+        self.world.clock.advance(RTT_S * 1.5)
+        self.assertNoResult(running)
+        running.cancel()
+        self.world.clock.pump([RTT_S / 10] * 20)
+        self.failureResultOf(running, CancelledError)
+        self.assertLess(len(list(self.target.iterdir())), 20)
+
+    def test_cut_off_by_a_callback(self) -> None:
+        """The same where the function cancels it that is told of a file."""
+        cap = self.directory({f"f{n}": bytes([n]) * 3000 for n in range(20)})
+        running: list[Deferred[Any]] = []
+
+        def progress(done: int, total: int) -> None:
+            if len(self.told) == 3:
+                running[0].cancel()
+
+        running.append(self.start(cap, progress=progress))
+        self.world.clock.pump([RTT_S / 10] * 40)
+        self.failureResultOf(running[0], CancelledError)
+        self.assertLess(len(list(self.target.iterdir())), 20)
+
+    def test_a_callback_that_fails(self) -> None:
+        """What any function raises that is told something, ends it, and comes out as it is."""
+        lost = ChkCap(b"k" * 16, b"h" * 32, 3, 10, 3000)
+        cap = self.directory({"here": b"h" * 3000, "lost": lost})
+
+        def broken(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        grid: Any = self.client.grid
+        for name in ("problem", "progress", "done"):
+            shutil.rmtree(self.target, ignore_errors=True)
+            told: dict[str, Any] = {name: broken}
+            running = self.trees.get_tree(cap, self.target, **told)
+            self.world.clock.pump([0.1] * 50)
+            self.failureResultOf(running, ZeroDivisionError)
+        self.assertEqual(grid._running, set())
+
     def test_a_mistake_of_ours_is_not_hidden(self) -> None:
         """What nobody foresaw ends it, as what it is."""
         cap = self.directory({"f": b"f" * 100, "g": b"g" * 100})

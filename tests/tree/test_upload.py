@@ -67,6 +67,22 @@ class TreeUploadTests(SynchronousTestCase):
         """Fetch one directory."""
         return unpack_immutable(self.world.run(self.client.grid.read(cap.file)))
 
+    def test_a_report_that_fails(self) -> None:
+        """What the caller's functions raise ends the upload, and comes out as it is."""
+        self.write("a/small", b"s" * 3000)
+        self.write("b", b"b" * 2000)
+        os.mkfifo(self.root / "pipe")
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        for reports in (TreeReports(progress=broken), TreeReports(left_out=broken)):
+            upload = tree_upload(self.client.grid, self.root, reports=reports)
+            running = Deferred.fromCoroutine(upload.run())
+            self.world.clock.pump([RTT] * 30)
+            self.failureResultOf(running, ZeroDivisionError)
+        self.assertEqual(self.client.grid._running, set())
+
     def test_a_tree(self) -> None:
         """Everything is there, with what brings it back."""
         random = Random(1)

@@ -107,7 +107,8 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
         CapError: the directory cannot be changed.
     """
     from pipegrid.cli.trees import root_of
-    from pipegrid.tree.directory import Directory, check_name, check_writable
+    from pipegrid.tree.directory import Directory, check_writable
+    from pipegrid.tree.givenedits import check_name
     from pipegrid.tree.lookup import look_up
 
     root, names = root_of(grid, text)

@@ -16,7 +16,7 @@ from typing import Protocol, get_args
 
 import attrs
 
-from pipegrid.arguments import check_kind
+from pipegrid.arguments import check_kind, shown
 from pipegrid.core import base32, hashes
 from pipegrid.core.params import MAX_LITERAL_BYTES
 from pipegrid.errors import CapError
@@ -218,7 +218,7 @@ def parse_cap(text: str) -> Cap:
         CapError: text names a known kind but is not a well-formed cap of it.
         UsageError: it is no text at all.
     """
-    check_kind(text, str, "a capability", "text")
+    check_kind(text, str, "a capability", "text", secret=True)
     if text.startswith(_PREFIXES):
         prefix = text[: text.index(".") + 1]
         cap = _parse_bare(text[len(prefix) :])
@@ -235,8 +235,14 @@ def as_cap(cap: str | Cap) -> Cap:
     """
     if isinstance(cap, str):
         return parse_cap(cap.strip())
-    check_kind(cap, get_args(Cap), "a capability", "text, or what a put gave as 'result.cap'")
+    kind = "text, or what a put gave as 'result.cap'"
+    check_kind(cap, get_args(Cap), "a capability", kind, secret=True)
     return cap
+
+
+def shown_cap(cap: object) -> str:
+    """Return the ``repr`` of a cap, which has no secret in it; of text that was given for one, its kind."""
+    return repr(cap) if isinstance(cap, (*get_args(Cap), type(None))) else shown(cap, secret=True)
 
 
 def _parse_bare(text: str) -> Cap:

@@ -149,7 +149,7 @@ def _unusable(cap: Cap) -> CapError:
         return CapError("this is the cap of a mutable file, and this works on immutable ones only")
     if not isinstance(cap, UnknownCap):
         raise UsageError(
-            f"a capability is text, or what a put gave as 'result.cap', not {shown(cap)}"
+            f"a capability is text, or what a put gave as 'result.cap', not {shown(cap, secret=True)}"
         )
     start = cap.text[:12] + ("..." if len(cap.text) > 12 else "")
     return CapError(

@@ -29,7 +29,7 @@ from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
 from pipegrid.grid.readiness import Readiness
 from pipegrid.reactor.ownthread import check_own_thread
-from pipegrid.reactor.together import Waiters, as_deferred, begun, together
+from pipegrid.reactor.together import Waiters, as_deferred, begun, tell_deferred, together
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.earlier import Earlier
@@ -61,6 +61,7 @@ def started(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
     """Have a method begin when it is called, as ``_start`` of its object does it."""
+    tell_deferred(method)
 
     @wraps(method)
     def begin(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
@@ -160,6 +161,8 @@ class BaseGrid:
         check_own_thread("a grid")
         check_whole(wait_for, "wait_for", least=0)
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
+        if max_segment_bytes is not None:
+            check_whole(max_segment_bytes, "max_segment_bytes", least=1)
         opened = open_grid(reactor, directory, tracer, window_bytes, limits, ahead)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)

@@ -12,7 +12,7 @@ from pipegrid.arguments import check_callable, check_whole
 from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.core.filecaps import mutable_file, readable
 from pipegrid.disk.partfile import PartFile
-from pipegrid.errors import NotEnoughSharesError, UsageError
+from pipegrid.errors import NotEnoughSharesError, SinkError, UsageError
 from pipegrid.grid.base import BaseGrid, started
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.get.sink import SinkLike, open_sink
@@ -59,7 +59,7 @@ class FetchingGrid(BaseGrid):
             if isinstance(sink, str | os.PathLike):
                 if mutable_file(cap) is None:
                     readable(cap)  # before anything is done on the disk
-                sink = stack.enter_context(PartFile(os.fspath(sink), replace))
+                sink = stack.enter_context(PartFile(_checked_path(sink), replace))
             result = await self._get(cap, sink, start, length, progress)
             if isinstance(sink, PartFile):
                 await self._workers.run(sink.publish)
@@ -135,6 +135,17 @@ class FetchingGrid(BaseGrid):
         into = BytesIO()
         await self._get(cap, into, start, length, None)
         return into.getvalue()
+
+
+def _checked_path(path: str | os.PathLike[str]) -> str:
+    """
+    Raises:
+        SinkError: no file can have this name.
+    """
+    name = os.fspath(path)
+    if not name or "\0" in name:
+        raise SinkError(f"{name!r} is no path of a file; give another")
+    return name
 
 
 def _checked_length(size: int, start: int, length: int | None) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from pipegrid.arguments import check_callable
+from pipegrid.arguments import check_callable, check_kind
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.filecaps import checkable, mutable_file
 from pipegrid.grid.base import BaseGrid, started
@@ -131,6 +131,8 @@ class KeepingGrid(BaseGrid):
     async def _open_upkeep(self, todo: Todo, bounds: UpkeepSettings | None) -> Upkeep:
         from pipegrid.transfer.upkeep.upkeep import Upkeep
 
+        kinds = UpkeepSettings, type(None)
+        check_kind(bounds, kinds, "how much is looked after at once", "an UpkeepSettings")
         await self._readiness.wait(1, all_told=True)
         bounds = bounds or UpkeepSettings()
         return Upkeep(self._keeper(), self._download_settings, bounds, todo)

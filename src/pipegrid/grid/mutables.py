@@ -205,6 +205,8 @@ class Mutables:
     ) -> WriteResult:
         """Apply an edit; see ``Grid.modify``."""
         check_kind(remembered, (bytes, type(None)), "what is remembered of a file", "bytes")
+        check_callable(merge, "merge")
+        check_callable(redo, "redo")
         if not callable(edit):
             raise UsageError(
                 f"a change is a function from old bytes to new bytes, not {shown(edit)}"

@@ -89,20 +89,35 @@ class StoringGrid(BaseGrid):
         random_key: bool,
         reports: PutReports,
     ) -> PutResult:
-        params = self.config.params if params is None else params
-        check_kind(params, Params, "how a file is encoded", "a Params")
-        check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes")
         for name in ("progress", "found", "hashing", "cap_known"):
             check_callable(getattr(reports, name), name)
-        if happy is None:
-            happy = min(self.config.happy, params.total_shares)
-        check_happy(happy, params)
+        params, happy = self.put_options(params, happy, convergence)
         if random_key:
             convergence = None
         elif convergence is None:
             convergence = self.config.convergence
         await self._readiness.wait(happy)
         return await self._open_putter().put(source, params, happy, convergence, reports)
+
+    def put_options(
+        self,
+        params: Params | None = None,
+        happy: int | None = None,
+        convergence: bytes | None = None,
+    ) -> tuple[Params, int]:
+        """
+        Return how a file is encoded, and how many servers of happiness are wanted, with options of ``put``.
+
+        Raises:
+            UsageError: they are impossible.
+        """
+        params = self.config.params if params is None else params
+        check_kind(params, Params, "how a file is encoded", "a Params")
+        check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes", secret=True)
+        if happy is None:
+            happy = min(self.config.happy, params.total_shares)
+        check_happy(happy, params)
+        return params, happy
 
     def _open_putter(self) -> Putter:
         if self._putter is None:

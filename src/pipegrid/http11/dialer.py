@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import (
+    IProtocol,
+    IProtocolFactory,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
@@ -53,11 +58,18 @@ class Dialer:
             return made[-1]
 
         try:
-            attempt = self._connect().connect(Factory.forProtocol(build))
+            attempt = self._connect().connect(quiet(build))
         except Exception as error:
             return fail(error)
         attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
         return attempt.addCallback(connected)
+
+
+def quiet(build: Callable[[], PipelinedConnection]) -> IProtocolFactory:
+    """Return what makes connections so without a line in the program's log for each."""
+    factory = Factory.forProtocol(build)
+    factory.noisy = False
+    return factory
 
 
 def why_not(failure: Failure) -> BaseException:

@@ -8,14 +8,16 @@ and the sources ask it what to do next.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, get_args
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 
+from pipegrid.arguments import check_callable, check_kind, check_whole, shown
 from pipegrid.disk.commit import Policy
 from pipegrid.errors import UsageError
 from pipegrid.http11 import StandardEndpoints
@@ -33,6 +35,7 @@ from pipegrid.mirror.unchanged import UnchangedDestination
 from pipegrid.mirror.verify import verify
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.work import Work
+from pipegrid.reactor.together import begun
 from pipegrid.reactor.workers import CpuWorkers, Workers
 
 P = ParamSpec("P")
@@ -45,14 +48,14 @@ class Mirror:
 
     Args:
         urls: of the mirrors; files are below them.
-        destination: made if it is not there; locked until ``close``. One that is open is closed then.
+        destination: a path, made if it is not there; locked until ``close``. One that is open is closed then.
         durability: as of storage servers (``disk.commit``).
         connections: to each mirror at most.
         endpoints: how to connect; None: TCP, and TLS with the platform's authorities.
         paranoid: hash what is there, whatever is known of it.
         sample: hash this share of what is there, drawn at random; 0.0 to 1.0.
         limit_bytes_per_s: from all mirrors together; None: no limit.
-        progress: called a few times a second with the report as it stands.
+        progress: called a few times a second with the report as it stands; what it raises ends the run.
         dry_run: count what would be fetched, fetch nothing, and change nothing.
         seed: of what is drawn for the sample.
         workers: where the disk is written, one job after the other; None: a thread of its own.
@@ -67,7 +70,7 @@ class Mirror:
         self,
         reactor: Any,
         urls: Sequence[str],
-        destination: str | Destination,
+        destination: str | os.PathLike[str] | Destination,
         *,
         durability: Policy = "batch",
         connections: int = CONNECTIONS,
@@ -81,16 +84,13 @@ class Mirror:
         workers: CpuWorkers | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        if not 1 <= connections <= 64:
-            raise UsageError(f"{connections} connections are not possible; give 1 to 64")
-        if not 0.0 <= sample <= 1.0:
-            raise UsageError(f"a sample of {sample} is not possible; give 0 to 1")
-        if limit_bytes_per_s is not None and not limit_bytes_per_s > 0:
-            raise UsageError(f"a limit of {limit_bytes_per_s} bytes a second lets nothing pass")
+        _check(urls, destination, durability, connections, sample, limit_bytes_per_s)
+        check_callable(progress, "progress")
         self._addresses = [through(parse_url(url), environment or {}) for url in urls]
         self._reactor = reactor
         if not isinstance(destination, Destination):
-            destination = (UnchangedDestination if dry_run else Destination)(destination)
+            kind = UnchangedDestination if dry_run else Destination
+            destination = kind(os.fspath(destination))
         self._destination = destination
         self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
         self._durability = durability
@@ -103,6 +103,7 @@ class Mirror:
         # What is asked otherwise than plainly, needs the reactor from the beginning.
         self._sprints = endpoints is None and self._limit is None and can_sprint(self._addresses)
         self._running: Sync | None = None
+        self._under_way: set[Deferred[Report]] = set()
         self._closed = False
 
     @property
@@ -121,7 +122,9 @@ class Mirror:
         )
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Call a function in the thread that has the destination."""
+        """Call a function in the thread that has the destination; UsageError once it is closed."""
+        if self._closed:
+            return fail(_closed())
         return self._workers.run(function, *args, **kwargs)
 
     def sync(
@@ -131,7 +134,8 @@ class Mirror:
         Fetch what is not there, or not right; fires when all is there or has failed.
 
         Args:
-            files: read while the first of them are being fetched.
+            files: read while the first of them are being fetched, in the reactor's thread or that of the
+                destination.
             staged: they are not to be seen before ``release``; for indexes, which come last.
             always: even if this is a dry run.
 
@@ -140,7 +144,7 @@ class Mirror:
         Raises (through the Deferred):
             BadEntry: an entry is not one that a mirror can hold; nothing of it or behind it is fetched.
             MirrorError: the destination can take nothing any more.
-            UsageError: it is going on already.
+            UsageError: it is going on already, or the mirror is closed, or these are no files.
         """
         dry_run = self._dry_run and not always
         work = Work(
@@ -151,13 +155,26 @@ class Mirror:
             not dry_run,
             self._reactor.seconds,
         )
-        return Deferred.fromCoroutine(self._sync(work, files, dry_run))
+        return self._start(self._sync(work, files, dry_run))
 
     def finish(self, work: Work) -> Deferred[Report]:
         """Bring to its end what a sprint has begun, and did not finish; as ``sync``."""
-        return Deferred.fromCoroutine(self._sync(work, (), False))
+        return self._start(self._sync(work, (), False))
+
+    def _start(self, work: Coroutine[Any, Any, Report]) -> Deferred[Report]:
+        running = begun(work, self._reactor)
+        self._under_way.add(running)
+
+        def ended(result: Any) -> Any:
+            self._under_way.discard(running)
+            return result
+
+        return running.addBoth(ended)
 
     async def _sync(self, work: Work, files: Iterable[Entry], dry_run: bool) -> Report:
+        if self._closed:
+            raise _closed()
+        check_kind(files, Iterable, "what a mirror holds", "a list of paths, sizes and hashes")
         if self._running is not None:
             raise UsageError("this mirror is being brought up to date already; wait for that")
         if not self._addresses:
@@ -191,7 +208,7 @@ class Mirror:
             if progress is not None:
                 self._reactor.callFromThread(progress, report)
 
-        return self._workers.run(
+        return self.run(
             verify,
             self._destination,
             self._doubt,
@@ -202,7 +219,7 @@ class Mirror:
 
     def complete(self, entries: Iterable[Wanted]) -> Deferred[None]:
         """Note that this is what the destination holds; see ``verify`` and ``delete_others``."""
-        return self._workers.run(write_manifest, self._destination, entries)
+        return self.run(write_manifest, self._destination, entries)
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Deferred[list[str]]:
         """
@@ -211,7 +228,7 @@ class Mirror:
         Args:
             dry_run: only tell.
         """
-        return self._workers.run(self._destination.delete_others, paths, dry_run)
+        return self.run(self._destination.delete_others, paths, dry_run)
 
     @property
     def destination(self) -> Destination:
@@ -240,8 +257,10 @@ class Mirror:
         )
 
     def close(self) -> Deferred[None]:
-        """Let go of the destination; fires when nothing is written any more."""
+        """Cancel what is under way, and let go of the destination; fires when nothing is written any more."""
         self._closed = True
+        for running in list(self._under_way):
+            running.cancel()
         if self._running is not None:
             self._running.close()
         done = self._workers.stop()
@@ -250,3 +269,36 @@ class Mirror:
             self._destination.close()
 
         return done.addCallback(stopped)
+
+
+def _check(
+    urls: object,
+    destination: object,
+    durability: object,
+    connections: int,
+    sample: object,
+    limit_bytes_per_s: object,
+) -> None:
+    """Raise UsageError unless a mirror can be made so."""
+    if not isinstance(urls, Sequence) or isinstance(urls, (str, bytes)):
+        raise UsageError(f"mirrors are named by a list of URLs, not {shown(urls)}")
+    for url in urls:
+        check_kind(url, str, "the URL of a mirror", "text")
+    check_kind(destination, (str, os.PathLike, Destination), "where a mirror is kept", "a path")
+    if durability not in get_args(Policy):
+        known = ", ".join(map(repr, get_args(Policy)))
+        raise UsageError(f"durability is one of {known}, not {shown(durability)}")
+    check_whole(connections, "the number of connections")
+    if not 1 <= connections <= 64:
+        raise UsageError(f"{connections} connections are not possible; give 1 to 64")
+    check_kind(sample, (int, float), "a sample", "a share from 0 to 1")
+    if not 0.0 <= sample <= 1.0:  # type: ignore[operator]
+        raise UsageError(f"a sample of {sample} is not possible; give 0 to 1")
+    if limit_bytes_per_s is not None:
+        check_kind(limit_bytes_per_s, (int, float), "a limit", "a number of bytes a second")
+        if not limit_bytes_per_s > 0:  # type: ignore[operator]
+            raise UsageError(f"a limit of {limit_bytes_per_s} bytes a second lets nothing pass")
+
+
+def _closed() -> UsageError:
+    return UsageError("this mirror is closed; make another one")

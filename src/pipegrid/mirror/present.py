@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from pipegrid.errors import UsageError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
@@ -59,10 +60,11 @@ def checked(files: Iterable[Entry]) -> Iterator[Wanted]:
 
     Raises:
         BadEntry: one makes no sense, or names a path once more with another hash.
+        UsageError: one is none.
     """
     seen: dict[str, bytes] = {}
     for entry in files:
-        each = entry if isinstance(entry, Wanted) else wanted(*entry)
+        each = entry if isinstance(entry, Wanted) else _given(entry)
         known = seen.get(each.path)
         if known is None:
             seen[each.path] = each.digest
@@ -71,6 +73,21 @@ def checked(files: Iterable[Entry]) -> Iterator[Wanted]:
             raise BadEntry(
                 f"{shown(each.path)} is named twice, with different hashes; the index is wrong"
             )
+
+
+def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> Wanted:
+    """Return what a caller's own list names."""
+    if isinstance(entry, (tuple, list)) and len(entry) == 3:
+        path, size, hashes = entry
+        sized = size is None or (isinstance(size, int) and not isinstance(size, bool))
+        if isinstance(path, str) and sized and isinstance(hashes, Mapping):
+            return wanted(path, size, hashes)
+    from pipegrid.arguments import shown as told  # with ``typing``
+
+    raise UsageError(
+        "a file of a mirror is a path as text, a size in bytes and a dict of hashes by name, "
+        f"not {told(entry)}"
+    )
 
 
 class Look:

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError
 from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, RequestNotSent, Unanswered
+from pipegrid.http11.dialer import quiet
 from pipegrid.http11.host import HostRecord
 from pipegrid.mirror.address import Address, head_tail, target_of
 from pipegrid.mirror.exchange import LIMITS, FileExchange
@@ -298,7 +298,7 @@ class MirrorSource:
             made.append(PipelinedConnection(self._clock, self._limits, self._name, self))
             return made[-1]
 
-        attempt = self._connect().connect(Factory.forProtocol(build))
+        attempt = self._connect().connect(quiet(build))
         self._connecting.add(attempt)
         attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
         attempt.addBoth(self._connected, attempt, made)

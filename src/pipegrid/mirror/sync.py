@@ -16,7 +16,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 
 from pipegrid.disk.commit import Policy
-from pipegrid.errors import PipegridError
 from pipegrid.mirror.address import Address
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.present import Entry, checked
@@ -107,6 +106,8 @@ class Sync:
         work, options = self._work_done, self._options
         if options.sprints and not work.all_read:
             await self._workers.run(self._sprint, files)
+            if self._ended.called:
+                await self._ended
         if work.all_read:
             files = ()
         self._watcher = self._clock.callLater(WATCH_S, self._watch)
@@ -142,13 +143,17 @@ class Sync:
             files,
             options.policy,
             options.connections,
-            lambda: self._closed,
+            lambda: self._closed or self._ended.called,
             None if progress is None else told,
         )
 
     def _tell(self, report: Report) -> None:
-        if not self._closed and self._options.progress is not None:
+        if self._closed or self._ended.called or self._options.progress is None:
+            return
+        try:
             self._options.progress(report)
+        except Exception as error:  # nobody else would hear of it
+            self._broken(error)
 
     def _look(self, chunk: list[Wanted]) -> list[Wanted]:
         """In the thread: return what is not there."""
@@ -190,7 +195,7 @@ class Sync:
             if source.is_paused != paused:
                 source.pause(paused)
 
-    def _broken(self, error: PipegridError) -> None:
+    def _broken(self, error: Exception) -> None:
         if not self._ended.called:
             self._ended.errback(error)
 
@@ -222,7 +227,7 @@ class Sync:
         if not self._plan.waits and self._all_read:
             self._steal()
         if self._options.progress is not None:
-            self._options.progress(self._work_done.sum_up())
+            self._tell(self._work_done.sum_up())
 
     def _steal(self) -> None:
         move = theft(

@@ -22,8 +22,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def tell_deferred(function: Callable[..., Any]) -> None:
+    """Have ``help`` say of a coroutine function that a Deferred comes of it, as callers will see it."""
+    result = function.__annotations__["return"]
+    function.__annotations__["return"] = f"Deferred[{result}]"
+
+
 def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:
     """Have a coroutine begin when it is called: what is returned is a Deferred, which can be cancelled."""
+    tell_deferred(function)
 
     @wraps(function)
     def begin(*arguments: P.args, **options: P.kwargs) -> Deferred[T]:

@@ -290,9 +290,12 @@ class Check:
         watch = Watch(self._clock, self._silence_s)
         feeder = _Feeder(verifier, self._workers, watch.sign)
         longest = _longest_share(self._cap.size, self._cap.required_shares)
-        stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
-        await watch.answer(stream, peer.name)
-        await feeder.drained()
+        try:
+            stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
+            await watch.answer(stream, peer.name)
+            await feeder.drained()
+        finally:
+            feeder.give_up()
         if self._is_small:
             problems = verifier.finish()
         else:
@@ -320,7 +323,7 @@ class _Feeder(StreamConsumer):
         self._queued_bytes = 0
         self._running: Deferred[None] | None = None
         self._drained: Deferred[None] | None = None
-        self._ended = False
+        self._ended = self._given_up = False
         self._bug: Failure | None = None
 
     def write(self, data: bytes) -> None:
@@ -343,8 +346,13 @@ class _Feeder(StreamConsumer):
         if self._bug is not None:
             self._bug.raiseException()
 
+    def give_up(self) -> None:
+        """Nothing more is verified: what is in a worker ends by itself, and nobody waits for it."""
+        self._given_up = True
+        self._queue.clear()
+
     def _feed(self) -> None:
-        if self._running is not None or not self._queue:
+        if self._running is not None or not self._queue or self._given_up:
             return
         size = self._queued_bytes
         chunks, self._queue, self._queued_bytes = self._queue, [], 0
@@ -363,6 +371,8 @@ class _Feeder(StreamConsumer):
 
     def _fed(self, _result: None) -> None:
         self._running = None
+        if self._given_up:
+            return
         self._sign()  # while we held it back, the server could give none
         if self._paused and self._producer is not None:
             self._paused = False

@@ -77,7 +77,7 @@ def encode_file(
         SinkError: the share files cannot be written, or would replace others.
     """
     check_kind(params, Params, "how a file is encoded", "a Params")
-    check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes")
+    check_kind(convergence, (bytes, type(None)), "a convergence secret", "bytes", secret=True)
     check_kind(directory, (str, os.PathLike), "where share files go", "a path")
     check_callable(progress, "progress")
     opened = open_source(source)

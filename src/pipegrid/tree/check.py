@@ -21,11 +21,13 @@ from typing import Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap
 from pipegrid.core.filecaps import keepable, writes
 from pipegrid.errors import CapError
+from pipegrid.reactor.together import begun
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep.summary import UpkeepSummary
@@ -42,6 +44,10 @@ class LooksAfter(ReadsFiles, Protocol):
 
     def upkeep(self, todo: Todo, bounds: UpkeepSettings | None = None) -> Deferred[Upkeep]:
         """Open what looks after objects."""
+
+    @property
+    def clock(self) -> IReactorTime:
+        """The reactor, as far as it tells the time."""
 
 
 @attrs.frozen
@@ -138,7 +144,7 @@ def check_trees(
     start = partial(walk, grid, limits=walk_limits, listing=listing_limits)
     counted = TreeSummary() if summary is None else summary
     work = _Trees(grid, start, caps, todo, counted, ended, unreadable)
-    return Deferred.fromCoroutine(work.run(bounds))
+    return begun(work.run(bounds), grid.clock)
 
 
 @attrs.frozen

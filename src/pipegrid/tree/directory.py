@@ -8,14 +8,15 @@ there now, so that nobody's change is lost, and several changes of one call are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.arguments import check_kind
+from pipegrid.arguments import check_callable
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, as_cap
 from pipegrid.core.mutable.edits import (
     Edit,
@@ -25,15 +26,14 @@ from pipegrid.core.mutable.edits import (
     apply_edits,
     made_before,
     merge_directories,
-    name_bytes,
 )
-from pipegrid.core.names import composed
 from pipegrid.core.params import Params
-from pipegrid.errors import CapError, UsageError
-from pipegrid.reactor.together import as_deferred
+from pipegrid.errors import CapError
+from pipegrid.reactor.together import as_deferred, begun
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.results import PutResult
 from pipegrid.tree.applying import ChosenEdit, NamesEdit, TakeOutEdit
+from pipegrid.tree.givenedits import check_link, checked_edits
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
 
 S = TypeVar("S", PutResult, CreateResult)
@@ -58,6 +58,10 @@ class ChangesFiles(Protocol):
 
     def look_ahead(self, cap: str | Cap) -> Deferred[None]:
         """Find out what the next change of a mutable file needs to know."""
+
+    @property
+    def clock(self) -> IReactorTime:
+        """The reactor, as far as it tells the time."""
 
     @property
     def put(self) -> Callable[..., Deferred[PutResult]]:
@@ -206,8 +210,18 @@ class Directory:
             name, lambda: self._grid.create_mutable(source, **options), metadata, replace, stored
         )
 
-    @as_deferred
-    async def _put(
+    def _put(
+        self,
+        name: str,
+        store: Callable[[], Deferred[S]],
+        metadata: dict[str, Any] | None,
+        replace: bool,
+        told: Callable[[Cap], object],
+    ) -> Deferred[S]:
+        # ``told`` may give up.
+        return begun(self._stored(name, store, metadata, replace, told), self._grid.clock)
+
+    async def _stored(
         self,
         name: str,
         store: Callable[[], Deferred[S]],
@@ -216,7 +230,8 @@ class Directory:
         told: Callable[[Cap], object],
     ) -> S:
         self._writekey()
-        check_name(name)  # before anything is stored
+        check_link(name, metadata)  # before anything is stored
+        check_callable(told, "stored")
         looking = self._grid.look_ahead(self.cap)
         looking.addErrback(lambda _: None)  # the change will meet it again, and say so
         try:
@@ -261,7 +276,7 @@ class Directory:
             UncoordinatedWriteError: others wrote so much that this never had its turn.
             UsageError: what was given are no edits, or of children whom no path could name.
         """
-        apply = NamesEdit(_checked(edits), self._writekey(), self._now)
+        apply = NamesEdit(checked_edits(edits), self._writekey(), self._now)
         return await self._grid.modify(self.cap, apply, merge=_merge, redo=made_before)
 
     async def change_by(
@@ -303,36 +318,6 @@ class Directory:
         check_writable(self.cap)
         assert isinstance(self.cap.file, MutableCap)
         return self.cap.file.secret
-
-
-def _checked(edits: Sequence[Edit]) -> list[Edit]:
-    """Return edits of a caller's, who may change them meanwhile."""
-    check_kind(edits, Iterable, "what is to be changed", "a list of edits")
-    edits = list(edits)
-    for edit in edits:
-        check_kind(edit, get_args(Edit), "an edit", "a Link, an Unlink or a Rename")
-        if isinstance(edit, Link):
-            check_name(edit.name)
-            as_cap(edit.cap)
-        elif isinstance(edit, Rename):
-            check_kind(edit.old, str, "the name of a child", "text")
-            check_name(edit.new)
-        else:
-            check_kind(edit.name, str, "the name of a child", "text")
-    return edits
-
-
-def check_name(name: str) -> None:
-    """
-    Raises:
-        UsageError: no child can be linked under this name.
-    """
-    check_kind(name, str, "the name of a child", "text")
-    if not name:
-        raise UsageError(
-            "the name of a child has a character at least; no path leads to an empty one"
-        )
-    name_bytes(composed(name))
 
 
 def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryCap:

@@ -19,21 +19,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.errors import CapError, PipegridError, UsageError
 from pipegrid.flow.budget import Budget
+from pipegrid.reactor.together import Waiters, begun
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.progress import Progress
-from pipegrid.transfer.results import GetResult
 from pipegrid.tree import target
-from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
+from pipegrid.tree.downloading import FetchesFiles, GetTreeLimits, TreeGetResult
 from pipegrid.tree.home import Home, failed
-from pipegrid.tree.listing import ReadsFiles
 from pipegrid.tree.metadata import Kept, restored
 from pipegrid.tree.names import TakenNames, local_name
 from pipegrid.tree.walk import Found, Path, Unreadable, walk
@@ -44,15 +43,6 @@ SMALL_BYTES = 1 << 20
 
 FILE_BYTES = 32 << 10
 """What even an empty file counts as: objects of its download. So at most 512 are on their way."""
-
-
-class FetchesFiles(ReadsFiles, Protocol):
-    """What fetching a tree needs of a grid."""
-
-    def get(
-        self, cap: str | Cap, sink: Any, *, progress: Progress | None = None
-    ) -> Deferred[GetResult]:
-        """Fetch a file into a sink; see ``Grid.get``."""
 
 
 @attrs.define(eq=False)
@@ -126,6 +116,7 @@ class TreeGet:
         self._large = Budget(self._limits.large_at_once)
         self._jobs = Budget(self._limits.jobs)
         self._running: set[Deferred[None]] = set()
+        self._one_ended: Waiters[None] = Waiters()
         self._bug: BaseException | None = None
         self._stack: list[_Local] = []
         self._folds = False
@@ -157,7 +148,8 @@ class TreeGet:
                     await self._meet(met)
                     if self._bug is not None:
                         break
-            await DeferredList(list(self._running), consumeErrors=True)
+            while self._running and self._bug is None:
+                await self._one_ended.wait()
             if self._bug is not None:
                 raise self._bug
         except BaseException:
@@ -290,26 +282,33 @@ class TreeGet:
         await self._jobs.borrow(1)
         parent.unfinished += 1
         fetching = self._fetch(met.path, cap, size, _home(parent), path, standing, kept)
-        running = Deferred.fromCoroutine(fetching)
+        running = begun(fetching, self._grid.clock)
         self._running.add(running)
 
-        def ended(outcome: Any) -> None:
+        def ended(outcome: Failure | None) -> None:
+            try:
+                self._fetched(met.path, path, parent, outcome)
+            except BaseException as error:  # of whoever is told; nobody else would hear of it
+                self._bug = self._bug or error
             self._running.discard(running)
             budget.give_back(lent)
             self._jobs.give_back(1)
-            error = getattr(outcome, "value", None)
-            if isinstance(error, PipegridError):
-                self._fail(met.path, error)
-            elif isinstance(error, OSError):
-                self._fail(met.path, failed("write", path, error))
-            elif isinstance(error, CancelledError):
-                return
-            elif isinstance(error, BaseException):
-                self._bug = self._bug or error
-                return
-            self._ended_in(parent)
+            self._one_ended.fire(None)
 
         running.addBoth(ended)
+
+    def _fetched(self, path: Path, place: str, parent: _Local, outcome: Failure | None) -> None:
+        """A file has come to its end; what is cut off, or nobody foresaw, ends all."""
+        if outcome is not None:
+            error = outcome.value
+            assert error is not None
+            if isinstance(error, PipegridError):
+                self._fail(path, error)
+            elif isinstance(error, OSError):
+                self._fail(path, failed("write", place, error))
+            else:
+                raise error
+        self._ended_in(parent)
 
     async def _fetch(
         self,

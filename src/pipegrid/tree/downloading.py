@@ -1,13 +1,20 @@
 """
-What came of fetching a tree, and what that may take.
+What fetching a tree needs, what it may take, and what comes of it.
 """
 
 from __future__ import annotations
 
-import attrs
+from typing import Any, Protocol
 
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core.caps import Cap
+from pipegrid.transfer.progress import Progress
+from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree.listing import ListingLimits
+from pipegrid.tree.listing import ListingLimits, ReadsFiles
 from pipegrid.tree.walk import WalkLimits
 
 SMALL_IN_FLIGHT_BYTES = 16 << 20
@@ -15,6 +22,19 @@ SMALL_IN_FLIGHT_BYTES = 16 << 20
 
 LARGE_AT_ONCE = 3
 """Each may hold what ``DownloadSettings.memory_bytes`` says."""
+
+
+class FetchesFiles(ReadsFiles, Protocol):
+    """What fetching a tree needs of a grid."""
+
+    def get(
+        self, cap: str | Cap, sink: Any, *, progress: Progress | None = None
+    ) -> Deferred[GetResult]:
+        """Fetch a file into a sink; see ``Grid.get``."""
+
+    @property
+    def clock(self) -> IReactorTime:
+        """The reactor, as far as it tells the time."""
 
 
 @attrs.define

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
+from pipegrid.arguments import check_callable, check_kind
 from pipegrid.core.caps import Cap
 from pipegrid.grid.base import started
 from pipegrid.grid.grid import Grid as FileGrid
@@ -59,7 +60,6 @@ class Trees:
             UsageError, CapError: it is no path, or there is no such alias.
             DirectoryError: a directory on the way is damaged.
         """
-        from pipegrid.arguments import check_kind
         from pipegrid.tree.paths import parse_here, resolve
 
         check_kind(path, str, "a path on a grid", "text")
@@ -97,9 +97,11 @@ class Trees:
 
         Raises:
             CapError: it is no well-formed cap.
+            UsageError: it is none at all, or these are no limits.
         """
-        from pipegrid.tree.walk import walk
+        from pipegrid.tree.walk import WalkLimits, walk
 
+        check_kind(limits, (WalkLimits, type(None)), "what a walk may take", "a WalkLimits")
         return walk(self._grid, cap, all_paths=all_paths, limits=limits, listing=listing)
 
     @started
@@ -141,9 +143,14 @@ class Trees:
         """
         from pipegrid.core.caps import as_cap
         from pipegrid.tree.download import TreeGet
-        from pipegrid.tree.downloading import bounded
+        from pipegrid.tree.downloading import GetTreeLimits, bounded
 
         parsed = as_cap(cap)
+        check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
+        check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
+        for name, call in (("progress", progress), ("problem", problem), ("done", done)):
+            check_callable(call, name)
+        check_kind(limits, (GetTreeLimits, type(None)), "what a get may take", "a GetTreeLimits")
         get = TreeGet(
             self._grid,
             self._workers,
@@ -187,9 +194,19 @@ class Trees:
             GridError: the grid takes nothing.
             UsageError: the options are impossible.
         """
+        from pipegrid.tree.selection import TreeSelection
         from pipegrid.tree.unfinished import unfinished_put
         from pipegrid.tree.upload import tree_upload
+        from pipegrid.tree.uploaded import TreeReports
 
+        check_kind(directory, (str, os.PathLike), "a directory that is stored", "a path")
+        check_kind(
+            selection, (TreeSelection, type(None)), "what is stored of it", "a TreeSelection"
+        )
+        check_kind(reports, (TreeReports, type(None)), "what is told of a put", "a TreeReports")
+        check_callable(getattr(reports, "left_out", None), "left_out")
+        check_callable(getattr(reports, "progress", None), "progress")
+        self._grid.put_options(**{k: v for k, v in options.items() if k != "random_key"})
         notes = unfinished_put(self._grid, directory, options)
         try:
             chosen = (selection, one_file_system, reports)
@@ -226,8 +243,9 @@ class Trees:
         from pipegrid.transfer.upkeep.upkeep import Todo
         from pipegrid.tree.check import check_tree
 
+        check_callable(ended, "ended")
+        check_callable(unreadable, "unreadable")
         todo = Todo(verify=verify, add_lease=add_lease, repair=repair, renew=renew)
-
         return await check_tree(
             self._grid, cap, todo, bounds=bounds, ended=ended, unreadable=unreadable
         )

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import attrs
 from twisted.internet.defer import Deferred
 
+from pipegrid.arguments import check_kind
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap
 from pipegrid.core.directory import immutable_cap, plain_entries, readonly_cap
 from pipegrid.core.mutable.childcaps import open_write_cap
@@ -130,6 +131,11 @@ def metadata_of(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def check_listing_limits(limits: ListingLimits | None) -> None:
+    """Raise UsageError unless these are what a directory may have."""
+    check_kind(limits, (ListingLimits, type(None)), "what a directory may have", "a ListingLimits")
+
+
 async def read_listing(
     grid: ReadsFiles, cap: DirectoryCap, limits: ListingLimits | None = None
 ) -> Listing:
@@ -141,6 +147,7 @@ async def read_listing(
         DirectoryError: it is damaged, or beyond the limits.
         PipegridError: the grid could not fetch it.
     """
+    check_listing_limits(limits)
     limits = limits or ListingLimits()
     file = cap.file
     if kind_of(cap) != "directory":

@@ -15,10 +15,10 @@ from pipegrid.tree.directory import (
     ChangesFiles,
     Child,
     Directory,
-    check_name,
     check_writable,
     create_directory,
 )
+from pipegrid.tree.givenedits import check_name
 
 
 async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> list[Child]:

@@ -64,9 +64,7 @@ def tree_upload(
     options: Mapping[str, Any] | None = None,
     memory: Memory | None = None,
 ) -> TreeUpload:
-    """
-    Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``.
-    """
+    """Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``."""
     root = os.fspath(path)
     local = grid.config.local
     walk = LocalWalk(
@@ -80,9 +78,8 @@ def tree_upload(
         know=(memory or Memory()).file,
     )
     store = GridFiles(grid, **(options or {}))
-    return TreeUpload(
-        grid.workers, grid.clock.seconds, walk, store, root, reports, memory, grid.limits
-    )
+    means = grid.workers, grid.clock.seconds
+    return TreeUpload(*means, walk, store, root, reports, memory, grid.limits)
 
 
 class TreeUpload:
@@ -382,7 +379,10 @@ class TreeUpload:
     def _ended(self, outcome: Any) -> None:
         if isinstance(outcome, Failure) and not outcome.check(CancelledError):
             self._error = outcome.value
-        self._reports.progress(self.counts)
+        try:
+            self._reports.progress(self.counts)
+        except Exception as error:  # nobody else would hear of it
+            self._error = self._error or error
         self._wake()
 
     def _wake(self) -> None:

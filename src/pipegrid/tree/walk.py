@@ -15,9 +15,15 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, parse_cap
+from pipegrid.core.caps import Cap, as_cap
 from pipegrid.errors import PipegridError
-from pipegrid.tree.listing import Listing, ListingLimits, ReadsFiles, read_listing
+from pipegrid.tree.listing import (
+    Listing,
+    ListingLimits,
+    ReadsFiles,
+    check_listing_limits,
+    read_listing,
+)
 from pipegrid.tree.met import Found, Met, Path, Unreadable, WalkLimits, identity_of
 from pipegrid.tree.order import AheadDirectory, WalkOrder
 
@@ -138,7 +144,8 @@ def walk(
     Raises:
         CapError: it is no well-formed cap.
     """
-    parsed = parse_cap(cap.strip()) if isinstance(cap, str) else cap
+    parsed = as_cap(cap)
+    check_listing_limits(listing)
     order = WalkOrder(
         parsed,
         limits,

@@ -29,6 +29,7 @@ from pipegrid.core.caps import (
     MutableCap,
     UnknownCap,
     parse_cap,
+    shown_cap,
 )
 from pipegrid.core.directory import entry_fields
 from pipegrid.core.hashes import netstring
@@ -71,8 +72,8 @@ class Link:
     """
 
     name: str
-    cap: Cap
-    read_cap: Cap | None = None
+    cap: Cap = attrs.field(repr=shown_cap)
+    read_cap: Cap | None = attrs.field(default=None, repr=shown_cap)
     metadata: dict[str, Any] | None = None
     replace: bool = True
 

@@ -152,6 +152,11 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
         try:
             file: BinaryIO = open(path, "rb")  # noqa: SIM115  (closed by the source)
         except OSError as error:
+            if str(path).startswith("URI:"):  # which is a secret
+                raise SourceError(
+                    "what is stored is bytes, a path or a file opened in binary mode; this is a capability, "
+                    "and there is no file of that name; 'get' fetches what it names"
+                ) from None
             raise SourceError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
             raise SourceError(f"{path!r} is no path: {error}; give another") from error
@@ -164,7 +169,10 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
             file.close()
             raise
     check_has(source, ("read",), "what is stored", "bytes, a path or a file opened in binary mode")
-    return _from_file(source, name or str(getattr(source, "name", "the file object")), owned=False)
+    name = name or str(getattr(source, "name", "the file object"))
+    if getattr(source, "closed", False) is True:
+        raise SourceError(f"cannot read {name}: it is closed; give a file that is open")
+    return _from_file(source, name, owned=False)
 
 
 def size_of(source: SourceLike) -> int | None:
