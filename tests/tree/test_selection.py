@@ -87,5 +87,13 @@ class SelectionTests(SynchronousTestCase):
         """Is refused, and so is too much."""
         for exclude in ([""], ["/"], ["x" * 5000], ["x"] * (MAX_PATTERNS + 1)):
             self.assertRaises(UsageError, TreeSelection, exclude)
+        for exclude in (
+            ["!keep"],
+            ["*.log", "!/a/keep.log"],
+        ):  # what it is to save would be left out
+            with self.assertRaises(UsageError) as caught:
+                TreeSelection(exclude)
+            self.assertIn(exclude[-1], str(caught.exception))
+        self.assertFalse(self.takes(["\\!keep"], "!keep"))
         for only in ("../x", "a/../../b", "/etc"):
             self.assertRaises(UsageError, TreeSelection, [], [only])
