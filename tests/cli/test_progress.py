@@ -83,6 +83,34 @@ class BarTests(TerminalTestCase):
             self.assertRegex(line, "^pipegrid: interrupted.* the same command can be run again$")
             self.assertNotIn("put: :", terminal.raw)
 
+    def test_ctrl_c_behind_a_bar_of_the_whole_width(self) -> None:
+        """The terminal's echo of it breaks no line, so that all of the bar can be taken away."""
+        self.make("file", 3_000_000)
+        for columns in WIDTHS:
+            terminal = self.on_terminal("pipegrid", "put", "file", "-", columns=columns)
+            terminal.wait_until(lambda seen: "%|" in seen.raw)
+            terminal.send("\x03")
+            self.assertEqual(terminal.finish(), 130)
+            self.assertIn("^C", terminal.raw)
+            (line,) = [
+                each for each in terminal.lines if "URI:" not in each and ":3000000" not in each
+            ]
+            self.assertRegex(line, "^pipegrid: interrupted.* the same command can be run again$")
+
+    def test_objects(self) -> None:
+        """They are counted one by one, and the unit is a word."""
+        (self.home / "dir").mkdir()
+        for number in range(30):
+            (self.home / "dir" / str(number)).write_text("x" * 100 + str(number))
+        put = [sys.executable, "-m", "pipegrid.cli", "put", "-qr", "dir"]
+        cap = subprocess.run(
+            put, cwd=self.home, env=self.environment, stdout=subprocess.PIPE, check=True, text=True
+        ).stdout.strip()
+        terminal = self.on_terminal("pipegrid", "check", "-r", cap)
+        self.assertEqual(terminal.finish(), 0, terminal.text)
+        self.assertRegex(terminal.raw, r"check: [0-9]+ objects \[")
+        self.assertEqual(terminal.lines, ["31 objects: 31 healthy"])
+
     def test_prose_and_results_of_one_command(self) -> None:
         """A file that is not there is told of between the caps, each on its line."""
         self.make("file", 300_000)
