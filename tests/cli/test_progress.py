@@ -7,11 +7,63 @@ import re
 import subprocess
 import sys
 
+import tqdm.std
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.progress import Progress
 from pipegrid.grid.creation import create_local
 from tests.cli.pty import TerminalTestCase
+from tests.cli.support import Terminal
 
 WIDTHS = (80, 130)
 CAP = re.compile(r"URI:CHK:[a-z2-7]{26}:[a-z2-7]{52}:3:10:(\d+)")
+
+
+class RateTests(SynchronousTestCase):
+    """What the bar says of how fast it goes, by a clock of the test's."""
+
+    def setUp(self) -> None:
+        self.now_s = 1000.0
+        self.patch(tqdm.std, "time", lambda: self.now_s)
+        self.stderr = Terminal()
+
+    def last_shown(self) -> str:
+        """What stands there now."""
+        return self.stderr.getvalue().rstrip("\r").rpartition("\r")[2]
+
+    def test_sending_after_hashing(self) -> None:
+        """A slow line is shown from its first second on, and not with the rate at which keys are made."""
+        size = 600_000_000
+        with Progress(Console(None, None, self.stderr), "put") as progress:
+            upload = progress.upload(size)
+            for tenth in range(21):
+                upload.hashed(size * tenth // 20, size)
+                self.now_s += 0.1
+            self.assertIn("put: hashing: 100%", self.last_shown())
+            upload.sent(0, 10)
+            for second in range(1, 31):
+                self.now_s += 1
+                upload.sent(second * 2_000_000 * 3, size * 3)
+                shown = self.last_shown()
+                self.assertTrue(shown.startswith("put:  "), shown)
+                self.assertIn(f"| {second * 2.0:.2f}"[:6] + "M/600M ", shown)
+                self.assertIn(f"[00:{second:02}<", shown)
+                self.assertIn("2.00MB/s]", shown)
+
+    def test_what_was_found_is_not_fast(self) -> None:
+        """What servers had says nothing of the rate at which the rest goes."""
+        size = 100_000_000
+        with Progress(Console(None, None, self.stderr), "put") as progress:
+            upload = progress.upload(size)
+            upload.sent(0, size)
+            self.now_s += 1
+            upload.found(70_000_000, size)
+            upload.sent(71_000_000, size)
+            self.assertIn("70 MB found", self.last_shown())
+            self.now_s += 1
+            upload.sent(72_000_000, size)
+            self.assertRegex(self.last_shown(), "72.0M/100M .*, 1.00MB/s")
 
 
 class BarTests(TerminalTestCase):

@@ -55,6 +55,7 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
         total=0,
         unit=unit if unit == "B" else f" {unit}s",
         unit_scale=unit == "B",
+        miniters=1,  # else a phase that is slower than the one before is not shown for long
         leave=False,
         dynamic_ncols=True,
         file=console.stderr,
@@ -183,13 +184,13 @@ class Progress:
             done = sums.hashed
         else:
             done, found = sums.done, min(sums.done, sums.found)
+            if done < bar.n:  # another phase: it counts anew, with a time and a rate of its own
+                bar.initial = 0
+                bar.reset()
             self._describe(self._verb, f"{amount(found)} found" if found else "")
-            bar.initial = found  # what was there says nothing of the rate
-        if done < bar.n:  # another phase: it counts anew
-            bar.n = done
-            bar.refresh()
-        else:
-            bar.update(done - bar.n)
+            bar.last_print_n += found - bar.initial  # what was there says nothing of the rate
+            bar.initial = found
+        bar.update(done - bar.n)
 
     def _describe(self, text: str, postfix: str) -> None:
         if (text, postfix) != (self._bar.desc, self._bar.postfix or ""):
