@@ -37,9 +37,9 @@ class RateTests(SynchronousTestCase):
         size = 600_000_000
         with Progress(Console(None, None, self.stderr), "put") as progress:
             upload = progress.upload(size)
-            for tenth in range(21):
-                upload.hashed(size * tenth // 20, size)
-                self.now_s += 0.1
+            for eighth in range(21):
+                upload.hashed(size * eighth // 20, size)
+                self.now_s += 0.125
             self.assertIn("put: hashing: 100%", self.last_shown())
             upload.sent(0, 10)
             for second in range(1, 31):
