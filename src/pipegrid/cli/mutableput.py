@@ -66,10 +66,6 @@ async def put_at(
         given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
         console.result(str(given), {"path": file, "cap": str(given)})
 
-    if destination is not None and os.path.isdir(file):
-        raise SourceError(
-            f"'{printable(file)}' is a directory; 'pipegrid cp -r' copies all that is in it"
-        )
     with _source(console, file) as source:
         if destination is None:
             show(await _store(grid, source, format, options))
@@ -145,6 +141,10 @@ async def _store(grid: Grid, source: Any, format: str | None, options: dict[str,
 
 @contextmanager
 def _source(console: Console, file: str) -> Iterator[Any]:
+    if file != "-" and os.path.isdir(file):
+        raise SourceError(
+            f"'{printable(file)}' is a directory; 'pipegrid cp -r' copies all that is in it"
+        )
     source = opened(file, console.stdin)
     try:
         yield source

@@ -50,7 +50,7 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
     import tqdm
 
     tqdm.tqdm.monitor_interval = 0  # no thread of its own
-    bar = tqdm.tqdm(
+    bar: Any = tqdm.tqdm(
         desc=text,
         total=0,
         unit=unit if unit == "B" else f" {unit}s",
