@@ -23,7 +23,7 @@ from pipegrid.errors import (
 from pipegrid.tree import paths as module
 from pipegrid.tree.listing import Listing, unpack
 from pipegrid.tree.names import TakenNames, local_name
-from pipegrid.tree.paths import Paths, has_path, parse, resolve
+from pipegrid.tree.paths import PathFinder, has_path, parse, resolve
 from tests import vectors
 from tests.tree.support import FakeGrid, changing_cap, entry_bytes
 
@@ -153,7 +153,7 @@ class PathTests(SynchronousTestCase):
         grid = FakeGrid()
         big = b"x" * 100
         cap = grid.directory({"a": {str(n): big + b"%d" % n for n in range(50)}, "b": {"f": big}})
-        paths = Paths(grid)
+        paths = PathFinder(grid)
         for n in range(50):
             self.assertEqual(self.done(paths.resolve(cap, ("a", str(n)))).names, ("a", str(n)))
         self.assertEqual(grid.reads, 2)
@@ -171,7 +171,7 @@ class PathTests(SynchronousTestCase):
         cap = grid.directory({"a": b"x" * 100})
         grid.broken.add(cap.file)
         grid.held = True
-        paths = Paths(grid)
+        paths = PathFinder(grid)
         waiting = [Deferred.fromCoroutine(paths.resolve(cap, ("a",))) for _ in range(2)]
         grid.release()
         for each in waiting:
@@ -186,7 +186,7 @@ class PathTests(SynchronousTestCase):
         grid = FakeGrid()
         cap = grid.directory({"a": b"x" * 100, "b": b"y" * 100})
         other = grid.directory({"a": b"x" * 100})
-        paths = Paths(grid)
+        paths = PathFinder(grid)
         for root, reads in ((cap, 1), (cap, 1), (other, 2), (other, 3)):
             self.done(paths.resolve(root, ("a",)))
             self.assertEqual(grid.reads, reads)

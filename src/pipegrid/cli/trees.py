@@ -1,5 +1,5 @@
 """
-Paths on the command line, and walks that commands show.
+PathFinder on the command line, and walks that commands show.
 
 Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path
 leads to is found when the grid is open: ``Locator`` is the one place for that.
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.grid import Grid
     from pipegrid.tree.facade import Grid as TreeGrid
-    from pipegrid.tree.paths import PathEnd, Paths
+    from pipegrid.tree.paths import PathEnd, PathFinder
     from pipegrid.tree.walk import Met
 
 C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
 
 
 class Locator:
-    """Finds what the paths of many files lead to; of a directory on their ways see ``paths.Paths``."""
+    """Finds what the paths of many files lead to; of a directory on their ways see ``paths.PathFinder``."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._paths: Paths | None = None
+        self._paths: PathFinder | None = None
 
     async def located(self, file: NamedFile[Any], understand: Callable[[Any], C]) -> NamedFile[C]:
         """
@@ -51,9 +51,9 @@ class Locator:
         if not file.names:
             return file
         if self._paths is None:
-            from pipegrid.tree.paths import Paths
+            from pipegrid.tree.paths import PathFinder
 
-            self._paths = Paths(self._grid)
+            self._paths = PathFinder(self._grid)
         place = await self._paths.resolve(file.root, file.names)
         return attrs.evolve(file, cap=understand(_there(place)), names=())
 

@@ -1,5 +1,5 @@
 """
-Paths on a grid: a directory's cap, or an alias of one, and names below it.
+PathFinder on a grid: a directory's cap, or an alias of one, and names below it.
 
     URI:DIR2-CHK:...            the directory itself
     URI:DIR2-CHK:.../a/b        below it
@@ -32,7 +32,7 @@ from pipegrid.tree.listing import Entry, Kind, ListingLimits, ReadsFiles, kind_o
 _CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
 
 KEPT_BYTES = 32 << 20
-"""How much memory the directories may take that ``Paths`` keeps; what comes later is read for each path."""
+"""How much memory the directories may take that ``PathFinder`` keeps; what comes later is read for each path."""
 
 
 @attrs.frozen
@@ -155,10 +155,10 @@ async def resolve(
         DirectoryError: a directory on the way is damaged, or beyond the limits.
         PipegridError: the grid could not fetch it.
     """
-    return await Paths(grid, limits).resolve(root, names)
+    return await PathFinder(grid, limits).resolve(root, names)
 
 
-class Paths:
+class PathFinder:
     """
     Follows many paths; a directory that several lead through is read once, and seen as it was then.
 

@@ -43,7 +43,14 @@ from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Source, StoresFiles
 from pipegrid.tree.underway import MAX_BYTES, UnderWay
-from pipegrid.tree.uploaded import Sending, TreeCounts, TreeReports, TreeResult, TreeTally, path_of
+from pipegrid.tree.uploaded import (
+    SendingReport,
+    TreeCounts,
+    TreeReports,
+    TreeResult,
+    TreeTally,
+    path_of,
+)
 
 GIVE_UP = 10
 """When so many objects could not be stored, and none could, the grid is at fault and not the files."""
@@ -351,7 +358,7 @@ class TreeUpload:
     async def _put(
         self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
-        sending = Sending(self._reports, self.counts, size)
+        sending = SendingReport(self._reports, self.counts, size)
 
         def progress(done: int, total: int) -> None:
             sending.is_at(done, total)
