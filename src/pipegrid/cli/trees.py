@@ -1,5 +1,5 @@
 """
-PathFinder on the command line, and walks that commands show.
+Paths on the command line, and walks that commands show.
 
 Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path
 leads to is found when the grid is open: ``Locator`` is the one place for that.

@@ -1,5 +1,5 @@
 """
-PathFinder on a grid: a directory's cap, or an alias of one, and names below it.
+Paths on a grid: a directory's cap, or an alias of one, and names below it.
 
     URI:DIR2-CHK:...            the directory itself
     URI:DIR2-CHK:.../a/b        below it
@@ -32,7 +32,7 @@ from pipegrid.tree.listing import Entry, Kind, ListingLimits, ReadsFiles, kind_o
 _CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
 
 KEPT_BYTES = 32 << 20
-"""How much memory the directories may take that ``PathFinder`` keeps; what comes later is read for each path."""
+"""Memory that directories may take which a ``PathFinder`` keeps; what comes later is read for each path."""
 
 
 @attrs.frozen

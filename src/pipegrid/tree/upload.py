@@ -43,14 +43,7 @@ from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Source, StoresFiles
 from pipegrid.tree.underway import MAX_BYTES, UnderWay
-from pipegrid.tree.uploaded import (
-    SendingReport,
-    TreeCounts,
-    TreeReports,
-    TreeResult,
-    TreeTally,
-    path_of,
-)
+from pipegrid.tree.uploaded import OnItsWay, TreeCounts, TreeReports, TreeResult, TreeTally, path_of
 
 GIVE_UP = 10
 """When so many objects could not be stored, and none could, the grid is at fault and not the files."""
@@ -358,7 +351,7 @@ class TreeUpload:
     async def _put(
         self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
-        sending = SendingReport(self._reports, self.counts, size)
+        sending = OnItsWay(self._reports, self.counts, size)
 
         def progress(done: int, total: int) -> None:
             sending.is_at(done, total)

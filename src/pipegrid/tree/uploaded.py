@@ -136,7 +136,7 @@ class TreeReports:
     sending: Callable[[TreeCounts, int], None] = lambda counts, more: None
 
 
-class SendingReport:
+class OnItsWay:
     """Reports how far one large file has come, until it is stored; then it is one of the counts."""
 
     def __init__(self, reports: TreeReports, counts: TreeCounts, size: int) -> None:
