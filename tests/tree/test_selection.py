@@ -31,6 +31,9 @@ class SelectionTests(SynchronousTestCase):
         self.assertFalse(self.takes(["**/b/c"], "x/y/b/c"))
         self.assertFalse(self.takes(["a/**/c"], "a/c"))
         self.assertFalse(self.takes(["/a"], "a"))
+        self.assertFalse(self.takes(["./a"], "a"))  # as shells and find have it
+        self.assertFalse(self.takes(["./a/b/"], "a/b", True))
+        self.assertTrue(self.takes(["./a"], "x/a"))
 
     def test_directories(self) -> None:
         """One that ends in a slash is that of a directory."""

@@ -6,8 +6,8 @@ surrogates).
 
 **Patterns.** ``*`` and ``?`` stand for any characters but ``/``, ``[a-z]`` for one of some, ``**`` for any
 number of directories. A pattern without ``/`` is that of a name, wherever it is (as in ``tahoe backup``); one
-with ``/`` is that of a path from the directory down; one that ends in ``/`` is that of directories only.
-Large and small letters differ. What is excluded is not looked into. There is no pattern that takes anything
+with ``/`` is that of a path from the directory down, which may begin with ``./``; one that ends in ``/`` is
+that of directories only. Large and small letters differ. What is excluded is not looked into. There is no pattern that takes anything
 back, as ``!`` does for git: one that begins with it is refused, since what it is to save would be left out.
 """
 
@@ -68,7 +68,7 @@ class TreeSelection:
                     "write '\\!' for a name that begins so"
                 )
             of_path = "/" in bare
-            regex = _regex(bare.removeprefix("/"))
+            regex = _regex(bare[2:] if bare.startswith("./") else bare.removeprefix("/"))
             if pattern.endswith("/"):
                 (directory_paths if of_path else directory_names).append(regex)
             else:
