@@ -7,8 +7,9 @@ surrogates).
 **Patterns.** ``*`` and ``?`` stand for any characters but ``/``, ``[a-z]`` for one of some, ``**`` for any
 number of directories. A pattern without ``/`` is that of a name, wherever it is (as in ``tahoe backup``); one
 with ``/`` is that of a path from the directory down, which may begin with ``./``; one that ends in ``/`` is
-that of directories only. Large and small letters differ. What is excluded is not looked into. There is no pattern that takes anything
-back, as ``!`` does for git: one that begins with it is refused, since what it is to save would be left out.
+that of directories only. Large and small letters differ. What is excluded is not looked into. There is no
+pattern that takes anything back, as ``!`` does for git: one that begins with it is refused, since what it is
+to save would be left out.
 """
 
 from __future__ import annotations
