@@ -115,3 +115,31 @@ class DirectoryTests(ProcessTestCase):
         self.assertEqual(json.loads(out)["size"], None)
         self.assertRegex(self.run_command("storage-index", self.tree)[0], "^[a-z2-7]{26}$")
         self.refused("storage-index", "home:tree", said="known to the grid only")
+
+    def test_paths_where_no_grid_is_asked(self) -> None:
+        """``decode`` refuses a path; it once put an empty file in the place of another."""
+        self.run_command("encode", "src/file", "--shares", "shares")
+        (self.home / "out").write_text("precious")
+        for path in ("home:tree/file", f"{self.tree}/file"):
+            self.refused("decode", path, "shares", "-f", "-o", "out", said="known to the grid only")
+        self.assertEqual((self.home / "out").read_text(), "precious")
+
+    def test_files_where_directories_are_meant(self) -> None:
+        """And the reverse: the sentence says how it is done."""
+        self.refused("get", "home:tree", "-o", "x", said="'get -r' fetches all that is in it")
+        self.refused("put", "src", said="'src' is a directory; add -r", status=1)
+        self.refused(
+            "put", "src", "home:x", said="'src' is a directory; 'pipegrid cp -r'", status=1
+        )
+        self.refused("put", "-r", "src", "home:x", said="'pipegrid cp -r' copies a directory")
+        self.refused(
+            "put", "src/file", "src/sub/run.sh", "home:", said="'pipegrid cp' copies several"
+        )
+
+    def test_paths_that_lead_nowhere_count(self) -> None:
+        """In the sum of many objects each that was named is one."""
+        out, _ = self.run_command(
+            "--json", "check", "home:tree/file", "home:tree/no", "home:no", status=2
+        )
+        summary = json.loads(out.splitlines()[-1])["summary"]
+        self.assertEqual([summary[name] for name in ("objects", "healthy", "failed")], [3, 1, 2])

@@ -516,6 +516,18 @@ class CommandLineTests(SynchronousTestCase):
         self.assertEqual(run.stdout, "")
         self.assertIn("\nCommands:\n", run.stderr)
 
+    def test_groups_without_a_command(self) -> None:
+        """One sentence, which names those that there are, and not all of the help on one line."""
+        for group, names in (
+            ("alias", "add, create, list or remove"),
+            ("mirror", "debian, list, rpm or verify"),
+        ):
+            run = Run("--json", group)
+            self.assertEqual(self.successResultOf(run.finished), 2)
+            told = f"say which: {names}; see 'pipegrid {group} --help'"
+            self.assertEqual(run.stderr, f"pipegrid: {told}\n")
+            self.assertEqual(run.objects, [{"error": told, "exit_status": 2}])
+
     def test_version_on_a_full_disk(self) -> None:
         """Even ``--version`` has its sentence."""
         for option in ("--version", "--help"):

@@ -7,11 +7,63 @@ import re
 import subprocess
 import sys
 
+import tqdm.std
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.progress import Progress
 from pipegrid.grid.creation import create_local
 from tests.cli.pty import TerminalTestCase
+from tests.cli.support import Terminal
 
 WIDTHS = (80, 130)
 CAP = re.compile(r"URI:CHK:[a-z2-7]{26}:[a-z2-7]{52}:3:10:(\d+)")
+
+
+class RateTests(SynchronousTestCase):
+    """What the bar says of how fast it goes, by a clock of the test's."""
+
+    def setUp(self) -> None:
+        self.now_s = 1000.0
+        self.patch(tqdm.std, "time", lambda: self.now_s)
+        self.stderr = Terminal()
+
+    def last_shown(self) -> str:
+        """What stands there now."""
+        return self.stderr.getvalue().rstrip("\r").rpartition("\r")[2]
+
+    def test_sending_after_hashing(self) -> None:
+        """A slow line is shown from its first second on, and not with the rate at which keys are made."""
+        size = 600_000_000
+        with Progress(Console(None, None, self.stderr), "put") as progress:
+            upload = progress.upload(size)
+            for eighth in range(21):
+                upload.hashed(size * eighth // 20, size)
+                self.now_s += 0.125
+            self.assertIn("put: hashing: 100%", self.last_shown())
+            upload.sent(0, 10)
+            for second in range(1, 31):
+                self.now_s += 1
+                upload.sent(second * 2_000_000 * 3, size * 3)
+                shown = self.last_shown()
+                self.assertTrue(shown.startswith("put:  "), shown)
+                self.assertIn(f"| {second * 2.0:.2f}"[:6] + "M/600M ", shown)
+                self.assertIn(f"[00:{second:02}<", shown)
+                self.assertIn("2.00MB/s]", shown)
+
+    def test_what_was_found_is_not_fast(self) -> None:
+        """What servers had says nothing of the rate at which the rest goes."""
+        size = 100_000_000
+        with Progress(Console(None, None, self.stderr), "put") as progress:
+            upload = progress.upload(size)
+            upload.sent(0, size)
+            self.now_s += 1
+            upload.found(70_000_000, size)
+            upload.sent(71_000_000, size)
+            self.assertIn("70 MB found", self.last_shown())
+            self.now_s += 1
+            upload.sent(72_000_000, size)
+            self.assertRegex(self.last_shown(), "72.0M/100M .*, 1.00MB/s")
 
 
 class BarTests(TerminalTestCase):
@@ -82,6 +134,34 @@ class BarTests(TerminalTestCase):
             (line,) = terminal.lines
             self.assertRegex(line, "^pipegrid: interrupted.* the same command can be run again$")
             self.assertNotIn("put: :", terminal.raw)
+
+    def test_ctrl_c_behind_a_bar_of_the_whole_width(self) -> None:
+        """The terminal's echo of it breaks no line, so that all of the bar can be taken away."""
+        self.make("file", 3_000_000)
+        for columns in WIDTHS:
+            terminal = self.on_terminal("pipegrid", "put", "file", "-", columns=columns)
+            terminal.wait_until(lambda seen: "%|" in seen.raw)
+            terminal.send("\x03")
+            self.assertEqual(terminal.finish(), 130)
+            self.assertIn("^C", terminal.raw)
+            (line,) = [
+                each for each in terminal.lines if "URI:" not in each and ":3000000" not in each
+            ]
+            self.assertRegex(line, "^pipegrid: interrupted.* the same command can be run again$")
+
+    def test_objects(self) -> None:
+        """They are counted one by one, and the unit is a word."""
+        (self.home / "dir").mkdir()
+        for number in range(30):
+            (self.home / "dir" / str(number)).write_text("x" * 100 + str(number))
+        put = [sys.executable, "-m", "pipegrid.cli", "put", "-qr", "dir"]
+        cap = subprocess.run(
+            put, cwd=self.home, env=self.environment, stdout=subprocess.PIPE, check=True, text=True
+        ).stdout.strip()
+        terminal = self.on_terminal("pipegrid", "check", "-r", cap)
+        self.assertEqual(terminal.finish(), 0, terminal.text)
+        self.assertRegex(terminal.raw, r"check: [0-9]+ objects \[")
+        self.assertEqual(terminal.lines, ["31 objects: 31 healthy"])
 
     def test_prose_and_results_of_one_command(self) -> None:
         """A file that is not there is told of between the caps, each on its line."""

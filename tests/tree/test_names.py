@@ -12,10 +12,18 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
-from pipegrid.errors import CapError, DirectoryError, NoSuchChild, SinkError, UsageError
+from pipegrid.errors import (
+    CapError,
+    DirectoryError,
+    NoSuchChild,
+    NotEnoughSharesError,
+    SinkError,
+    UsageError,
+)
+from pipegrid.tree import paths as module
 from pipegrid.tree.listing import Listing, unpack
 from pipegrid.tree.names import TakenNames, local_name
-from pipegrid.tree.paths import has_path, parse, resolve
+from pipegrid.tree.paths import PathFinder, has_path, parse, resolve
 from tests import vectors
 from tests.tree.support import FakeGrid, changing_cap, entry_bytes
 
@@ -139,6 +147,49 @@ class PathTests(SynchronousTestCase):
             self.assertIn(said, failure.getErrorMessage())
         failure = self.failureResultOf(Deferred.fromCoroutine(resolve(grid, "URI:CHK:x", ("a",))))
         self.assertTrue(failure.check(CapError))
+
+    def test_many_paths(self) -> None:
+        """A directory that many lead through is read once, also where they are followed at one time."""
+        grid = FakeGrid()
+        big = b"x" * 100
+        cap = grid.directory({"a": {str(n): big + b"%d" % n for n in range(50)}, "b": {"f": big}})
+        paths = PathFinder(grid)
+        for n in range(50):
+            self.assertEqual(self.done(paths.resolve(cap, ("a", str(n)))).names, ("a", str(n)))
+        self.assertEqual(grid.reads, 2)
+        grid.held = True
+        waiting = [Deferred.fromCoroutine(paths.resolve(cap, ("b", name))) for name in "ffx"]
+        self.assertEqual(grid.reads, 3)
+        grid.release()
+        for each in waiting[:2]:
+            self.assertEqual(self.successResultOf(each).kind, "file")
+        self.failureResultOf(waiting[2], NoSuchChild)
+
+    def test_many_paths_through_what_is_broken(self) -> None:
+        """All who wait are told; who comes later has it read again, as it may be there by then."""
+        grid = FakeGrid()
+        cap = grid.directory({"a": b"x" * 100})
+        grid.broken.add(cap.file)
+        grid.held = True
+        paths = PathFinder(grid)
+        waiting = [Deferred.fromCoroutine(paths.resolve(cap, ("a",))) for _ in range(2)]
+        grid.release()
+        for each in waiting:
+            self.failureResultOf(each, NotEnoughSharesError)
+        grid.broken.clear()
+        grid.held = False
+        self.assertEqual(self.done(paths.resolve(cap, ("a",))).kind, "file")
+
+    def test_directories_beyond_what_is_kept(self) -> None:
+        """Memory is bounded: what does not fit is read for each path."""
+        self.patch(module, "KEPT_BYTES", 3000)
+        grid = FakeGrid()
+        cap = grid.directory({"a": b"x" * 100, "b": b"y" * 100})
+        other = grid.directory({"a": b"x" * 100})
+        paths = PathFinder(grid)
+        for root, reads in ((cap, 1), (cap, 1), (other, 2), (other, 3)):
+            self.done(paths.resolve(root, ("a",)))
+            self.assertEqual(grid.reads, reads)
 
     def done(self, work: Any) -> Any:
         """Return the result of a coroutine that does not wait."""

@@ -31,6 +31,9 @@ class SelectionTests(SynchronousTestCase):
         self.assertFalse(self.takes(["**/b/c"], "x/y/b/c"))
         self.assertFalse(self.takes(["a/**/c"], "a/c"))
         self.assertFalse(self.takes(["/a"], "a"))
+        self.assertFalse(self.takes(["./a"], "a"))  # as shells and find have it
+        self.assertFalse(self.takes(["./a/b/"], "a/b", True))
+        self.assertTrue(self.takes(["./a"], "x/a"))
 
     def test_directories(self) -> None:
         """One that ends in a slash is that of a directory."""
@@ -87,5 +90,13 @@ class SelectionTests(SynchronousTestCase):
         """Is refused, and so is too much."""
         for exclude in ([""], ["/"], ["x" * 5000], ["x"] * (MAX_PATTERNS + 1)):
             self.assertRaises(UsageError, TreeSelection, exclude)
+        for exclude in (
+            ["!keep"],
+            ["*.log", "!/a/keep.log"],
+        ):  # what it is to save would be left out
+            with self.assertRaises(UsageError) as caught:
+                TreeSelection(exclude)
+            self.assertIn(exclude[-1], str(caught.exception))
+        self.assertFalse(self.takes(["\\!keep"], "!keep"))
         for only in ("../x", "a/../../b", "/etc"):
             self.assertRaises(UsageError, TreeSelection, [], [only])

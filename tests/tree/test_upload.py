@@ -114,6 +114,21 @@ class TreeUploadTests(SynchronousTestCase):
         self.assertEqual((counts.sent_files, counts.sent_directories), (2, 2))
         self.assertEqual(self.world.leaks(), [])
 
+    def test_how_far_a_large_file_has_come(self) -> None:
+        """It is told while the file goes, and taken back when the counts have it."""
+        size = 3 << 20
+        self.write("large", Random(2).randbytes(size))
+        self.write("small", b"x" * 1000)
+        told: list[tuple[int, int]] = []
+        reports = TreeReports(sending=lambda counts, more: told.append((counts.sent_bytes, more)))
+        upload = tree_upload(self.client.grid, self.root, reports=reports)
+        result = self.world.run(Deferred.fromCoroutine(upload.run()))
+        *on_its_way, taken_back = [more for _, more in told]
+        self.assertGreater(min(on_its_way), 0)
+        self.assertEqual((sum(on_its_way), taken_back), (size, -size))
+        self.assertLess(told[-1][0], size)
+        self.assertGreater(result.counts.sent_bytes, size)
+
     def test_the_same_tree_has_the_same_cap(self) -> None:
         """Wherever it lies, and whenever its inodes were made."""
         self.write("d/a", b"x" * 100)

@@ -28,7 +28,7 @@ def command(invocation: Invocation, caps: CapArguments) -> GridJob:
     the first that cannot be fetched ends it.
     """
     from pipegrid.cli.files import named_files
-    from pipegrid.cli.trees import located
+    from pipegrid.cli.trees import Locator
     from pipegrid.core.filecaps import fetchable
 
     files = named_files(invocation.console, *caps, fetchable)
@@ -36,8 +36,9 @@ def command(invocation: Invocation, caps: CapArguments) -> GridJob:
     async def work(grid: Grid, console: Console) -> int:
         if console.json:
             raise UsageError("--json would mix with the files on standard output; leave it out")
+        locator = Locator(grid)
         for file in files:
-            cap = (await located(grid, file, fetchable)).cap
+            cap = (await locator.located(file, fetchable)).cap
             await grid.get(cap, console.data_sink)
             console.data_sink.flush()
         return ExitStatus.DONE

@@ -71,7 +71,7 @@ def decode(
     max_segment: int | None,
 ) -> int:
     """Restore one file to where it shall go."""
-    from pipegrid.cli.files import named_files
+    from pipegrid.cli.files import named_files, without_paths
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.render import plural
@@ -82,7 +82,7 @@ def decode(
     from pipegrid.transfer.offline import decode_file
     from pipegrid.transfer.sharefinder import ShareFinder
 
-    files = named_files(console, caps, cap_files, readable)
+    files = without_paths(named_files(console, caps, cap_files, readable))
     if len(files) > 1:
         raise UsageError(f"decode restores one file, but {len(files)} caps were given; give one")
     cap = files[0].cap

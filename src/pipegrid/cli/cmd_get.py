@@ -115,7 +115,7 @@ async def fetch_files(
     """Fetch files, so many at a time, and tell what came of each in their order; returns the exit status."""
     from pipegrid.cli.files import each_in_order
     from pipegrid.cli.progress import Progress
-    from pipegrid.cli.trees import located
+    from pipegrid.cli.trees import Locator
     from pipegrid.core.filecaps import fetchable
 
     if console.json and output is None:
@@ -128,9 +128,11 @@ async def fetch_files(
         if output is not None or not console.results.isatty():
             progress = stack.enter_context(Progress(console, "get"))
 
+        locator = Locator(grid)
+
         async def get(file: NamedFile[Any]) -> GetResult:
             place = places.of(file)
-            file = await located(grid, file, fetchable)
+            file = await locator.located(file, fetchable)
             part = _part_of(file.cap, byte_range)
             call = None if progress is None else progress.transfer()
             return await fetch(grid, console, file.cap, part, place, force, call, places.home)

@@ -141,7 +141,11 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
 
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
-    destination = None if recursive else destination_of(files)
+    destination = destination_of(files)
+    if recursive and destination is not None:
+        raise usage_error(
+            "put -r has no PATH; 'pipegrid cp -r' copies a directory to a place on the grid"
+        )
     return (files if destination is None else files[:-1]), destination
 
 
@@ -180,7 +184,9 @@ def _is_placed(
     """Return whether one file is stored at a place, or as one that can change."""
     placed = destination is not None or mutable
     if placed and (len(sources) != 1 or long):
-        raise usage_error("give one FILE with --mutable or a PATH, and no -l")
+        raise usage_error(
+            "give one FILE with --mutable or a PATH, and no -l; 'pipegrid cp' copies several to a place"
+        )
     return placed
 
 

@@ -25,17 +25,11 @@ def command(caps: CapArguments) -> OfflineJob:
     """
 
     def work(console: Console) -> int:
-        from pipegrid.cli.files import identity, named_files, storage_index_text
+        from pipegrid.cli.files import identity, named_files, storage_index_text, without_paths
         from pipegrid.core.caps import LitCap, MutableCap
         from pipegrid.core.filecaps import keepable
-        from pipegrid.errors import CapError
 
-        for file in named_files(console, *caps, keepable):
-            if file.names:
-                raise CapError(
-                    "what a path leads to is known to the grid only; give its cap, which 'pipegrid manifest' "
-                    "lists"
-                )
+        for file in without_paths(named_files(console, *caps, keepable)):
             index = storage_index_text(file.cap) or None
             fields: dict[str, Any] = {
                 **identity(file),

@@ -41,7 +41,7 @@ class NamedFile(Generic[C]):
         cap: the same, understood.
         name: as the cap file has it, or the last of its path; or None.
         names: the path below the cap, if that is a directory's: then ``cap`` is of no use until
-            ``trees.located`` has found what is there.
+            ``trees.Locator`` has found what is there.
         root: the cap that the path begins with.
     """
 
@@ -139,6 +139,20 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
                 )
             text = root
     return NamedFile(text.strip(), understand(text), name)
+
+
+def without_paths(files: list[NamedFile[C]]) -> list[NamedFile[C]]:
+    """
+    Return the files, for a command that has no grid to ask what a path leads to.
+
+    Raises:
+        CapError: one is named by a path.
+    """
+    if any(file.names for file in files):
+        raise CapError(
+            "what a path leads to is known to the grid only; give its cap, which 'pipegrid manifest' lists"
+        )
+    return files
 
 
 def aliases_here() -> dict[str, str]:

@@ -14,6 +14,13 @@ class CommandGroup(click.Group):
     homes: Mapping[str, tuple[str, str]] = {}
     """Commands that are imported when they are named: the module in this package, and what it is there."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; where no command is named, an error names them (click's own is all of the help)."""
+        if not args and not ctx.resilient_parsing:
+            names = self.list_commands(ctx)
+            raise click.UsageError(f"say which: {', '.join(names[:-1])} or {names[-1]}", ctx)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self.homes]
 

@@ -141,6 +141,10 @@ async def _store(grid: Grid, source: Any, format: str | None, options: dict[str,
 
 @contextmanager
 def _source(console: Console, file: str) -> Iterator[Any]:
+    if file != "-" and os.path.isdir(file):
+        raise SourceError(
+            f"'{printable(file)}' is a directory; 'pipegrid cp -r' copies all that is in it"
+        )
     source = opened(file, console.stdin)
     try:
         yield source

@@ -19,38 +19,64 @@ from pipegrid.cli.render import amount
 
 ProgressCall = Callable[[int, int], None]
 
+_SPARE = len("^C")
+"""Columns behind a bar, for what a terminal echoes there: it breaks no line then, and is taken away."""
+
 
 @contextmanager
 def _aside(bar: Any) -> Iterator[None]:
     """Let something be printed where a bar is."""
-    bar.clear()
+    _clear(bar)
     try:
         yield
     finally:
         bar.refresh()
 
 
+def _clear(bar: Any) -> None:
+    """Take a bar away, and what was echoed behind it."""
+    if bar.ncols:
+        bar.display(" " * (bar.ncols + _SPARE))
+    bar.clear()
+
+
 def open_bar(console: Console, text: str, unit: str = "B") -> Any:
-    """Return a bar, which makes room for all that the console prints until ``close_bar``."""
+    """
+    Return a bar, which makes room for all that the console prints until ``close_bar``.
+
+    Args:
+        unit: ``B``, of which thousands and millions are counted; or a word for one of what is counted.
+    """
     import tqdm
 
     tqdm.tqdm.monitor_interval = 0  # no thread of its own
-    bar = tqdm.tqdm(
+    bar: Any = tqdm.tqdm(
         desc=text,
         total=0,
-        unit=unit,
-        unit_scale=True,
+        unit=unit if unit == "B" else f" {unit}s",
+        unit_scale=unit == "B",
+        miniters=1,  # else a phase that is slower than the one before is not shown for long
         leave=False,
         dynamic_ncols=True,
         file=console.stderr,
     )
+    if shape := bar.dynamic_ncols:
+        bar.dynamic_ncols = partial(_shape_of, shape)
+        bar.ncols, bar.nrows = bar.dynamic_ncols(console.stderr)
     console.print_within(partial(_aside, bar))
     return bar
+
+
+def _shape_of(shape: Callable[[Any], tuple[int | None, int | None]], file: Any) -> Any:
+    """Return how many columns and lines a bar has on a terminal."""
+    columns, lines = shape(file)
+    return columns and max(columns - _SPARE, 1), lines
 
 
 def close_bar(console: Console, bar: Any) -> None:
     """Take away a bar of ``open_bar``; the console prints again without making room for it."""
     console.print_within(None)
+    _clear(bar)
     bar.close()
 
 
@@ -158,13 +184,13 @@ class Progress:
             done = sums.hashed
         else:
             done, found = sums.done, min(sums.done, sums.found)
+            if done < bar.n:  # another phase: it counts anew, with a time and a rate of its own
+                bar.initial = 0
+                bar.reset()
             self._describe(self._verb, f"{amount(found)} found" if found else "")
-            bar.initial = found  # what was there says nothing of the rate
-        if done < bar.n:  # another phase: it counts anew
-            bar.n = done
-            bar.refresh()
-        else:
-            bar.update(done - bar.n)
+            bar.last_print_n += found - bar.initial  # what was there says nothing of the rate
+            bar.initial = found
+        bar.update(done - bar.n)
 
     def _describe(self, text: str, postfix: str) -> None:
         if (text, postfix) != (self._bar.desc, self._bar.postfix or ""):

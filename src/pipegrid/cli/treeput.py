@@ -141,12 +141,20 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         console.json_result({"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 
     bar = progress.transfer()
+    if bar is None:
+        return TreeReports(left_out)
+    sending_bytes = 0
 
     def moved(counts: TreeCounts) -> None:
-        if bar is not None:
-            bar(min(counts.sent_bytes, counts.bytes), counts.bytes)
+        bar(min(counts.sent_bytes + sending_bytes, counts.bytes), counts.bytes)
 
-    return TreeReports(left_out, moved)
+    def sending(counts: TreeCounts, more: int) -> None:
+        nonlocal sending_bytes
+        sending_bytes += more
+        if more > 0:  # else what is stored is told next
+            moved(counts)
+
+    return TreeReports(left_out, moved, sending)
 
 
 def counts_of(counts: TreeCounts) -> str:

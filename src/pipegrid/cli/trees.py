@@ -2,7 +2,7 @@
 Paths on the command line, and walks that commands show.
 
 Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path
-leads to is found when the grid is open: ``located`` is the one place for that.
+leads to is found when the grid is open: ``Locator`` is the one place for that.
 """
 
 from __future__ import annotations
@@ -23,30 +23,39 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.grid import Grid
     from pipegrid.tree.facade import Grid as TreeGrid
-    from pipegrid.tree.paths import PathEnd
+    from pipegrid.tree.paths import PathEnd, PathFinder
     from pipegrid.tree.walk import Met
 
 C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
 
 
-async def located(grid: Grid, file: NamedFile[Any], understand: Callable[[Any], C]) -> NamedFile[C]:
-    """
-    Return a file with the cap of what its path leads to; without a path it is itself.
+class Locator:
+    """Finds what the paths of many files lead to; of a directory on their ways see ``paths.PathFinder``."""
 
-    Args:
-        understand: returns a cap of the kind that is wanted, or raises CapError.
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._paths: PathFinder | None = None
 
-    Raises:
-        NoSuchChild: there is no such name on the way.
-        CapError: what is there is of another kind.
-        PipegridError: a directory on the way could not be read.
-    """
-    if not file.names:
-        return file
-    from pipegrid.tree.paths import resolve
+    async def located(self, file: NamedFile[Any], understand: Callable[[Any], C]) -> NamedFile[C]:
+        """
+        Return a file with the cap of what its path leads to; without a path it is itself.
 
-    place = await resolve(grid, file.root, file.names)
-    return attrs.evolve(file, cap=understand(_there(place)), names=())
+        Args:
+            understand: returns a cap of the kind that is wanted, or raises CapError.
+
+        Raises:
+            NoSuchChild: there is no such name on the way.
+            CapError: what is there is of another kind.
+            PipegridError: a directory on the way could not be read.
+        """
+        if not file.names:
+            return file
+        if self._paths is None:
+            from pipegrid.tree.paths import PathFinder
+
+            self._paths = PathFinder(self._grid)
+        place = await self._paths.resolve(file.root, file.names)
+        return attrs.evolve(file, cap=understand(_there(place)), names=())
 
 
 def _there(place: PathEnd) -> Any:
@@ -60,7 +69,7 @@ def _there(place: PathEnd) -> Any:
 
 
 async def place_of(grid: Grid, text: str) -> PathEnd:
-    """Return what a cap or path leads to; errors as of ``located``."""
+    """Return what a cap or path leads to; errors as of ``Locator.located``."""
     from pipegrid.tree.paths import resolve
 
     root, names = root_of(grid, text)
@@ -87,7 +96,7 @@ async def directory_at(grid: Grid, text: str) -> PathEnd:
 
     Raises:
         CapError: something else is there.
-        PipegridError: as of ``located``.
+        PipegridError: as of ``Locator.located``.
     """
     place = check_known(await place_of(grid, text))
     if not isinstance(place.cap, DirectoryCap):

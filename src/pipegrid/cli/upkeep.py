@@ -65,9 +65,9 @@ def upkeep_job(
             return show(console, file, outcome, lead)
 
         if len(files) == 1 and alone is not None and not recursive:
-            from pipegrid.cli.trees import located
+            from pipegrid.cli.trees import Locator
 
-            file = await located(grid, files[0], keepable)
+            file = await Locator(grid).located(files[0], keepable)
             return shown(file, await alone(grid, console, file.cap))
         from pipegrid.transfer.upkeep.upkeep import Todo
 
@@ -82,15 +82,16 @@ async def located_files(
 ) -> tuple[list[NamedFile[Any]], set[ExitStatus]]:
     """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
     from pipegrid.cli.files import identity
-    from pipegrid.cli.trees import located
+    from pipegrid.cli.trees import Locator
     from pipegrid.core.filecaps import keepable, walkable
     from pipegrid.errors import PipegridError
 
     found: list[NamedFile[Any]] = []
     statuses: set[ExitStatus] = set()
+    locator = Locator(grid)
     for file in files:
         try:
-            found.append(await located(grid, file, walkable if recursive else keepable))
+            found.append(await locator.located(file, walkable if recursive else keepable))
         except PipegridError as error:  # noqa: PERF203
             if len(files) == 1:
                 raise
@@ -177,6 +178,7 @@ async def look_after(
     from pipegrid.cli.progress import Progress
 
     report = ObjectsReport(console, show, recursive)
+    named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)
     with Progress(console, verb, "object") as progress:
         told = progress.transfer()
@@ -187,6 +189,8 @@ async def look_after(
 
         look = _trees if recursive else _many
         summary = await look(grid, files, todo, bounds, report, count)
+    summary.objects += named - len(files)
+    summary.failed += named - len(files)
     text, fields = sum_up(summary, todo)
     if console.json or recursive:
         console.result(text, {"summary": fields})

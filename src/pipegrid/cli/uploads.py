@@ -6,6 +6,7 @@ Which go at the same time is ``Grid.put_many``'s decision.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.progress import Progress
 from pipegrid.cli.stdin import InterruptibleInput, opened
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, SourceError
 from pipegrid.transfer.put.source import size_of
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class Uploads:
     def _report_failure(self, path: str, failure: Failure) -> None:
         error = failure.value
         assert error is not None
+        if isinstance(error, SourceError) and os.path.isdir(path):
+            error = SourceError(
+                f"'{printable(path)}' is a directory; add -r to store all that is in it"
+            )
         self._statuses.add(self._console.failed(error, _name(path), {"path": path}))
 
     def _report_success(self, path: str, result: PutResult) -> None:

@@ -144,7 +144,9 @@ def unknown_kind(cap: UnknownCap) -> CapError:
 
 def _unusable(cap: Cap) -> CapError:
     if isinstance(cap, DirectoryCap):
-        return CapError("this is the cap of a directory, and this works on files only")
+        return CapError(
+            "this is the cap of a directory, and this works on files only; 'get -r' fetches all that is in it"
+        )
     if isinstance(cap, MutableCap):
         return CapError("this is the cap of a mutable file, and this works on immutable ones only")
     if not isinstance(cap, UnknownCap):

@@ -25,10 +25,14 @@ from pipegrid.core.caps import Cap, DirectoryCap, UnknownCap, as_cap
 from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
+from pipegrid.reactor.together import Waiters
 from pipegrid.tree.aliases import read_aliases, unknown_alias
-from pipegrid.tree.listing import Kind, ListingLimits, ReadsFiles, kind_of, read_listing
+from pipegrid.tree.listing import Entry, Kind, ListingLimits, ReadsFiles, kind_of, read_listing
 
 _CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
+
+KEPT_BYTES = 32 << 20
+"""Memory that directories may take which a ``PathFinder`` keeps; what comes later is read for each path."""
 
 
 @attrs.frozen
@@ -151,29 +155,73 @@ async def resolve(
         DirectoryError: a directory on the way is damaged, or beyond the limits.
         PipegridError: the grid could not fetch it.
     """
-    cap: Cap | None = as_cap(root)
-    place = PathEnd(cap)
-    for depth, name in enumerate(names):
-        directory = place.best or place.cap
-        if isinstance(directory, UnknownCap) and not depth:
-            raise unknown_kind(directory)
-        if not isinstance(directory, DirectoryCap):
-            what = f"'{shown(names[:depth])}' is" if depth else "the cap before the path is that of"
-            raise NoSuchChild(
-                f"{what} no directory, so there is no '{printable(name)}' in it; check the path",
-                name,
-            )
-        listing = await read_listing(grid, directory, limits)
-        name = unicodedata.normalize("NFC", name)
-        entry = next((each for each in listing.entries if each.name == name), None)
-        if entry is None:
-            where = f" in '{shown(names[:depth])}'" if depth else ""
-            raise NoSuchChild(
-                f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is",
-                name,
-            )
-        place = PathEnd(entry.cap, (*place.names, name), entry.metadata_json, entry.best)
-    return place
+    return await PathFinder(grid, limits).resolve(root, names)
+
+
+class PathFinder:
+    """
+    Follows many paths; a directory that several lead through is read once, and seen as it was then.
+
+    Args:
+        grid: an open grid.
+        limits: of each directory.
+    """
+
+    def __init__(self, grid: ReadsFiles, limits: ListingLimits | None = None) -> None:
+        self._grid = grid
+        self._limits = limits
+        self._kept: dict[DirectoryCap, dict[str, Entry]] = {}
+        self._kept_bytes = 0
+        self._reading: dict[DirectoryCap, Waiters[dict[str, Entry]]] = {}
+
+    async def resolve(self, root: str | Cap, names: Sequence[str] = ()) -> PathEnd:
+        """Return what a path leads to; arguments and errors as of ``resolve`` of this module."""
+        place = PathEnd(as_cap(root))
+        for depth, name in enumerate(names):
+            directory = place.best or place.cap
+            if isinstance(directory, UnknownCap) and not depth:
+                raise unknown_kind(directory)
+            if not isinstance(directory, DirectoryCap):
+                what = (
+                    f"'{shown(names[:depth])}' is"
+                    if depth
+                    else "the cap before the path is that of"
+                )
+                raise NoSuchChild(
+                    f"{what} no directory, so there is no '{printable(name)}' in it; check the path",
+                    name,
+                )
+            name = unicodedata.normalize("NFC", name)
+            entry = (await self._entries(directory)).get(name)
+            if entry is None:
+                where = f" in '{shown(names[:depth])}'" if depth else ""
+                raise NoSuchChild(
+                    f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is",
+                    name,
+                )
+            place = PathEnd(entry.cap, (*place.names, name), entry.metadata_json, entry.best)
+        return place
+
+    async def _entries(self, directory: DirectoryCap) -> dict[str, Entry]:
+        """Return what is in a directory, by names; who asks while it is read waits for that."""
+        if directory in self._kept:
+            return self._kept[directory]
+        if directory in self._reading:
+            return await self._reading[directory].wait()
+        waiting = self._reading[directory] = Waiters()
+        try:
+            listing = await read_listing(self._grid, directory, self._limits)
+        except Exception as error:
+            del self._reading[directory]
+            waiting.fail(error)
+            raise
+        del self._reading[directory]
+        entries = {entry.name: entry for entry in listing.entries}
+        if self._kept_bytes + listing.memory_bytes <= KEPT_BYTES:
+            self._kept_bytes += listing.memory_bytes
+            self._kept[directory] = entries
+        waiting.fire(entries)
+        return entries
 
 
 def shown(names: Sequence[str]) -> str:

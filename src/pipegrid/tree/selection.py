@@ -6,8 +6,10 @@ surrogates).
 
 **Patterns.** ``*`` and ``?`` stand for any characters but ``/``, ``[a-z]`` for one of some, ``**`` for any
 number of directories. A pattern without ``/`` is that of a name, wherever it is (as in ``tahoe backup``); one
-with ``/`` is that of a path from the directory down; one that ends in ``/`` is that of directories only.
-Large and small letters differ. What is excluded is not looked into.
+with ``/`` is that of a path from the directory down, which may begin with ``./``; one that ends in ``/`` is
+that of directories only. Large and small letters differ. What is excluded is not looked into. There is no
+pattern that takes anything back, as ``!`` does for git: one that begins with it is refused, since what it is
+to save would be left out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
 
 VCS = (
@@ -60,8 +63,13 @@ class TreeSelection:
             bare = pattern.rstrip("/")
             if not bare or len(pattern) > MAX_PATTERN:
                 raise UsageError(f"{pattern[:50]!r} is not a pattern of names; see --exclude")
+            if pattern.startswith("!"):
+                raise UsageError(
+                    f"'{printable(pattern[:50])}' takes nothing back of other patterns, as it would for git; "
+                    "write '\\!' for a name that begins so"
+                )
             of_path = "/" in bare
-            regex = _regex(bare.removeprefix("/"))
+            regex = _regex(bare[2:] if bare.startswith("./") else bare.removeprefix("/"))
             if pattern.endswith("/"):
                 (directory_paths if of_path else directory_names).append(regex)
             else:

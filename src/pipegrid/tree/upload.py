@@ -43,7 +43,7 @@ from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Source, StoresFiles
 from pipegrid.tree.underway import MAX_BYTES, UnderWay
-from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult, TreeTally
+from pipegrid.tree.uploaded import OnItsWay, TreeCounts, TreeReports, TreeResult, TreeTally, path_of
 
 GIVE_UP = 10
 """When so many objects could not be stored, and none could, the grid is at fault and not the files."""
@@ -304,7 +304,7 @@ class TreeUpload:
         await self._store_file(place, met, file, met.found.st_size)
 
     async def _store_directory(self, directory: DirectoryNode, children: list[Child]) -> None:
-        path = _path_of(directory)
+        path = path_of(directory)
         try:
             if len(children) < _LARGE_DIRECTORY:
                 packed = pack_immutable(children)
@@ -348,7 +348,10 @@ class TreeUpload:
     async def _put(
         self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
+        sending = OnItsWay(self._reports, self.counts, size)
+
         def progress(done: int, total: int) -> None:
+            sending.is_at(done, total)
             if self._under_way.weigh(place, size * (total - done) // max(1, total)):
                 self._wake()
 
@@ -356,9 +359,12 @@ class TreeUpload:
             cap_known(cap)
             self._wake()
 
-        cap = await self._store.put(
-            source, size, known, progress if size > MAX_BYTES // 8 else None
-        )
+        try:
+            cap = await self._store.put(
+                source, size, known, progress if size > MAX_BYTES // 8 else None
+            )
+        finally:
+            sending.end()
         self._stored += 1
         self.counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
         return cap
@@ -389,12 +395,3 @@ class TreeUpload:
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.callback(None)
-
-
-def _path_of(directory: DirectoryNode) -> str:
-    names = []
-    at: TreeNode | None = directory
-    while at is not None and at.parent is not None:
-        names.append(at.name)
-        at = at.parent
-    return "/".join(reversed(names))

@@ -127,7 +127,43 @@ class TreeReports:
     Attributes:
         left_out: called with a path (from the root; the root is ``.``) and a sentence.
         progress: called when something is stored.
+        sending: called with how many bytes more servers have acknowledged of files that are not stored yet;
+            less than nothing when one is stored, or will not be.
     """
 
     left_out: Callable[[str, str], None] = lambda path, why: None
     progress: Callable[[TreeCounts], None] = lambda counts: None
+    sending: Callable[[TreeCounts, int], None] = lambda counts, more: None
+
+
+class OnItsWay:
+    """Reports how far one large file has come, until it is stored; then it is one of the counts."""
+
+    def __init__(self, reports: TreeReports, counts: TreeCounts, size: int) -> None:
+        self._reports = reports
+        self._counts = counts
+        self._size = size
+        self._told = 0
+
+    def is_at(self, done: int, total: int) -> None:
+        """So much of its shares is acknowledged."""
+        self._tell(self._size * done // max(1, total))
+
+    def end(self) -> None:
+        """It is under way no more."""
+        self._tell(0)
+
+    def _tell(self, now: int) -> None:
+        if now != self._told:
+            more, self._told = now - self._told, now
+            self._reports.sending(self._counts, more)
+
+
+def path_of(directory: DirectoryNode) -> str:
+    """Return where a directory is, from the root, which is nothing."""
+    names = []
+    at: TreeNode | None = directory
+    while at is not None and at.parent is not None:
+        names.append(at.name)
+        at = at.parent
+    return "/".join(reversed(names))
