@@ -167,6 +167,16 @@ def dial(found: Read) -> HeadStart | None:
     return HeadStart(values["urls"], count)
 
 
+def cut_short(found: Read) -> int | None:
+    """Do what is over before all that a command usually needs is loaded; returns the exit status, or None."""
+    command, values, words = found
+    if command != "verify" or values["paranoid"]:
+        return None
+    from pipegrid.cli.verifysame import verify_if_same
+
+    return verify_if_same(words[0], values["json"], values["quiet"])
+
+
 def plain_job(
     arguments: Sequence[str], console: Console, begun: HeadStart | None = None
 ) -> Job | None:

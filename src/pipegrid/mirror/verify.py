@@ -27,6 +27,8 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from pipegrid.mirror.glance import Glance
+
 _COUNTS = (
     "wanted_files",
     "wanted_bytes",
@@ -60,10 +62,9 @@ def verify(
     began_s = now()
     own, *others = parts_of_manifest(destination, processes)
     helpers: list[_Helper] = []
-    if doubt.is_none:
-        destination.glance(b"")  # reads how files looked, once for all processes
+    glance = destination.glance() if doubt.is_none else None  # once for all processes
     try:
-        helpers.extend(_Helper(destination, doubt, part) for part in others)
+        helpers.extend(_Helper(destination, doubt, glance, part) for part in others)
 
         def told() -> None:
             report.elapsed_s = now() - began_s
@@ -71,7 +72,7 @@ def verify(
                 progress(report)
 
         def look(part: Part) -> None:
-            _look(destination, doubt, part, report, told, stopped)
+            _look(destination, doubt, glance, part, report, told, stopped)
 
         look(own)
         for helper in helpers:
@@ -82,6 +83,8 @@ def verify(
         report.unnoted_files += destination.unnoted_files
         told()
     finally:
+        if glance is not None:
+            glance.close()
         for helper in helpers:
             helper.stop()
     return report
@@ -90,12 +93,13 @@ def verify(
 def _look(
     destination: Destination,
     doubt: Doubt,
+    glance: Glance | None,
     part: Part,
     report: Report,
     told: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    for lines in _closely(destination, doubt, part, report):
+    for lines in _closely(destination, glance, part, report):
         for each in read_list(lines, MANIFEST) if lines else ():
             wrong = _wrong(destination, each, doubt.next())
             report.wanted_files += 1
@@ -113,14 +117,14 @@ def _look(
 
 
 def _closely(
-    destination: Destination, doubt: Doubt, part: Part, report: Report
+    destination: Destination, glance: Glance | None, part: Part, report: Report
 ) -> Iterator[list[bytes]]:
     """Yield the lines of a part that ask for a closer look than a glance; count the others."""
     for text in read_pieces(destination, part):
-        if not doubt.is_none:
+        if glance is None:
             yield lines_in(text)
             continue
-        files, size_bytes, others = destination.glance(text)
+        files, size_bytes, others = glance.look(text)
         report.wanted_files += files
         report.wanted_bytes += size_bytes
         report.present_files += files
@@ -139,7 +143,9 @@ def _wrong(destination: Destination, each: Wanted, doubted: bool) -> str | None:
 class _Helper:
     """A process that looks at a part."""
 
-    def __init__(self, destination: Destination, doubt: Doubt, part: Part) -> None:
+    def __init__(
+        self, destination: Destination, doubt: Doubt, glance: Glance | None, part: Part
+    ) -> None:
         self.part = part
         self._told, theirs = os.pipe()
         parent = os.getpid()
@@ -148,15 +154,29 @@ class _Helper:
         except OSError:  # there can be no more; then this one does it
             self._pid = -1
         if not self._pid:
-            self._work(destination, doubt, theirs, parent)
+            self._work(destination, doubt, glance, theirs, parent)
         os.close(theirs)
 
-    def _work(self, destination: Destination, doubt: Doubt, told: int, parent: int) -> NoReturn:
+    def _work(
+        self,
+        destination: Destination,
+        doubt: Doubt,
+        glance: Glance | None,
+        told: int,
+        parent: int,
+    ) -> NoReturn:
         """In the process: look, tell, and end without any of the parent's ceremony."""
         try:
             destination.forked()
             report = Report()
-            _look(destination, doubt, self.part, report, stopped=lambda: os.getppid() != parent)
+            _look(
+                destination,
+                doubt,
+                glance,
+                self.part,
+                report,
+                stopped=lambda: os.getppid() != parent,
+            )
             report.unnoted_files = destination.unnoted_files
             destination.close()
             with open(told, "wb") as pipe:
