@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
@@ -81,9 +82,9 @@ class VerifySameTests(SynchronousTestCase):
         self.assertEqual((status, out), (5, "2 of 3 files are there and right\n"))
         self.assertIn("pool/2: it is missing, or has changed", told)
 
-    def look(self, answer: Callable[[], tuple[int, int] | None], quiet: bool = True) -> int | None:
+    def look(self, answer: Callable[[], Any], quiet: bool = True) -> Any:
         """Do it here, where another look gives an answer."""
-        self.patch(same, "look_if_same", lambda *_: answer())
+        self.patch(same, "glimpse", lambda *_: answer())
         return verify_if_same(str(self.dest), False, quiet)
 
     def test_somebody_watches(self) -> None:
@@ -103,7 +104,8 @@ class VerifySameTests(SynchronousTestCase):
             raise OSError(errno.ENOSPC, "full")
 
         self.patch(os, "write", write)
-        self.assertIsNone(self.look(lambda: (3, 3)))
+        found = same.Glimpse(b"", 3, 3, [])
+        self.assertIs(self.look(lambda: found), found)
         for name in ("stdout", "stderr"):
             stream = self.patch(sys, name, None)
             self.assertIsNone(self.look(lambda: self.fail("it looks")))

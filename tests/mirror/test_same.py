@@ -1,4 +1,4 @@
-"""Whether a mirror is as it was, in as little time as possible: yes, or no answer at all."""
+"""What of a mirror is as it was, in as little time as possible."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from pathlib import Path
 from pipegrid.disk.files import open_locked
 from pipegrid.mirror import glance as glance_module
 from pipegrid.mirror import same, seen
+from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.glance import Glance
-from pipegrid.mirror.same import look_if_same
+from pipegrid.mirror.lists import list_line
+from pipegrid.mirror.present import Doubt
+from pipegrid.mirror.same import glimpse
 from pipegrid.mirror.seen import Rows
-from tests.mirror.test_seen import ROW_BYTES, SeenCase
+from pipegrid.mirror.verify import verify, verify_rest
+from tests.mirror.test_seen import ROW_BYTES, SeenCase, all_same
 
 
 class SameTests(SeenCase):
@@ -30,8 +34,8 @@ class SameTests(SeenCase):
     def look_both(self) -> tuple[int, int] | None:
         """Look in one process and in two, which find the same; nothing is left open, and nothing changed."""
         before = os.listdir("/proc/self/fd"), self.tree()
-        found = look_if_same(str(self.dest), False)
-        self.assertEqual(look_if_same(str(self.dest), True), found)
+        found = all_same(str(self.dest), False)
+        self.assertEqual(all_same(str(self.dest), True), found)
         self.assertEqual((os.listdir("/proc/self/fd"), self.tree()), before)
         self.assertEqual(self.asked, 0)
         return found
@@ -54,6 +58,33 @@ class SameTests(SeenCase):
             self.patch(same, "PIECE_BYTES", piece_bytes)
             self.rows.write_bytes(b"".join(order))
             self.assertEqual(self.look_both(), self.right)
+
+    def test_the_rest(self) -> None:
+        """What is not as it was is told, and looked at more closely, as if all of it was."""
+        for number, each in enumerate(self.entries[3::30]):
+            path = self.dest / each.path
+            path.chmod(0o600)  # which is not wrong
+            if number % 3:
+                path.unlink()
+        found = [glimpse(str(self.dest), shares) for shares in (False, True)]
+        destination = Destination(str(self.reopened()))
+        self.addCleanup(destination.close)
+        whole = verify(destination, Doubt())
+        for each_found in found:
+            assert each_found is not None
+            self.assertEqual(each_found.others, [list_line(each) for each in self.entries[3::30]])
+            report = verify_rest(destination, each_found)
+            assert report is not None
+            self.assertEqual((report.failed_files, report.wanted_files), (4, 200))
+            for name in ("wanted_files", "wanted_bytes", "present_files", "present_bytes"):
+                self.assertEqual(getattr(report, name), getattr(whole, name))
+            self.assertEqual(report.failed, whole.failed)
+        self.manifest.write_bytes(self.manifest.read_bytes()[:-1])
+        self.assertIsNone(verify_rest(destination, found[0]))
+        self.assertIsNone(verify_rest(destination, None))
+        self.patch(same, "MAX_OTHERS", 1)
+        destination.close()
+        self.assertIsNone(glimpse(str(self.dest), True))
 
     def test_without_room(self) -> None:
         """Directories are found to be some, too, where none can be kept open and no names be kept."""
@@ -101,7 +132,7 @@ class SameTests(SeenCase):
             self.assertEqual(self.look_both(), self.right)
             change()
             self.assertIsNone(self.look_both(), number)
-        self.assertIsNone(look_if_same("nowhere", True))
+        self.assertIsNone(all_same("nowhere", True))
 
     def test_paths_that_are_refused(self) -> None:
         """However they lead to a file that is right."""
@@ -147,7 +178,7 @@ class SameTests(SeenCase):
             return look(glance, text)
 
         patched = self.patch(Glance, "look", die)
-        self.assertIsNone(look_if_same(str(self.dest), True))
+        self.assertIsNone(all_same(str(self.dest), True))
         patched.restore()
 
         def fork() -> int:
@@ -155,7 +186,7 @@ class SameTests(SeenCase):
 
         self.patch(os, "fork", fork)
         before = os.listdir("/proc/self/fd")
-        self.assertIsNone(look_if_same(str(self.dest), True))
+        self.assertIsNone(all_same(str(self.dest), True))
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
 

@@ -41,13 +41,15 @@ def main() -> None:
         from pipegrid.cli.plain import cut_short, dial, read
 
         plain = read(sys.argv[1:])
-        status = None if plain is None else cut_short(plain)
-        if status is None:
+        found = None if plain is None else cut_short(plain)
+        if isinstance(found, int):
+            status = found
+        else:
             # What follows takes as long as mirrors are away.
             begun = None if plain is None else dial(plain)
             from pipegrid.cli.process import run_process
 
-            status = run_process(sys.argv[1:], begun)
+            status = run_process(sys.argv[1:], begun, found)
         if any(each in sys.modules for each in _LEFT):
             _leave(status)
     except KeyboardInterrupt:  # before or after the work; what runs has better ways to be stopped

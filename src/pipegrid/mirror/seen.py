@@ -70,7 +70,7 @@ class Rows:
         return self._index
 
     def discard(self, row: bytes) -> None:
-        """Forget one."""
+        """Forget one; none is found in its place."""
         at = self._places.pop(row, -1)
         if at >= 0:
             self.data = self.data[:at] + bytes(ROW.size) + self.data[at + ROW.size :]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from pipegrid.disk.reading import read_file
 from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import lines_in, read_list
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from pipegrid.mirror.glance import Glance
+    from pipegrid.mirror.same import Glimpse
 
 _COUNTS = (
     "wanted_files",
@@ -90,6 +92,28 @@ def verify(
     return report
 
 
+def verify_rest(destination: Destination, glimpse: Glimpse | None) -> Report | None:
+    """
+    Return the same, having looked only at what was not found at a glance.
+
+    None: there was none, or something else is wanted by now.
+    """
+    try:
+        if glimpse is None:
+            return None
+        if read_file(destination.manifest, len(glimpse.text) + 1) != glimpse.text:
+            return None
+    except OSError:
+        return None
+    report = Report()
+    report.wanted_files = report.present_files = glimpse.files
+    report.wanted_bytes = report.present_bytes = glimpse.size_bytes
+    for each in read_list(glimpse.others, MANIFEST):
+        _look_at(destination, each, False, report)
+    report.unnoted_files = destination.unnoted_files
+    return report
+
+
 def _look(
     destination: Destination,
     doubt: Doubt,
@@ -101,14 +125,7 @@ def _look(
 ) -> None:
     for lines in _closely(destination, glance, part, report):
         for each in read_list(lines, MANIFEST) if lines else ():
-            wrong = _wrong(destination, each, doubt.next())
-            report.wanted_files += 1
-            report.wanted_bytes += each.size or 0
-            if wrong is None:
-                report.present_files += 1
-                report.present_bytes += each.size or 0
-            else:
-                report.fail(each.path, wrong)
+            _look_at(destination, each, doubt.next(), report)
             if stopped():
                 return
         told()
@@ -130,6 +147,17 @@ def _closely(
         report.present_files += files
         report.present_bytes += size_bytes
         yield others
+
+
+def _look_at(destination: Destination, each: Wanted, doubted: bool, report: Report) -> None:
+    wrong = _wrong(destination, each, doubted)
+    report.wanted_files += 1
+    report.wanted_bytes += each.size or 0
+    if wrong is None:
+        report.present_files += 1
+        report.present_bytes += each.size or 0
+    else:
+        report.fail(each.path, wrong)
 
 
 def _wrong(destination: Destination, each: Wanted, doubted: bool) -> str | None:
