@@ -17,6 +17,7 @@ from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_mirror import debian_command, list_command, rpm_command, verify_command
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirroring import Fetching
+from pipegrid.mirror.same import Glimpse
 
 URL = ("--from", "http://here/")
 COMMANDS: dict[str, tuple[click.Command, dict[str, Any]]] = {
@@ -156,6 +157,12 @@ class PlainTests(SynchronousTestCase):
         self.assertEqual(self.plainly(*rpm), ("DEST", True, ("a.gpg",), False, fetching, False, 0))
         again = ("--json", "mirror", "verify", self.dest, "--paranoid")
         self.assertEqual(self.plainly(*again), (self.dest, True, 0.0, True, 0))
+
+    def test_what_was_seen(self) -> None:
+        """Who looks more closely is told what was found at a glance."""
+        seen = Glimpse(b"", 0, 0, [])
+        plain.plain_job(("mirror", "verify", self.dest), console(), None, seen)
+        self.assertEqual(self.made, [(self.dest, False, 0.0, seen)])
 
     def test_defaults(self) -> None:
         """What is not given is what the commands declare."""

@@ -9,16 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from pipegrid.mirror import destination as destination_module
-from pipegrid.mirror import seen
+from pipegrid.mirror import same, seen
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.present import Doubt, Look
 from pipegrid.mirror.report import Report
+from pipegrid.mirror.same import glimpse
 from pipegrid.mirror.seen import Seen
 from pipegrid.mirror.verify import verify
 from pipegrid.mirror.wanted import BadEntry
 from tests.mirror.test_verify import VerifyCase
 
 ROW_BYTES = 64
+
+
+def all_same(dest: str, shares: bool) -> tuple[int, int] | None:
+    """How many files a mirror has, and their bytes, if a glance tells that all are right."""
+    found = glimpse(dest, shares)
+    if found is None or found.others:
+        return None
+    return found.files, found.size_bytes
 
 
 class SeenCase(VerifyCase):
@@ -104,6 +113,8 @@ class SeenTests(SeenCase):
         whole = self.reopened().with_suffix(".whole")
         shutil.copytree(self.dest, whole)
         outside = Path(self.mktemp()).absolute()
+        size = sum(each.size or 0 for each in self.entries)
+        self.patch(same, "SHARED_BYTES", 0)
         for number, (change, wrong) in enumerate(self.changes(outside)):
             path = self.dest / self.entries[number * 7].path
             for rows in (True, False):
@@ -113,9 +124,11 @@ class SeenTests(SeenCase):
                 self.asked = 0
                 self.again()
                 self.assertEqual(self.asked, 0)
+                self.assertEqual(all_same(str(self.dest), rows), (200, size))
                 change(path)
                 if not rows:
                     self.rows.unlink()
+                self.assertIsNone(all_same(str(self.dest), True))
                 report = self.again(1 + number % 2 * 2)
                 self.assertEqual(
                     (report.wanted_files, report.failed_files), (200, wrong), (number, rows)

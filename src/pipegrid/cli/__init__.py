@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
+_LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.same")
+"""Modules of commands that end without ceremony."""
+
 
 def main() -> None:
     """Run the command line that this process was started with, and exit with its status."""
@@ -35,19 +38,19 @@ def main() -> None:
         import gc
 
         gc.disable()  # until the work begins: modules are no garbage
-        from pipegrid.cli.plain import dial, read
+        from pipegrid.cli.plain import cut_short, dial, read
 
         plain = read(sys.argv[1:])
-        begun = (
-            None if plain is None else dial(plain)
-        )  # what follows takes as long as mirrors are away
-        from pipegrid.cli.process import run_process
+        found = None if plain is None else cut_short(plain)
+        if isinstance(found, int):
+            status = found
+        else:
+            # What follows takes as long as mirrors are away.
+            begun = None if plain is None else dial(plain)
+            from pipegrid.cli.process import run_process
 
-        status = run_process(sys.argv[1:], begun)
-        if (
-            "twisted.internet.reactor" in sys.modules
-            or "pipegrid.mirror.destination" in sys.modules
-        ):
+            status = run_process(sys.argv[1:], begun, found)
+        if any(each in sys.modules for each in _LEFT):
             _leave(status)
     except KeyboardInterrupt:  # before or after the work; what runs has better ways to be stopped
         status = 130
@@ -79,11 +82,11 @@ def _leave(status: int) -> None:
 
     Freeing half a thousand modules one by one was a tenth of what a ``put`` of a small file computes.
     """
-    from contextlib import suppress
-
     if sys.gettrace() is None and sys.getprofile() is None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                with suppress(OSError, ValueError):  # what could be told of it, was
+                try:  # noqa: SIM105  # contextlib is a tenth of what the shortest command loads
                     stream.flush()
+                except (OSError, ValueError):
+                    pass  # what could be told of it, was
         os._exit(status)

@@ -6,6 +6,7 @@ import os
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, printable
+from pipegrid.cli.verifysame import verified
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -118,16 +119,14 @@ def tell_verified(console: Console, report: Report, dest: str) -> int:
             f"pipegrid: what hashing has found of {report.unnoted_files} files cannot be noted, since {dest} "
             "cannot be written to; have somebody verify it who may"
         )
-    text = f"{report.present_files} of {report.wanted_files} files are there and right"
     console.result(
-        text,
-        {
-            "dest": dest,
-            "files": report.wanted_files,
-            "bytes": report.wanted_bytes,
-            "right": report.present_files,
-            "wrong": report.failed_files,
-            "unnoted": report.unnoted_files,
-        },
+        *verified(
+            dest,
+            report.wanted_files,
+            report.wanted_bytes,
+            report.present_files,
+            report.failed_files,
+            report.unnoted_files,
+        )
     )
     return ExitStatus.CORRUPTION if report.failed_files else ExitStatus.DONE

@@ -13,24 +13,33 @@ from pipegrid.cli.mirrortell import tell_verified
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.same import Glimpse
 
 MOST_PROCESSES = 4
 """More wait for the disk, or for each other."""
 
 
-def verify_job(dest: str, paranoid: bool, sample: float) -> OfflineJob:
-    """Return what it does; ``sample`` is a share, 0.0 to 1.0, of what is there."""
+def verify_job(
+    dest: str, paranoid: bool, sample: float, glimpse: Glimpse | None = None
+) -> OfflineJob:
+    """
+    Return what it does.
+
+    Args:
+        sample: a share, 0.0 to 1.0, of what is there.
+        glimpse: what was found already; only where nothing is doubted.
+    """
 
     def work(console: Console) -> int:
         from pipegrid.mirror.manifest import check_complete
         from pipegrid.mirror.present import Doubt
-        from pipegrid.mirror.verify import verify
+        from pipegrid.mirror.verify import verify, verify_rest
 
         check_complete(dest)
         with Display(console) as display:
             destination = _open(dest)
             try:
-                report = verify(
+                report = verify_rest(destination, glimpse) or verify(
                     destination,
                     Doubt(paranoid, sample),
                     display.show,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.console import Console
     from pipegrid.cli.job import Job
+    from pipegrid.mirror.same import Glimpse
     from pipegrid.mirror.sprint.headstart import HeadStart
 
     Values = dict[str, Any]
@@ -167,14 +168,32 @@ def dial(found: Read) -> HeadStart | None:
     return HeadStart(values["urls"], count)
 
 
+def cut_short(found: Read) -> int | Glimpse | None:
+    """
+    Do what is over before all that a command usually needs is loaded.
+
+    Returns:
+        The exit status; else what was found until then, or None.
+    """
+    command, values, words = found
+    if command != "verify" or values["paranoid"]:
+        return None
+    from pipegrid.cli.verifysame import verify_if_same
+
+    return verify_if_same(words[0], values["json"], values["quiet"])
+
+
 def plain_job(
-    arguments: Sequence[str], console: Console, begun: HeadStart | None = None
+    arguments: Sequence[str],
+    console: Console,
+    begun: HeadStart | None = None,
+    glimpse: Glimpse | None = None,
 ) -> Job | None:
     """
     Return what a command line asks for, having told the console what is for it; None: as ``read``.
 
     Args:
-        begun: what ``dial`` made of it.
+        begun: what ``dial`` made of it; ``glimpse``: what ``cut_short`` did.
     """
     found = read(arguments)
     if found is None:
@@ -185,7 +204,8 @@ def plain_job(
             return None
         from pipegrid.cli.mirrorverify import verify_job
 
-        job: Job = verify_job(words[0], values["paranoid"], 0.0)
+        found_already = () if glimpse is None else (glimpse,)
+        job: Job = verify_job(words[0], values["paranoid"], 0.0, *found_already)
     else:
         job = _fetching_job(command, values, words, begun)
     console.json = values["json"]

@@ -28,18 +28,22 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
+    from pipegrid.mirror.same import Glimpse
     from pipegrid.mirror.sprint.headstart import HeadStart
     from pipegrid.reactor.ahead import Ahead
 
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
 
-def run_process(arguments: Sequence[str], begun: HeadStart | None = None) -> int:
+def run_process(
+    arguments: Sequence[str], begun: HeadStart | None = None, glimpse: Glimpse | None = None
+) -> int:
     """
     Run a command line with this process's streams and signals, and return its exit status.
 
     Args:
         begun: connections that it asks for, begun already.
+        glimpse: what was found at a glance of what it asks for.
     """
     # Being told to end is as good a reason to clean up as Ctrl-C.
     _handle(signal.SIGTERM, signal.default_int_handler)
@@ -47,7 +51,7 @@ def run_process(arguments: Sequence[str], begun: HeadStart | None = None) -> int
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
     try:
-        invocation, job = _parse(arguments, console, begun)
+        invocation, job = _parse(arguments, console, begun, glimpse)
     except BrokenPipeError:  # the reader of --help left
         _forget_stdout()
         return ExitStatus.FAILED
@@ -82,9 +86,12 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
 
 
 def _parse(
-    arguments: Sequence[str], console: Console, begun: HeadStart | None
+    arguments: Sequence[str],
+    console: Console,
+    begun: HeadStart | None,
+    glimpse: Glimpse | None,
 ) -> tuple[Invocation, Job]:
-    job = plain_job(arguments, console, begun)
+    job = plain_job(arguments, console, begun, glimpse)
     if job is not None:
         return Invocation(console), job
     put_off()  # before click

@@ -25,7 +25,7 @@ from pipegrid.mirror.directories import (
     make_directory,
     read_at,
 )
-from pipegrid.mirror.glance import glance
+from pipegrid.mirror.glance import Glance
 from pipegrid.mirror.seen import Seen
 from pipegrid.mirror.verified import Verified, is_noted_at
 from pipegrid.mirror.wanted import MirrorError, Wanted, shown
@@ -111,9 +111,9 @@ class Destination:
 
     # What is there.
 
-    def glance(self, text: bytes) -> tuple[int, int, list[bytes]]:
-        """Look at what lines of the manifest name, as ``glance`` does."""
-        return glance(text, self._directories, self._verified.seen.rows)
+    def glance(self) -> Glance:
+        """Return what looks at lines of the manifest; it knows how files looked now."""
+        return Glance(self._directories.root, self._verified.seen.rows)
 
     def is_there(self, wanted: Wanted, paranoid: bool = False, staged: bool = False) -> bool:
         """

@@ -13,7 +13,6 @@ Synchronous, for the thread that has the destination.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from struct import Struct
 from struct import error as StructError
 
@@ -28,8 +27,53 @@ MAX_ROWS = 500_000
 SPARE_BYTES = 64 << 10
 """Of rows, beyond as many bytes as the manifest has: more would mostly be of files that are gone."""
 
+MAX_SEARCHES = 4
+"""Of all rows for one, before an index of them is made."""
+
 GATHERED = 4096
 """New rows that are written together."""
+
+
+class Rows:
+    """
+    Those that were read.
+
+    Attributes:
+        data: one behind the other. Most are asked for in that order, and found without an index.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._index: dict[bytes, int] | None = None
+        self._searches = 0
+
+    def __len__(self) -> int:
+        return len(self.data) // ROW.size
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._places
+
+    def find(self, row: bytes) -> int:
+        """Return where a row begins in ``data``; -1: it is none of these."""
+        if self._index is None and self._searches < MAX_SEARCHES:
+            self._searches += 1
+            at = self.data.find(row)
+            if at % ROW.size == 0:
+                return at
+        return self._places.get(row, -1)
+
+    @property
+    def _places(self) -> dict[bytes, int]:
+        if self._index is None:
+            data, size = self.data, ROW.size
+            self._index = {data[at : at + size]: at for at in range(0, len(data), size)}
+        return self._index
+
+    def discard(self, row: bytes) -> None:
+        """Forget one; none is found in its place."""
+        at = self._places.pop(row, -1)
+        if at >= 0:
+            self.data = self.data[:at] + bytes(ROW.size) + self.data[at + ROW.size :]
 
 
 class Seen:
@@ -44,33 +88,27 @@ class Seen:
     def __init__(self, path: str, manifest: str) -> None:
         self._path = path
         self._manifest = manifest
-        self._rows: set[bytes] | None = None
+        self._rows: Rows | None = None
         self._new: list[bytes] = []
         self._room = MAX_ROWS
 
     @property
-    def rows(self) -> set[bytes]:
+    def rows(self) -> Rows:
         """As ``row_of`` makes them; read when they are first asked for."""
         if self._rows is None:
-            data = self._read()
-            size = ROW.size
-            self._rows = {data[at : at + size] for at in range(0, len(data), size)}
+            self._rows = Rows(self._read())
             self._room -= len(self._rows)
         return self._rows
 
     def _read(self) -> bytes:
         try:
-            most_bytes = self._most_bytes()
-            data = read_file(self._path, most_bytes + 1)
-            if len(data) % ROW.size == 0 and len(data) <= most_bytes:
+            data = read_rows(self._path, os.stat(self._manifest).st_size)
+            if data is not None:
                 return data
-            self._begin_anew()  # half a row, or too many that are old
+            self._begin_anew()
         except OSError:
             pass  # there is none yet, or it cannot be read: then it helps nobody
         return b""
-
-    def _most_bytes(self) -> int:
-        return min(os.stat(self._manifest).st_size + SPARE_BYTES, MAX_ROWS * ROW.size)
 
     def holds(self, digest: bytes, status: os.stat_result) -> bool:
         """Return whether a file that looks so was known to have this hash."""
@@ -102,6 +140,8 @@ class Seen:
             return
         self.rows.discard(row)
         self._new = [each for each in self._new if each != row]
+        from contextlib import suppress  # which few need here
+
         with suppress(OSError):
             self._begin_anew()
 
@@ -136,6 +176,18 @@ class Seen:
     def forked(self) -> None:
         """This is another process now: what was new is written by the one that it comes from."""
         self._new = []
+
+
+def read_rows(path: str, manifest_bytes: int) -> bytes | None:
+    """
+    Return the rows that a file holds; None: half a row, or too many that are old.
+
+    Raises:
+        OSError: there are none yet, or they cannot be read.
+    """
+    most_bytes = min(manifest_bytes + SPARE_BYTES, MAX_ROWS * ROW.size)
+    data = read_file(path, most_bytes + 1)
+    return data if len(data) % ROW.size == 0 and len(data) <= most_bytes else None
 
 
 def row_of(digest: bytes, status: os.stat_result) -> bytes | None:

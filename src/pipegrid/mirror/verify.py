@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from pipegrid.disk.reading import read_file
 from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import lines_in, read_list
@@ -26,6 +27,9 @@ from pipegrid.mirror.wanted import BadEntry, Wanted
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import NoReturn
+
+    from pipegrid.mirror.glance import Glance
+    from pipegrid.mirror.same import Glimpse
 
 _COUNTS = (
     "wanted_files",
@@ -60,10 +64,9 @@ def verify(
     began_s = now()
     own, *others = parts_of_manifest(destination, processes)
     helpers: list[_Helper] = []
-    if doubt.is_none:
-        destination.glance(b"")  # reads how files looked, once for all processes
+    glance = destination.glance() if doubt.is_none else None  # once for all processes
     try:
-        helpers.extend(_Helper(destination, doubt, part) for part in others)
+        helpers.extend(_Helper(destination, doubt, glance, part) for part in others)
 
         def told() -> None:
             report.elapsed_s = now() - began_s
@@ -71,7 +74,7 @@ def verify(
                 progress(report)
 
         def look(part: Part) -> None:
-            _look(destination, doubt, part, report, told, stopped)
+            _look(destination, doubt, glance, part, report, told, stopped)
 
         look(own)
         for helper in helpers:
@@ -82,29 +85,47 @@ def verify(
         report.unnoted_files += destination.unnoted_files
         told()
     finally:
+        if glance is not None:
+            glance.close()
         for helper in helpers:
             helper.stop()
+    return report
+
+
+def verify_rest(destination: Destination, glimpse: Glimpse | None) -> Report | None:
+    """
+    Return the same, having looked only at what was not found at a glance.
+
+    None: there was none, or something else is wanted by now.
+    """
+    try:
+        if glimpse is None:
+            return None
+        if read_file(destination.manifest, len(glimpse.text) + 1) != glimpse.text:
+            return None
+    except OSError:
+        return None
+    report = Report()
+    report.wanted_files = report.present_files = glimpse.files
+    report.wanted_bytes = report.present_bytes = glimpse.size_bytes
+    for each in read_list(glimpse.others, MANIFEST):
+        _look_at(destination, each, False, report)
+    report.unnoted_files = destination.unnoted_files
     return report
 
 
 def _look(
     destination: Destination,
     doubt: Doubt,
+    glance: Glance | None,
     part: Part,
     report: Report,
     told: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    for lines in _closely(destination, doubt, part, report):
+    for lines in _closely(destination, glance, part, report):
         for each in read_list(lines, MANIFEST) if lines else ():
-            wrong = _wrong(destination, each, doubt.next())
-            report.wanted_files += 1
-            report.wanted_bytes += each.size or 0
-            if wrong is None:
-                report.present_files += 1
-                report.present_bytes += each.size or 0
-            else:
-                report.fail(each.path, wrong)
+            _look_at(destination, each, doubt.next(), report)
             if stopped():
                 return
         told()
@@ -113,19 +134,30 @@ def _look(
 
 
 def _closely(
-    destination: Destination, doubt: Doubt, part: Part, report: Report
+    destination: Destination, glance: Glance | None, part: Part, report: Report
 ) -> Iterator[list[bytes]]:
     """Yield the lines of a part that ask for a closer look than a glance; count the others."""
     for text in read_pieces(destination, part):
-        if not doubt.is_none:
+        if glance is None:
             yield lines_in(text)
             continue
-        files, size_bytes, others = destination.glance(text)
+        files, size_bytes, others = glance.look(text)
         report.wanted_files += files
         report.wanted_bytes += size_bytes
         report.present_files += files
         report.present_bytes += size_bytes
         yield others
+
+
+def _look_at(destination: Destination, each: Wanted, doubted: bool, report: Report) -> None:
+    wrong = _wrong(destination, each, doubted)
+    report.wanted_files += 1
+    report.wanted_bytes += each.size or 0
+    if wrong is None:
+        report.present_files += 1
+        report.present_bytes += each.size or 0
+    else:
+        report.fail(each.path, wrong)
 
 
 def _wrong(destination: Destination, each: Wanted, doubted: bool) -> str | None:
@@ -139,7 +171,9 @@ def _wrong(destination: Destination, each: Wanted, doubted: bool) -> str | None:
 class _Helper:
     """A process that looks at a part."""
 
-    def __init__(self, destination: Destination, doubt: Doubt, part: Part) -> None:
+    def __init__(
+        self, destination: Destination, doubt: Doubt, glance: Glance | None, part: Part
+    ) -> None:
         self.part = part
         self._told, theirs = os.pipe()
         parent = os.getpid()
@@ -148,15 +182,29 @@ class _Helper:
         except OSError:  # there can be no more; then this one does it
             self._pid = -1
         if not self._pid:
-            self._work(destination, doubt, theirs, parent)
+            self._work(destination, doubt, glance, theirs, parent)
         os.close(theirs)
 
-    def _work(self, destination: Destination, doubt: Doubt, told: int, parent: int) -> NoReturn:
+    def _work(
+        self,
+        destination: Destination,
+        doubt: Doubt,
+        glance: Glance | None,
+        told: int,
+        parent: int,
+    ) -> NoReturn:
         """In the process: look, tell, and end without any of the parent's ceremony."""
         try:
             destination.forked()
             report = Report()
-            _look(destination, doubt, self.part, report, stopped=lambda: os.getppid() != parent)
+            _look(
+                destination,
+                doubt,
+                glance,
+                self.part,
+                report,
+                stopped=lambda: os.getppid() != parent,
+            )
             report.unnoted_files = destination.unnoted_files
             destination.close()
             with open(told, "wb") as pipe:
