@@ -120,7 +120,6 @@ class SourceTests(GridTestCase):
             listener.bind(place)
         for path, reason in (
             (self.directory / "missing", "No such file"),
-            (self.directory, "Is a directory"),
             (loop, "symbolic links"),
             (self.file / "below", "Not a directory"),
             (Path(place), "No such device"),
@@ -128,6 +127,8 @@ class SourceTests(GridTestCase):
         ):
             outcome = await self.run_command("put", str(path))
             self.assert_sentence(outcome, 1, f"cannot read {path}: ", reason)
+        outcome = await self.run_command("put", str(self.directory))
+        self.assert_sentence(outcome, 1, f"'{self.directory}' is a directory; add -r")
         self.assertFalse(self.storage.exists())
 
     async def test_names_that_cannot_be_printed(self) -> None:

@@ -193,6 +193,7 @@ class WallTimeTests(SynchronousTestCase):
         dates = {
             "reactor/monotonic.py",  # tells of it
             "grid/local.py",
+            "mirror/unchanged.py",  # how old is what a dry run has left
             "server/collecting.py",  # when leases were looked at
             "server/serve.py",  # leases, uploads' ages and advisories
             "transfer/put/keynotes.py",  # how old a note is
