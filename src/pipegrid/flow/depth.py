@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from pipegrid.arguments import check_whole
 
-FIRST = 32
+FIRST = 64
 """Before anything is known; doubled in the first round trip, if it takes no longer than that."""
 
 LEAST = 16

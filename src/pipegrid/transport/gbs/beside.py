@@ -34,7 +34,7 @@ T = TypeVar("T")
 CROWD = 8
 """Uploads under way at one server. As few as ``flow.depth`` ever allows are more."""
 
-MANY = 32
+MANY = 128
 """
 Uploads of one crowd, before the connection is made: to import Foolscap takes a quarter of a second, as long
 as ten servers on two cores need for ten files.
