@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.flow.depth import FIRST, LEAST, Crowd
+from pipegrid.flow.depth import FIRST, LEAST, Appetite
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from tests.transfer.world import RTT, World, content
@@ -135,13 +135,13 @@ class ManyPutsTests(SynchronousTestCase):
     def test_servers_that_take_one_request_a_share(self) -> None:
         """Fewer small files are under way while each takes long; to others their number is no matter."""
         now = [0.0]
-        crowd = [Crowd.COUNTED]
+        appetite = [Appetite.COUNTED]
         puts = ManyPuts(
             [1000] * 1000,
             self.start,
             self.ended,
             seconds=lambda: now[0],
-            crowd=lambda: crowd[0],
+            appetite=lambda: appetite[0],
         )
         done = Deferred.fromCoroutine(puts.run())
         self.assertEqual(len(self.running), FIRST)
@@ -149,7 +149,7 @@ class ManyPutsTests(SynchronousTestCase):
             now[0] += 0.5
             self.running[number].callback("")
         self.assertLess(len(self.running) - FIRST, MAX_FILES // 4)
-        crowd[0] = Crowd.ANY
+        appetite[0] = Appetite.ANY
         now[0] += 0.1
         self.running[FIRST].callback("")
         self.assertEqual(len(self.running) - FIRST - 1, MAX_FILES)
@@ -158,11 +158,11 @@ class ManyPutsTests(SynchronousTestCase):
 
     def test_servers_that_are_about_to_be_quicker(self) -> None:
         """As few are under way as ever, until they are."""
-        crowd = [Crowd.FEW]
-        puts = ManyPuts([1000] * 1000, self.start, self.ended, crowd=lambda: crowd[0])
+        appetite = [Appetite.FEW]
+        puts = ManyPuts([1000] * 1000, self.start, self.ended, appetite=lambda: appetite[0])
         done = Deferred.fromCoroutine(puts.run())
         self.assertEqual(len(self.running), LEAST)
-        crowd[0] = Crowd.COUNTED
+        appetite[0] = Appetite.COUNTED
         self.running[0].callback("")
         self.assertEqual(len(self.running), FIRST + 1)
         done.cancel()

@@ -144,10 +144,10 @@ class SourceTests(SynchronousTestCase):
         """Text, closed files, and pipes while there is no room for the copy."""
         closed = io.BytesIO(b"x")
         closed.close()
-        for wrong in (io.StringIO("text"), closed):
+        for wrong, why in ((io.StringIO("text"), "binary mode"), (closed, "it is closed")):
             with self.assertRaises(SourceError) as caught:
                 open_source(wrong)  # type: ignore[arg-type]
-            self.assertIn("binary mode", str(caught.exception))
+            self.assertIn(why, str(caught.exception))
         full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115  (closed by the source)
         self.patch(tempfile, "TemporaryFile", lambda **_: full)
         with self.assertRaises(SourceError) as caught:

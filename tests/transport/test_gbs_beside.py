@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, ServerRefused, ServerUnreachable
-from pipegrid.flow.depth import Crowd
+from pipegrid.flow.depth import Appetite
 from pipegrid.transport.gbs import beside
 from pipegrid.transport.gbs.beside import AGAIN_S, CROWD, MANY, SOON_S, Beside
 from pipegrid.transport.gbs.client import GbsServer
@@ -148,14 +148,14 @@ class BesideTests(SynchronousTestCase):
         """What goes over HTTPS meanwhile is in the way; but that is not minded for long."""
         answer: Deferred[None] = Deferred()
         self.other.version = lambda: answer  # type: ignore[method-assign]
-        self.assertEqual(self.server.crowd, Crowd.COUNTED)
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
         self.allocate(MANY)
         self.world.clock.advance(0.5)
-        self.assertEqual((self.opened, self.server.crowd), (1, Crowd.FEW))
+        self.assertEqual((self.opened, self.server.appetite), (1, Appetite.FEW))
         self.world.clock.advance(SOON_S)
-        self.assertEqual(self.server.crowd, Crowd.COUNTED)
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
         answer.callback(None)
-        self.assertEqual(self.server.crowd, Crowd.COUNTED)
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
 
     def test_not_few_after_a_failure(self) -> None:
         """A connection that cannot be made is in nobody's way."""
@@ -163,9 +163,9 @@ class BesideTests(SynchronousTestCase):
         self.other.version = lambda: answer  # type: ignore[method-assign]
         self.allocate(MANY)
         self.world.clock.advance(0.5)
-        self.assertEqual(self.server.crowd, Crowd.FEW)
+        self.assertEqual(self.server.appetite, Appetite.FEW)
         answer.errback(ServerUnreachable("it is not there", "s0"))
-        self.assertEqual(self.server.crowd, Crowd.COUNTED)
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
 
     def test_many_do_not(self) -> None:
         """Once the connection is up, as long as they are many."""
@@ -191,7 +191,7 @@ class BesideTests(SynchronousTestCase):
         self.crowd()
         self.assertEqual(self.opened, 0)
         self.assertTrue(self.server.takes_bundles)
-        self.assertEqual(self.server.crowd, Crowd.ANY)
+        self.assertEqual(self.server.appetite, Appetite.ANY)
 
     def test_not_reached(self) -> None:
         """All goes on over HTTPS, and it is tried again after a minute."""

@@ -242,9 +242,9 @@ class NothingTests(BrokerTestCase):
 
     def test_ends_that_do_not_fit(self) -> None:
         """What is opened is closed under its own number."""
-        self.lease()
+        asked = self.lease()
         self.receive(answer(1, NOTHING)[:-2] + token(CLOSE, 2))
-        self.assertTrue(self.broker.connectionAbandoned)
+        self.failureResultOf(asked, TooMuch)
 
     def test_many_take_turns(self) -> None:
         """They count as the tokens that they are."""

@@ -38,7 +38,7 @@ STEP = 4
 """More in each round trip, once the servers' pace is known."""
 
 
-class Crowd(IntEnum):
+class Appetite(IntEnum):
     """How many small objects a server bears, the fewest first."""
 
     FEW = 0
@@ -75,10 +75,10 @@ class Depth:
         self._cut_s: float | None = None
         self._earned = 0.0
 
-    def allows(self, under_way: int, crowd: Crowd) -> bool:
+    def allows(self, under_way: int, appetite: Appetite) -> bool:
         """Return whether one more may be under way."""
-        limit = self._least if crowd is Crowd.FEW else self.limit
-        return crowd is Crowd.ANY or under_way < limit
+        limit = self._least if appetite is Appetite.FEW else self.limit
+        return appetite is Appetite.ANY or under_way < limit
 
     def ended(self, began_s: float, now_s: float, under_way: int) -> None:
         """

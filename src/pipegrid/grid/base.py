@@ -23,7 +23,7 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import MAX_SEGMENT_BYTES
 from pipegrid.errors import UsageError
 from pipegrid.flow.budget import Budget
-from pipegrid.flow.depth import Crowd
+from pipegrid.flow.depth import Appetite
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
@@ -209,9 +209,9 @@ class BaseGrid:
         return self._mutables
 
     @property
-    def crowd(self) -> Crowd:
+    def appetite(self) -> Appetite:
         """How many small files all servers bear, as far as is known."""
-        return min((peer.server.crowd for peer in self._peers), default=Crowd.ANY)
+        return min((peer.server.appetite for peer in self._peers), default=Appetite.ANY)
 
     @started
     async def status(self) -> list[ServerStatus]:

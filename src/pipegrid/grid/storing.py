@@ -188,7 +188,7 @@ class StoringGrid(BaseGrid):
                 ended(number, outcome)
 
         async def work() -> list[PutResult | Failure]:
-            bounds = self._limits.jobs, self._reactor.seconds, lambda: self.crowd
+            bounds = self._limits.jobs, self._reactor.seconds, lambda: self.appetite
             await ManyPuts(sizes, start, note, *bounds).run()
             return [outcomes[number] for number in range(len(sources))]
 

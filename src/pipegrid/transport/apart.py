@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.errors import ServerError
-from pipegrid.flow.depth import Crowd
+from pipegrid.flow.depth import Appetite
 from pipegrid.wire.messages import (
     Allocation,
     Numbers,
@@ -36,9 +36,9 @@ class StoresApart(ABC):
         return 0
 
     @property
-    def crowd(self) -> Crowd:
+    def appetite(self) -> Appetite:
         """Each share is a request of its own, or more."""
-        return Crowd.COUNTED
+        return Appetite.COUNTED
 
     @abstractmethod
     def allocate(

@@ -55,7 +55,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
 from pipegrid.errors import ServerUnreachable, UsageError
-from pipegrid.flow.depth import Crowd
+from pipegrid.flow.depth import Appetite
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -131,7 +131,7 @@ class StorageServer(Protocol):
         """How long a share may be to go with ``store_whole``; 0 if there is nothing gained by it now."""
 
     @property
-    def crowd(self) -> Crowd:
+    def appetite(self) -> Appetite:
         """How many such shares it bears at once, as far as is known."""
 
     def store_whole(

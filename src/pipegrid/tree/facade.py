@@ -145,7 +145,6 @@ class Trees:
         from pipegrid.tree.download import TreeGet
         from pipegrid.tree.downloading import GetTreeLimits, bounded
 
-        parsed = as_cap(cap)
         check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
         check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
         for name, call in (("progress", progress), ("problem", problem), ("done", done)):
@@ -154,7 +153,7 @@ class Trees:
         get = TreeGet(
             self._grid,
             self._workers,
-            parsed,
+            as_cap(cap),
             os.fspath(directory),
             metadata_json=metadata_json,
             force=force,

@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.params import Params
-from pipegrid.flow.depth import Crowd
+from pipegrid.flow.depth import Appetite
 from pipegrid.grid.grid import Grid
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import CheckResult
@@ -45,7 +45,7 @@ class StoresFiles(Protocol):
     """What the files of a tree are given to: a grid, or what only counts them."""
 
     @property
-    def crowd(self) -> Crowd:
+    def appetite(self) -> Appetite:
         """How many small files may be under way."""
 
     def put(
@@ -84,9 +84,9 @@ class GridFiles:
         self._watching = False
 
     @property
-    def crowd(self) -> Crowd:
+    def appetite(self) -> Appetite:
         """How many all servers bear."""
-        return self._grid.crowd
+        return self._grid.appetite
 
     def put(
         self,
@@ -176,9 +176,9 @@ class NoStore:
         self.objects = self.bytes = self.checks = 0
 
     @property
-    def crowd(self) -> Crowd:
+    def appetite(self) -> Appetite:
         """Any number, as nothing is sent."""
-        return Crowd.ANY
+        return Appetite.ANY
 
     def put(
         self,

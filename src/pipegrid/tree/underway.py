@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.flow.depth import Crowd, Depth
+from pipegrid.flow.depth import Appetite, Depth
 from pipegrid.transfer.put.many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 
@@ -57,7 +57,7 @@ class UnderWay(Generic[P]):
         ended: called with what came of one, a ``Failure`` or None, when its room is free again.
         limits: of the grid; those of the module hold as well.
         seconds: tells the time.
-        crowd: how many small files the servers bear.
+        appetite: how many small files the servers bear.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class UnderWay(Generic[P]):
         ended: Callable[[Any], None],
         limits: Limits,
         seconds: Callable[[], float],
-        crowd: Callable[[], Crowd],
+        appetite: Callable[[], Appetite],
     ) -> None:
         self._tell_ended = ended
         self._seconds = seconds
-        self._crowd = crowd
+        self._appetite = appetite
         self._jobs = limits.jobs
         self._most_objects = min(MAX_OBJECTS, limits.jobs or MAX_OBJECTS)
         held = limits.memory_bytes
@@ -136,7 +136,7 @@ class UnderWay(Generic[P]):
         if self._jobs is not None and len(self.running) >= self._jobs:
             return False
         # Questions are many to a message, whatever the server.
-        return not work.stores or self._depth.allows(self._storing, self._crowd())
+        return not work.stores or self._depth.allows(self._storing, self._appetite())
 
     def _ended(self, outcome: Any, work: _Work[P]) -> None:
         place = work.place

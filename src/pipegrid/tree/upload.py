@@ -120,7 +120,7 @@ class TreeUpload:
         self._batch: Deferred[Any] | None = None
         self._walked = False
         self._under_way: UnderWay[TreeNode] = UnderWay(
-            self._ended, limits or Limits(), seconds, lambda: store.crowd
+            self._ended, limits or Limits(), seconds, lambda: store.appetite
         )
         self._stored = self._failures = 0
         self._error: BaseException | None = None

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
-from pipegrid.flow.depth import Crowd, Depth
+from pipegrid.flow.depth import Appetite, Depth
 from pipegrid.transfer.progress import Progress
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class ManyPuts(Generic[T]):
         max_files: under way at once; None: as many as there may be.
         ended: told of each file's end, in the order of ending; what it raises ends all.
         seconds: tells the time.
-        crowd: how many small files the servers bear.
+        appetite: how many small files the servers bear.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class ManyPuts(Generic[T]):
         ended: Callable[[int, T | Failure], None],
         max_files: int | None = None,
         seconds: Callable[[], float] = lambda: 0.0,
-        crowd: Callable[[], Crowd] = lambda: Crowd.ANY,
+        appetite: Callable[[], Appetite] = lambda: Appetite.ANY,
     ) -> None:
         most = min(max_files or MAX_FILES, MAX_FILES)
         self._order = PutOrder(sizes, most)
         self._depth = Depth(most)
         self._seconds = seconds
-        self._crowd = crowd
+        self._appetite = appetite
         self._start = start
         self._tell = ended
         self._running: dict[int, Deferred[Any]] = {}
@@ -150,7 +150,7 @@ class ManyPuts(Generic[T]):
     @property
     def _next(self) -> int | None:
         """The file that may start now."""
-        allowed = self._depth.allows(self._order.under_way, self._crowd())
+        allowed = self._depth.allows(self._order.under_way, self._appetite())
         return self._order.next if allowed else None
 
     def _begin(self, number: int) -> None:

@@ -26,6 +26,8 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerError, ServerTimeout, ServerUnreachable
+from pipegrid.flow.depth import Appetite
+from pipegrid.reactor.together import as_deferred
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, Shares, Stored, UploadSecrets
 
@@ -105,10 +107,11 @@ class Beside:
         self._server.version().addCallbacks(self._connected, self._failed)
 
     @property
-    def is_soon_up(self) -> bool:
-        """Whether it is being connected, and that has not taken long yet."""
+    def appetite(self) -> Appetite:
+        """Few uploads, while it is being connected and that has not taken long yet."""
         since_s = self._connecting_since_s
-        return since_s is not None and self._clock.seconds() < since_s + SOON_S
+        soon = since_s is not None and self._clock.seconds() < since_s + SOON_S
+        return Appetite.FEW if soon else Appetite.COUNTED
 
     def _connected(self, _: object) -> None:
         self._connecting_since_s = None
@@ -118,6 +121,7 @@ class Beside:
         self._connecting_since_s = None
         failure.trap(PipegridError, CancelledError)
 
+    @as_deferred
     async def store(
         self,
         over_https: Store,

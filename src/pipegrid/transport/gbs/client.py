@@ -31,7 +31,7 @@ from twisted.internet.interfaces import IConsumer, IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import ServerError
-from pipegrid.flow.depth import Crowd
+from pipegrid.flow.depth import Appetite
 from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.pool import HostPool
@@ -188,12 +188,11 @@ class GbsServer:
         return 0 if self._beside is None else self._beside.whole_bytes
 
     @property
-    def crowd(self) -> Crowd:
+    def appetite(self) -> Appetite:
         """Any number, if they go in bundles; few, while another way is being made."""
         if self.takes_bundles:
-            return Crowd.ANY
-        hurries = self._beside is not None and self._beside.is_soon_up
-        return Crowd.FEW if hurries else Crowd.COUNTED
+            return Appetite.ANY
+        return Appetite.COUNTED if self._beside is None else self._beside.appetite
 
     @property
     def takes_bundles(self) -> bool:
@@ -204,15 +203,11 @@ class GbsServer:
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
-
         call = storage_index, shares, share_bytes, secrets
         beside = self._beside
         if beside is None or self.takes_bundles or beside.whole_bytes < share_bytes:
             return self._change(storage_index, None, partial(self._uploads.store_whole, *call))
-
-        def store() -> Deferred[Stored]:
-            return Deferred.fromCoroutine(beside.store(self._uploads.store_whole, *call))
-
+        store = partial(beside.store, self._uploads.store_whole, *call)
         return self._asked.track(lambda: beside.count(self._order.alone(storage_index, store)))
 
     def abort(
