@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from foolscap import eventual
 from foolscap.api import Referenceable
 from foolscap.referenceable import TubRef
 from foolscap.slicer import BaseSlicer
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from misc.attack.foolscap import token
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -95,7 +97,6 @@ def both_ways(
                 reference.callRemote(method, *given_)
         written.append(transport.written)
         del reference
-        broker._unneeded.stop()
     return written
 
 
@@ -106,6 +107,10 @@ ARGUMENTS = st.lists(NUMBERS | STRINGS | st.sets(NUMBERS, max_size=5), max_size=
 
 class BytesTests(SynchronousTestCase):
     """What is sent."""
+
+    def setUp(self) -> None:
+        self.patch(eventual, "reactor", Clock())  # references are given back later
+        self.patch(eventual, "_theSimpleQueue", eventual._SimpleCallQueue())
 
     @given(st.lists(st.tuples(st.sampled_from(["write", "close", "dict"]), ARGUMENTS), max_size=4))
     def test_they_are_those_of_foolscap(self, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
