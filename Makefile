@@ -146,6 +146,7 @@ fuzz: $(INSTALLED)
 interop: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) timeout 7200 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.restarts $(if $(SEED),--seed $(SEED))
+	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.crowds $(if $(SEED),--seed $(SEED))
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.resume --kind tahoe $(if $(SEED),--seed $(SEED))
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.writers --gateways $(if $(SEED),--seed $(SEED))
 
