@@ -20,7 +20,6 @@ The seed decides files, victims and moments; how far a crowd comes until then is
 from __future__ import annotations
 
 import argparse
-import gc
 import io
 import os
 import random
@@ -44,16 +43,15 @@ from misc import ending
 from misc.soak.restarts import (
     DOWN_S,
     HAPPY,
-    MAX_SENTENCE,
     PARAMS,
     PATIENCE_S,
     SERVERS,
     SIGNALS,
-    TIDY_S,
     Unseen,
     Violation,
+    check_sentence,
+    nothing_left,
     start,
-    unfinished,
     wait_stopped,
 )
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, StorageNodes, servers_file
@@ -122,11 +120,7 @@ def judge(case: Crowd, outcomes: Sequence[object]) -> int:
     """
     failures = [each for each in outcomes if isinstance(each, Failure)]
     for failure in failures:
-        said = str(failure.value)
-        if not isinstance(failure.value, PipegridError):
-            raise Violation(f"a put failed with {type(failure.value).__name__}: {said}")
-        if not said or "\n" in said or "Traceback" in said or len(said) > MAX_SENTENCE:
-            raise Violation(f"{type(failure.value).__name__} of a put is no sentence: {said!r}")
+        said = check_sentence(failure.value, "put")
         if case.must_succeed:
             raise Violation(f"enough servers were left alone, but a put failed: {said}")
     return len(outcomes) - len(failures)
@@ -236,17 +230,7 @@ class Soak:
             checked = await grid.check(str(outcome.cap), verify=True)
             if not checked.healthy or checked.happiness < SERVERS:
                 raise Violation(f"after the rerun a file is not healthy: {checked}")
-        end_s = time.monotonic() + TIDY_S
-        while left := [path for node in self._nodes for path in unfinished(node)]:
-            if time.monotonic() > end_s:
-                raise Violation(f"after the rerun there is still {left[0]}")
-            await deferLater(self._reactor, 0.1)
-        for node in self._nodes:
-            node.forget()
-        gc.collect()
-        if self.unseen.failures:
-            failures, self.unseen.failures = self.unseen.failures, []
-            raise Violation(f"behind it all, unseen: {'; '.join(failures[:3])}")
+        await nothing_left(self._reactor, self._nodes, self.unseen)
 
     async def _open(self) -> Grid:
         if self._grid is None:

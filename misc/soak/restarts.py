@@ -141,11 +141,7 @@ def judge(case: Case, result: object) -> str:
     error = result.value
     if isinstance(error, TooLong):
         raise Violation(f"the {case.operation} did not end within {PATIENCE_S:g} s")
-    said = str(error)
-    if not isinstance(error, PipegridError):
-        raise Violation(f"the {case.operation} failed with {type(error).__name__}: {said}")
-    if not said or "\n" in said or "Traceback" in said or len(said) > MAX_SENTENCE:
-        raise Violation(f"{type(error).__name__} of the {case.operation} is no sentence: {said!r}")
+    said = check_sentence(error, case.operation)
     if case.must_succeed or not isinstance(error, GridError):
         raise Violation(f"enough servers were left alone, but the {case.operation} failed: {said}")
     return f"failed: {type(error).__name__}"
@@ -266,17 +262,7 @@ class Soak:
         sink = Comparing(data)
         await self._bounded(grid.get(cap, cast(BinaryIO, sink)), "the get after it")
         check_bytes(sink)
-        end_s = time.monotonic() + TIDY_S
-        while left := [path for node in self._nodes for path in unfinished(node)]:
-            if time.monotonic() > end_s:
-                raise Violation(f"after the rerun there is still {left[0]}")
-            await deferLater(self._reactor, 0.1)
-        for node in self._nodes:
-            node.forget()
-        gc.collect()
-        if self.unseen.failures:
-            failures, self.unseen.failures = self.unseen.failures, []
-            raise Violation(f"behind it all, unseen: {'; '.join(failures[:3])}")
+        await nothing_left(self._reactor, self._nodes, self.unseen)
 
     async def _grid(self, case: Case) -> Grid:
         if case.fresh and case.protocol in self._grids:
@@ -293,6 +279,31 @@ class Soak:
             raise Violation(f"{what} did not end within {PATIENCE_S:g} s") from None
         except PipegridError as error:
             raise Violation(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+async def nothing_left(reactor: Any, nodes: Sequence[StorageNode], unseen: Unseen) -> None:
+    """Wait until nothing is unfinished at servers, have them forget all; nothing must have failed unseen."""
+    end_s = time.monotonic() + TIDY_S
+    while left := [path for node in nodes for path in unfinished(node)]:
+        if time.monotonic() > end_s:
+            raise Violation(f"after the rerun there is still {left[0]}")
+        await deferLater(reactor, 0.1)
+    for node in nodes:
+        node.forget()
+    gc.collect()
+    if unseen.failures:
+        failures, unseen.failures = unseen.failures, []
+        raise Violation(f"behind it all, unseen: {'; '.join(failures[:3])}")
+
+
+def check_sentence(error: object, what: str) -> str:
+    """Return what an error says; raise Violation unless it is one of PipeGrid's, in one sentence."""
+    said = str(error)
+    if not isinstance(error, PipegridError):
+        raise Violation(f"the {what} failed with {type(error).__name__}: {said}")
+    if not said or "\n" in said or "Traceback" in said or len(said) > MAX_SENTENCE:
+        raise Violation(f"{type(error).__name__} of the {what} is no sentence: {said!r}")
+    return said
 
 
 def start(nodes: Sequence[StorageNode]) -> None:

@@ -72,9 +72,8 @@ class Outcome:
     @property
     def may_be_stored(self) -> bool:
         """Whether not all servers have refused it for certain."""
-        return bool(
-            self.placed or self.failed or self.unclear
-        )  # who did not answer may have taken it
+        # Who did not answer may have taken it.
+        return bool(self.placed or self.failed or self.unclear)
 
 
 class Publication:
