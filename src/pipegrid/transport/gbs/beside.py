@@ -11,8 +11,8 @@ it is three.
   has an unfinished upload) is asked for again over HTTPS, as if nothing had been sent before.
 * **No share is closed before its bytes are acknowledged**: a server would make a share visible that its
   full disk has not taken, and the second try would find it there.
-* **Nobody waits for it** to be made. It is connected while the crowd goes over HTTPS; if that fails, all stays
-  there. One that was lost while nobody stored is made again by the next store, which waits for that.
+* **Nobody waits for it** to be made. It is connected while the crowd goes over HTTPS; if that fails, all
+  stays there. One that was lost while nobody stored is made again by the next store, which waits for that.
 * **Order.** Two connections have none, so such a store waits for everything before it that concerns the same
   storage index, and everything behind it waits (``order``).
 """
