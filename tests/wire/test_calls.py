@@ -96,6 +96,7 @@ def both_ways(
             else:
                 reference.callRemote(method, *given_)
         written.append(transport.written)
+        broker.disconnected = True  # the reference is given back to nobody
         del reference
     return written
 
@@ -109,7 +110,7 @@ class BytesTests(SynchronousTestCase):
     """What is sent."""
 
     def setUp(self) -> None:
-        self.patch(eventual, "reactor", Clock())  # references are given back later
+        self.patch(eventual, "reactor", Clock())
         self.patch(eventual, "_theSimpleQueue", eventual._SimpleCallQueue())
 
     @given(st.lists(st.tuples(st.sampled_from(["write", "close", "dict"]), ARGUMENTS), max_size=4))
@@ -140,6 +141,7 @@ class BytesTests(SynchronousTestCase):
             call_remote(reference, "method", *arguments).addErrback(lambda _: None)
             self.assertEqual(transport.writes == 1, packed, f"{arguments!r:.50}")
             self.assertIs(can_pack(arguments), packed)
+            broker.disconnected = True
 
 
 class CallTests(BrokerTestCase):
@@ -325,3 +327,12 @@ class GivingBackTests(BrokerTestCase):
         self.settle()
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.assertEqual(self.given_back(), 0)
+
+    def test_the_end_that_we_make(self) -> None:
+        """Nor while it is waited for that the connection is gone."""
+        self.take(2)
+        self.broker.shutdown(Failure(ConnectionDone()))
+        self.settle()
+        self.assertEqual([each.func for each in self.clock.calls], [self.broker._abort])
+        self.broker.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -192,6 +192,11 @@ class BoundedBroker(BoundedReceiver):
             self._aborting = eventual.reactor.callLater(GRACE_S, self._abort)
         super().shutdown(why, fireDisconnectWatchers)
 
+    def finish(self, why: Failure) -> None:
+        """Nothing is asked any more, though the connection may not be gone yet."""
+        self._unneeded.stop()
+        super().finish(why)
+
     def _abort(self) -> None:
         self._aborting = None
         abort = getattr(self.transport, "abortConnection", None)
@@ -204,7 +209,6 @@ class BoundedBroker(BoundedReceiver):
         if self._aborting is not None:
             self._aborting.cancel()
             self._aborting = None
-        self._unneeded.stop()
         super().connectionLost(why)
         self._tokens.clear()
         self._body = None
