@@ -35,7 +35,7 @@ from typing import Any
 
 from pipegrid.disk.partname import SUFFIX, part_path
 from pipegrid.disk.patience import may_wait
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, naming
 
 _MOST_PIECES = 512
 """Of one write; systems take 1024 at least."""
@@ -394,7 +394,8 @@ class PartFile:
                 os.close(fd)
 
     def _exists(self) -> SinkError:
-        return SinkError(f"{self.path} exists already; choose another name, or add --force")
+        text = f"{self.path} exists already; choose another name, or add replace=True"
+        return naming(SinkError(text), "replace=True")
 
     def _error(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write {self.path}: {error.strerror}")

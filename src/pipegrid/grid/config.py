@@ -34,7 +34,7 @@ from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.reading import read_file
-from pipegrid.errors import UsageError
+from pipegrid.errors import UsageError, naming
 from pipegrid.grid.durations import parse_kept
 from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME, cache_directory, expanded
 from pipegrid.grid.introducers import Introducers, load_introducers
@@ -307,8 +307,12 @@ def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:
     except ValueError:
         raise UsageError(f"{path} does not hold a base32 secret; restore it") from None
     if not secret:
-        purpose = "" if length else " (put --convergence '' stores without a secret on purpose)"
-        raise UsageError(f"{path} is empty, as after a full disk or a crash; restore it{purpose}")
+        text = f"{path} is empty, as after a full disk or a crash; restore it"
+        if length:
+            raise UsageError(text)
+        purpose = "convergence=b''"
+        text += f" ({purpose} stores without a secret on purpose)"
+        raise naming(UsageError(text), purpose)
     if length is not None and len(secret) != length:
         raise UsageError(f"{path} holds {len(secret)} bytes instead of {length}; restore it")
     return secret

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipegrid.errors import UsageError
+from pipegrid.errors import UsageError, naming
 
 CONFIG_NAME = "pipegrid.cfg"
 TAHOE_CONFIG_NAME = "tahoe.cfg"
@@ -73,9 +73,8 @@ def _users(variable: str, usual: str) -> Path:
     try:
         return Path.home() / usual
     except RuntimeError:  # a container's user, whom no list of users has
-        raise UsageError(
-            "nobody knows where your home directory is; set HOME, or name the client's directory with -d"
-        ) from None
+        text = "nobody knows where your home directory is; set HOME, or give its directory"
+        raise naming(UsageError(text), "give its directory") from None
 
 
 def is_configured(directory: Path) -> bool:

@@ -25,7 +25,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
-from pipegrid.errors import CapError, PipegridError, UsageError
+from pipegrid.errors import CapError, PipegridError, UsageError, naming
 from pipegrid.flow.budget import Budget
 from pipegrid.reactor.together import Waiters, begun
 from pipegrid.reactor.workers import CpuWorkers
@@ -175,9 +175,8 @@ class TreeGet:
                 self._fail(met.path, met.error)
             return
         if parent is None and met.kind != "directory":
-            raise CapError(
-                "this is the cap of a file, and this fetches directories; leave out --recursive"
-            )
+            text = "this is the cap of a file, and this fetches directories; fetch it with Grid.get"
+            raise naming(CapError(text), "fetch it with Grid.get")
         if parent is not None and parent.path is None:
             if met.kind == "directory":
                 self._enter(None, parent, met, Kept(), None)

@@ -15,7 +15,7 @@ import unicodedata
 
 from pipegrid.core.text import printable
 from pipegrid.disk.partname import SUFFIX
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, naming
 
 MAX_NAME_BYTES = 255
 """Of a file's name, on nearly all file systems."""
@@ -85,7 +85,8 @@ class TakenNames:
 
 
 def _unfit(name: str, why: str) -> SinkError:
-    return SinkError(
+    text = (
         f"no file here can be called '{printable(name)}', since {why}; it was left out: fetch it by its cap, "
-        "which 'ls --json' shows"
+        "which Directory.list shows"
     )
+    return naming(SinkError(text), "Directory.list")
