@@ -63,7 +63,7 @@ from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Health
-from pipegrid.tree.uploaded import TreeReports
+from pipegrid.tree.uploaded import TreeCounts, TreeReports
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
@@ -344,6 +344,33 @@ class BackupTests(SynchronousTestCase):
         self.assertLessEqual(again.elapsed_s, 1.1 * RTT)
         self.assertEqual(again.catalogue, first.catalogue)
         self.assertEqual(len(self.names_in(again.catalogue)), 2)
+
+    def test_how_far_it_has_come(self) -> None:
+        """What is unchanged counts as done when it is met or found, so that the bar of a second run moves."""
+        self.write_many(30)
+        size = 30 * 500
+        told: list[tuple[int, int, int]] = []
+
+        def progress(counts: TreeCounts) -> None:
+            told.append((counts.unchanged_bytes, counts.sent_bytes, counts.bytes))
+
+        def run() -> TreeCounts:
+            told.clear()
+            backup = self.backups().run(
+                str(self.root), "home", None, TreeReports(progress=progress)
+            )
+            return self.world.run(Deferred.fromCoroutine(backup)).counts
+
+        self.assertEqual(run().unchanged_bytes, 0)
+        for days, checked in ((1, 0), (25, 34)):
+            self.days += days
+            counts = run()
+            self.assertEqual((counts.checked, counts.sent_files), (checked, 0))
+            self.assertEqual(told[-1], (size, 0, size))
+        self.write("d0/f0")
+        self.days += 1
+        run()
+        self.assertEqual(told[-1][::2], (size - 500, size))
 
     def test_a_file_of_a_far_year(self) -> None:
         """Is stored and remembered as any other; one such file, be it a camera's, cost the whole run."""
