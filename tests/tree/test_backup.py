@@ -676,7 +676,18 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual((again.run.cap, again.counts.sent_files), (first.run.cap, 30))
         self.assertEqual(len(self.names_in(again.run.cap)), 3)
         self.days += 1
-        self.assertEqual(self.run_backup().counts.checked, 34)  # as long as there is no list
+        last = self.run_backup()  # as long as there is no list
+        self.assertEqual(last.counts.checked, 34)
+        said = str(last.problems[0])
+        self.assertIn(f"if this one has lost it, move {self.private}/backup away", said)
+        old = (self.private / "backup/catalogue.cap").read_text()
+        (self.private / "backup").rename(self.private / "elsewhere")
+        new = self.run_backup()
+        self.assertEqual((new.problems, new.run.cap), ((), first.run.cap))
+        self.assertEqual(self.listed(new.catalogue), [new.run])
+        self.days += 1
+        self.assertEqual(self.run_backup().problems, ())
+        self.assertEqual((self.private / "elsewhere/catalogue.cap").read_text(), old)
 
     def test_a_grid_that_takes_nothing(self) -> None:
         """And has lost all: the run is not said to be stored, nor noted to be listed some day."""
