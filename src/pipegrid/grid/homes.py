@@ -30,6 +30,14 @@ def cache_directory() -> Path:
     return _users("XDG_CACHE_HOME", ".cache") / "pipegrid"
 
 
+def state_directory() -> Path:
+    """
+    Return where the user has what must not be lost and belongs to directories of others; raises as
+    ``default_directory`` does.
+    """
+    return _users("XDG_DATA_HOME", ".local/share") / "pipegrid-nodes"
+
+
 def expanded(text: str, base: Path, what: str) -> Path:
     """
     Return the path that a setting means: ``~`` and ``~user`` at its beginning are home directories, and what
