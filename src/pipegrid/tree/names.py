@@ -77,11 +77,16 @@ class TakenNames:
         key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
         other = self._taken.get(key)
         if other is not None:
-            raise SinkError(
-                f"two entries of this directory would both be '{printable(other)}' here, and the second, "
-                f"'{printable(name)}', was left out; fetch it by its own path to another place"
-            )
+            raise same_name(other, name)
         self._taken[key] = name
+
+
+def same_name(name: str, second: str) -> SinkError:
+    """Return the error for the second of two entries that are one file here."""
+    return SinkError(
+        f"two entries of this directory would both be '{printable(name)}' here, and the second, "
+        f"'{printable(second)}', was left out; fetch it by its own path to another place"
+    )
 
 
 def _unfit(name: str, why: str) -> SinkError:
