@@ -11,7 +11,6 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import relocated as relocating
 from pipegrid.disk.relocated import relocated
 
 
@@ -93,7 +92,7 @@ class RelocatedTests(SynchronousTestCase):
             self.assertEqual((Path(old) / "catalogue.cap").read_text(), "cap")
             renamed(old, new)
 
-        self.patch(relocating.os, "rename", across)
+        self.patch(os, "rename", across)
         self.assert_moved()
 
     def test_a_place_that_cannot_be_had(self) -> None:
