@@ -1,7 +1,7 @@
 #!/bin/sh
 # The main job on a real file: store it on ten storage directories, lose seven of them, get it back; and the
 # same with ten storage servers. Each line of output tells what was just shown. Needs `pipegrid` on the PATH;
-# leaves no file and no process behind, also when it is interrupted.
+# leaves no file and no process behind, also when it is interrupted or nobody reads it any more.
 set -eu
 
 scratch=$(mktemp -d)
@@ -14,6 +14,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
+trap 'exit 141' PIPE # whoever has started it is gone: a shell that dies of this signal cleans nothing up
 trap 'exit 143' TERM
 grid=$scratch/grid
 file=$scratch/file

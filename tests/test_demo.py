@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
@@ -28,24 +29,38 @@ class DemoTests(SynchronousTestCase):
         path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = {**environment(), "PATH": path, "TMPDIR": str(self.scratch)}
 
+    def begun(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        """Start it; returns it and what it prints, when servers are starting."""
+        demo = subprocess.Popen(
+            ["sh", str(DEMO)],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert demo.stdout is not None
+        self.assertIn(b"1. ", demo.stdout.readline())
+        return demo, demo.stdout
+
+    def assert_nothing_left(self, demo: subprocess.Popen[bytes], status: int) -> None:
+        self.assertEqual(demo.wait(30), status)
+        self.assertEqual(list(self.scratch.iterdir()), [])
+        self.assertRaises(ProcessLookupError, os.killpg, demo.pid, 0)
+
+    def test_nobody_reads_it(self) -> None:
+        """As when whoever has started it, such as these tests, is killed: it ends at its next line."""
+        demo, printed = self.begun()
+        printed.close()
+        self.assert_nothing_left(demo, 128 + signal.SIGPIPE)
+
     def test_interrupted(self) -> None:
         """It ends with the signal's status; no file and no process is left."""
         for number, to_all in ((signal.SIGINT, True), (signal.SIGTERM, False)):
-            demo = subprocess.Popen(
-                ["sh", str(DEMO)],
-                env=self.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            assert demo.stdout is not None
-            self.assertIn(b"1. ", demo.stdout.readline())
+            demo, printed = self.begun()
             if to_all:  # as the terminal's Ctrl-C goes to all in the foreground
                 os.killpg(demo.pid, number)
             else:
                 demo.send_signal(number)
-            demo.stdout.read()  # until the last process that could write there is gone
-            demo.stdout.close()
-            self.assertEqual(demo.wait(30), 128 + number)
-            self.assertEqual(list(self.scratch.iterdir()), [])
-            self.assertRaises(ProcessLookupError, os.killpg, demo.pid, 0)
+            printed.read()  # until the last process that could write there is gone
+            printed.close()
+            self.assert_nothing_left(demo, 128 + number)

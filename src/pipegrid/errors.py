@@ -8,9 +8,22 @@ Facts are attributes. Broken invariants are assertions, not errors.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    E = TypeVar("E", bound="PipegridError")
+
 
 class PipegridError(Exception):
-    """Something went wrong in a way that PipeGrid foresaw; the text says what to do."""
+    """
+    Something went wrong in a way that PipeGrid foresaw; the text says what to do.
+
+    Attributes:
+        parameters: words of the text that name arguments of a call, so that a command can name its options.
+    """
+
+    parameters: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple[object, ...]:
         """
@@ -24,6 +37,12 @@ class PipegridError(Exception):
 
 def _made_again(kind: type[PipegridError], args: tuple[object, ...]) -> PipegridError:
     return kind.__new__(kind, *args)
+
+
+def naming(error: E, *parameters: str) -> E:
+    """Return an error, in whose text these words name arguments of the call that failed."""
+    error.parameters = parameters
+    return error
 
 
 class UsageError(PipegridError):
@@ -55,9 +74,9 @@ class SegmentTooLarge(UsageError):
         super().__init__(
             f"this file was stored in segments of {segment_bytes / mib:.4g} MiB, several of which have to "
             f"be held in memory, and {allowed_bytes / mib:.4g} MiB are allowed; if you trust whoever gave "
-            f"you the cap, allow more with --max-segment {-(-segment_bytes // mib)}MiB "
-            "(in programs: max_segment_bytes)"
+            f"you the cap, allow more with max_segment_bytes = {-(-segment_bytes // mib)}MiB"
         )
+        self.parameters = ("max_segment_bytes = ",)
         self.segment_bytes = segment_bytes
 
 

@@ -28,6 +28,7 @@ from tests.cli.support import FakeGrid, Run
 from tests.cli.test_process import SOURCE
 
 ONE, TWO = str(LitCap(b"one")), str(LitCap(b"two"))
+DIRECTORY = f"URI:DIR2-RO:{'a' * 26}:{'b' * 51}a"
 CHK = f"URI:CHK:{'a' * 26}:{'b' * 51}a:3:10:1000"
 
 
@@ -64,6 +65,24 @@ class FormatTests(SynchronousTestCase):
         """Empty lines, comments, a mark at the beginning, ends as on Windows, any white space."""
         data = f"\ufeff# mine\r\n\r\n  {ONE}\tone two\r\n{TWO}\r\n{CHK}   x".encode()
         self.assertEqual(self.read(data), [(ONE, "one two"), (TWO, None), (CHK, " x")])
+
+    def test_paths(self) -> None:
+        """They have blanks; two of them, or a tab, end one. What looks like a comment is none in a line."""
+        data = (
+            "home:a day at sea.jpg\nhome:a day  sea #2.jpg\n"
+            f"{DIRECTORY}/some day/b #1\tname  of two\n  {DIRECTORY}:./some day \nhome:a  \n"
+            f"my home:x y\n{CHK} a/b c\n # home:b\n"
+        ).encode()
+        expected = [
+            ("home:a day at sea.jpg", None),
+            ("home:a day", "sea #2.jpg"),
+            (f"{DIRECTORY}/some day/b #1", "name  of two"),
+            (f"{DIRECTORY}:./some day ", None),
+            ("home:a", None),
+            ("my home:x y", None),
+            (CHK, "a/b c"),
+        ]
+        self.assertEqual(self.read(data), expected)
 
     @given(st.lists(st.sampled_from(STARTS) | st.binary(max_size=30)).map(b"".join))
     def test_strangers_bytes(self, data: bytes) -> None:

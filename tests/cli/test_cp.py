@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 from pipegrid.storage.mutable.containers import DATA_OFFSET
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
@@ -136,6 +138,19 @@ class CopyTests(ProcessTestCase):
         self.refused("home:from/one", "new/", said="no directory new/", status=1)
         self.run_command("ln", "home:from/one", "home:..")
         self.refused("home:..", "all", said="cannot be the name of a local file")
+
+    def test_to_what_is_no_file(self) -> None:
+        """Standard output by its name, also where it is a file that a shell appends to."""
+        self.run_command("cp", "one", "home:")
+        (self.home / "log").write_text("before ")
+        for target, words in (("/dev/stdout", ()), ("/dev/fd/1", ("-f",))):
+            with open(self.home / "log", "ab") as log:
+                command = [sys.executable, "-m", "pipegrid.cli", "cp", *words, "home:one", target]
+                subprocess.run(
+                    command, cwd=self.home, env=self.environment, stdout=log, check=True, timeout=60
+                )
+        self.assertEqual((self.home / "log").read_text(), f"before {'1' * 300}{'1' * 300}")
+        self.run_command("cp", "home:one", "/dev/null")
 
     def test_links_in_a_local_directory(self) -> None:
         """What has the name of a copy is in the way, and nothing comes where it leads."""

@@ -101,6 +101,13 @@ class MutableTests(ProcessTestCase):
         cap, _ = self.run_command("put", "--mutable", "one")
         self.assertEqual(self.run_command("cat", cap)[0], "1" * 300)
         self.refused("put", "--mutable", "two", "home:sdmf", said="mutable file of this name")
+        for force in ((), ("-f",)):  # who has the cap sees what is there
+            self.run_command("put", "two", "home:mdmf")
+            self.assertEqual(self.run_command("put", *force, "one", "home:mdmf")[0], again)
+            self.assertEqual(self.run_command("cat", again)[0], "1" * 300)
+        new, _ = self.run_command("put", "--mutable", "-f", "two", "home:mdmf")
+        self.assertNotEqual(new, again)
+        self.assertEqual(self.run_command("cat", again)[0], "1" * 300)
         self.refused("put", "--format", "mdmf", "two", said="add --mutable")
         self.refused("get", "home:sdmf", "--range", "0-9", said="--range")
 
@@ -253,6 +260,22 @@ class MutableTests(ProcessTestCase):
         self.assertEqual(self.listed(), ["a"])
         self.refused("put", "one", "nowhere:x", said="no alias 'nowhere'")
         self.refused("put", "-f", "one", said="-f is for a PATH")
+        # A slash at the end says that it is a directory.
+        for force in ((), ("-f",)):
+            for path in ("home:b/", "home:no/b/"):
+                self.refused("put", *force, "one", path, said="there is no directory 'b'")
+                for command in ("ln", "mv"):
+                    self.refused(command, *force, "home:a", path, said="there is no directory 'b'")
+            self.refused("put", *force, "one", "home:a/", said="there is no directory 'a'")
+        self.assertEqual(self.listed(), ["a"])
+        self.run_command("put", "--mutable", "one", "home:m")
+        self.refused("put", "two", "home:m/", said="there is no directory 'm'")
+        self.run_command("mkdir", "home:d/")
+        self.run_command("put", "one", "home:d/")
+        self.run_command("mv", "home:d/", "home:e/")
+        self.assertEqual(self.listed("home:e"), ["one"])
+        self.run_command("rm", "-r", "home:e")
+        self.run_command("rm", "home:m")
         self.refused("mkdir", "home:a", said="is no directory")
         self.refused("put", "missing", "home:x", said="missing", status=1)
         # Nothing is stored of what no name can be given, nor any of the way made.

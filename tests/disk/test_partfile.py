@@ -51,6 +51,24 @@ class PartFileTests(SynchronousTestCase):
         file.publish()
         self.assertEqual(os.read(reading, 100), b"through")
 
+    def test_a_file_behind_a_descriptor(self) -> None:
+        """As ``>> log`` of a shell opens it: it is written where it stands, and nothing in it is lost."""
+        link = self.directory / "link"
+        for flags, before in ((os.O_APPEND, b"before, "), (0, b"")):
+            self.path.write_bytes(before)
+            fd = os.open(self.path, os.O_WRONLY | flags)
+            self.addCleanup(os.close, fd)
+            link.symlink_to(f"/proc/self/fd/{fd}")
+            for path in (f"/dev/fd/{fd}", f"/proc/{os.getpid()}/fd/{fd}", str(link)):
+                for replace in (False, True):
+                    with PartFile(path, replace) as file:
+                        self.assertIsNone(file.part)
+                        file.write(b"now, ")
+            os.write(fd, b"after")
+            link.unlink()
+            self.assertEqual(self.path.read_bytes(), before + b"now, " * 6 + b"after")
+        self.assertEqual(self.names(), ["file"])
+
     def test_it_appears_whole(self) -> None:
         """Until then it has the documented hidden name, and is as readable as any file."""
         mask = os.umask(0o027)

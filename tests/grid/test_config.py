@@ -117,7 +117,7 @@ class CreateTests(ConfigTestCase):
             (lambda: create_local(self.directory, servers=1001), ["1001"]),
             (lambda: create_local(self.directory, happy=11), ["11 servers", "1 to 10"]),
             (lambda: create_local(self.directory, happy=0), ["0 servers"]),
-            (lambda: create_local(self.directory, servers=3, happy=4), ["--happy"]),
+            (lambda: create_local(self.directory, servers=3, happy=4), ["less with happy"]),
             (lambda: create_local(self.directory, durability="some"), ["strict", "'some'"]),
         ):
             self.assert_refused(call, *words)
@@ -132,7 +132,9 @@ class CreateTests(ConfigTestCase):
     def test_a_place_that_cannot_be_written(self) -> None:
         """The reason is told."""
         self.directory.write_text("a file")
-        self.assert_refused(lambda: create_local(self.directory), self.directory, "-d")
+        self.assert_refused(
+            lambda: create_local(self.directory), self.directory, "choose another directory"
+        )
 
     def test_two_at_the_same_time(self) -> None:
         """Whoever comes second uses what the first one made: no secret is ever replaced."""

@@ -18,9 +18,10 @@ from pipegrid.errors import UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.cache import cache_name
 from pipegrid.grid.config import load
-from pipegrid.grid.creation import create_like_tahoe
+from pipegrid.grid.creation import create_like_tahoe, create_local
 from pipegrid.grid.homes import is_configured
 from pipegrid.server.serve import ServeSettings, StorageNode
+from pipegrid.tree.backup.place import BackupPlace
 from tests.grid.introducer_support import FURL, announced, key, nurl
 
 reactor: Any = installed_reactor
@@ -119,6 +120,25 @@ class ReadingTests(SynchronousTestCase):
             caches = {load(self.node).caches[0], load(other).caches[0]}
         self.assertEqual({path.parent for path in caches}, {Path("/somewhere/cache/pipegrid")})
         self.assertEqual(len(caches), 2)
+
+    def test_what_must_not_be_lost_is_in_no_cache(self) -> None:
+        """The cap that changes the list of backups is among the user's data; that of before is moved."""
+        places = {
+            "XDG_CACHE_HOME": str(Path(self.mktemp()).absolute()),
+            "XDG_DATA_HOME": str(Path(self.mktemp()).absolute()),
+        }
+        with mock.patch.dict("os.environ", places):
+            config = load(self.node)
+            assert config.state is not None
+            self.assertEqual(config.state.parent, Path(places["XDG_DATA_HOME"], "pipegrid-nodes"))
+            old = config.caches[0] / "backup"
+            self.assertEqual(BackupPlace(config).directory, config.state / "backup")
+            old.mkdir(parents=True)
+            (old / "catalogue.cap").write_text("URI:DIR2:...")
+            place = BackupPlace(config)
+        self.assertEqual(place.directory, config.state / "backup")
+        self.assertEqual(place.cap_file.read_text(), "URI:DIR2:...")
+        self.assertIsNone(create_local(Path(self.mktemp())).state)
 
     def test_a_user_without_a_home(self) -> None:
         """Uses the node's directory all the same, and remembers nothing."""

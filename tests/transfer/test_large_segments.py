@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.outcome import ExitStatus, status_of
+from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.core.params import Params
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import SegmentTooLarge
@@ -32,7 +32,8 @@ class LargeSegmentTests(SynchronousTestCase):
         with self.assertRaises(SegmentTooLarge) as caught:
             self.world.run(started)
         self.assertEqual(caught.exception.segment_bytes, SEGMENT_BYTES)
-        self.assertIn("--max-segment 6MiB", str(caught.exception))
+        self.assertIn("allow more with max_segment_bytes = 6MiB", str(caught.exception))
+        self.assertIn("allow more with --max-segment 6MiB", sentence(caught.exception))
         self.assertEqual(status_of(caught.exception), ExitStatus.USAGE)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 

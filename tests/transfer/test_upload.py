@@ -13,6 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.cli.outcome import sentence
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
 from pipegrid.transfer.put import batch
@@ -277,7 +278,8 @@ class PlacementTests(UploadTestCase):
         needed = f"{names[0]} has room for 100 bytes, where a share takes {share_bytes}"
         self.assertIn(f"{needed} ({', '.join(names[1:])} too)", said)
         self.assertIn(f"{self.ring[4].name} has no room, or is read-only", said)
-        self.assertTrue(said.endswith("make room there, add servers or ask for less with --happy"))
+        self.assertTrue(said.endswith("make room there, add servers or ask for less with happy"))
+        self.assertTrue(sentence(caught.exception).endswith("ask for less with --happy"))
         for line in self.ring[5:]:
             self.assertNotIn(line.name, said)
         self.assert_nothing_left()

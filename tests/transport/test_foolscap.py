@@ -151,6 +151,18 @@ class FailureTests(SynchronousTestCase):
         self.server.write(SI, 0, 0, [b"abc"], SECRETS.upload)
         self.world.settle()
 
+    def test_it_says_whether_it_is_connected(self) -> None:
+        """Also when it is lost while nobody waits for an answer, which nothing else would tell."""
+        self.assertFalse(self.server.is_connected)
+        for wires in (1, 2):
+            self.server.version()
+            self.world.settle()
+            self.assertTrue(self.server.is_connected)
+            self.world.connector.wires[-1].loseConnection()
+            self.world.settle()
+            self.assertFalse(self.server.is_connected)
+            self.assertEqual(len(self.world.connector.wires), wires)
+
     def test_a_lost_connection_ends_uploads(self) -> None:
         """What is unanswered fails, the upload is gone at both ends, and the next call connects anew."""
         self.begin()

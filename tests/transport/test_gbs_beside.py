@@ -37,6 +37,7 @@ class Other:
     Attributes:
         breaks: fails instead of storing.
         offline: fails to connect.
+        is_connected: nothing has cut the connection since.
         stores: calls of ``store_whole``.
     """
 
@@ -45,7 +46,7 @@ class Other:
     def __init__(self, server: GbsServer) -> None:
         self.server = without_bundles(server)
         self.breaks: Callable[[], Deferred[Stored]] | None = None
-        self.offline = False
+        self.offline = self.is_connected = False
         self.connects = 0
         self.stores: list[bytes] = []
 
@@ -53,6 +54,7 @@ class Other:
         self.connects += 1
         if self.offline:
             return fail(ServerUnreachable("it is not there", "s0"))
+        self.is_connected = True
         return self.server.version()
 
     def store_whole(self, storage_index: bytes, *call: Any) -> Deferred[Stored]:
@@ -211,6 +213,29 @@ class BesideTests(SynchronousTestCase):
         self.assertEqual(self.read(), b"whole")
         self.allocate(CROWD, 170)
         self.assertEqual(self.server.whole_bytes, 0)
+
+    def test_lost_while_nobody_stored(self) -> None:
+        """The next crowd goes over HTTPS, and waits for nothing, until the connection is made again."""
+        self.crowd()
+        self.world.clock.advance(AGAIN_S)
+        self.other.is_connected = False
+        self.allocate(CROWD, 170)
+        self.assertEqual(self.server.whole_bytes, 0)
+        self.world.run(self.store())
+        self.assertEqual((self.other.stores, self.read()), ([], b"whole"))
+        self.assertEqual(self.other.connects, 1)
+        self.crowd()
+        self.assertEqual((self.opened, self.other.connects), (1, 2))
+        self.assertEqual(self.server.whole_bytes, 1000)
+
+    def test_lost_before_its_turn(self) -> None:
+        """What waited behind another call of its index is stored over HTTPS at once."""
+        self.crowd()
+        listed, stored = self.server.list_shares(SI), self.store()
+        self.other.is_connected = False
+        self.world.run(listed)
+        self.world.run(stored)
+        self.assertEqual((self.other.stores, self.read()), ([], b"whole"))
 
     def test_refused(self) -> None:
         """Whatever the other way does not store is asked for over HTTPS; its word counts."""

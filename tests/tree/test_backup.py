@@ -63,7 +63,7 @@ from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.store import GridFiles, Health
-from pipegrid.tree.uploaded import TreeReports
+from pipegrid.tree.uploaded import TreeCounts, TreeReports
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
@@ -344,6 +344,33 @@ class BackupTests(SynchronousTestCase):
         self.assertLessEqual(again.elapsed_s, 1.1 * RTT)
         self.assertEqual(again.catalogue, first.catalogue)
         self.assertEqual(len(self.names_in(again.catalogue)), 2)
+
+    def test_how_far_it_has_come(self) -> None:
+        """What is unchanged counts as done when it is met or found, so that the bar of a second run moves."""
+        self.write_many(30)
+        size = 30 * 500
+        told: list[tuple[int, int, int]] = []
+
+        def progress(counts: TreeCounts) -> None:
+            told.append((counts.unchanged_bytes, counts.sent_bytes, counts.bytes))
+
+        def run() -> TreeCounts:
+            told.clear()
+            backup = self.backups().run(
+                str(self.root), "home", None, TreeReports(progress=progress)
+            )
+            return self.world.run(Deferred.fromCoroutine(backup)).counts
+
+        self.assertEqual(run().unchanged_bytes, 0)
+        for days, checked in ((1, 0), (25, 34)):
+            self.days += days
+            counts = run()
+            self.assertEqual((counts.checked, counts.sent_files), (checked, 0))
+            self.assertEqual(told[-1], (size, 0, size))
+        self.write("d0/f0")
+        self.days += 1
+        run()
+        self.assertEqual(told[-1][::2], (size - 500, size))
 
     def test_a_file_of_a_far_year(self) -> None:
         """Is stored and remembered as any other; one such file, be it a camera's, cost the whole run."""
@@ -649,7 +676,18 @@ class BackupTests(SynchronousTestCase):
         self.assertEqual((again.run.cap, again.counts.sent_files), (first.run.cap, 30))
         self.assertEqual(len(self.names_in(again.run.cap)), 3)
         self.days += 1
-        self.assertEqual(self.run_backup().counts.checked, 34)  # as long as there is no list
+        last = self.run_backup()  # as long as there is no list
+        self.assertEqual(last.counts.checked, 34)
+        said = str(last.problems[0])
+        self.assertIn(f"if this one has lost it, move {self.private}/backup away", said)
+        old = (self.private / "backup/catalogue.cap").read_text()
+        (self.private / "backup").rename(self.private / "elsewhere")
+        new = self.run_backup()
+        self.assertEqual((new.problems, new.run.cap), ((), first.run.cap))
+        self.assertEqual(self.listed(new.catalogue), [new.run])
+        self.days += 1
+        self.assertEqual(self.run_backup().problems, ())
+        self.assertEqual((self.private / "elsewhere/catalogue.cap").read_text(), old)
 
     def test_a_grid_that_takes_nothing(self) -> None:
         """And has lost all: the run is not said to be stored, nor noted to be listed some day."""

@@ -22,7 +22,7 @@ from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.many import MAX_FILES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree import target
+from pipegrid.tree import claimed, target
 from pipegrid.tree.download import TreeGet
 from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult, bounded
 from pipegrid.tree.facade import Trees
@@ -716,6 +716,42 @@ class HostileTreeTests(TreeTestCase):
         with patch.object(target, "folds_names", lambda home: True):
             self.get(cap, force=True)
         self.assertEqual(set(self.problems), {"Readme", "d"})
+
+    def test_names_that_are_one_place(self) -> None:
+        """
+        Where a file has a short name beside its long one, say, no entry takes the place of another, nor do
+        two directories become one; nobody could know that beforehand.
+        """
+        identity = claimed._identity
+
+        def short(inside: int, name: str) -> tuple[int, int] | None:
+            """Return what a file system does for which a name ends at its ``~``."""
+            return identity(inside, name.partition("~")[0])
+
+        tree = {"f": b"first", "f~1": b"second", "d": {"a": b"a"}, "d~1": {"b": b"b"}}
+        cap = self.directory({**tree, "f~2": (b"x", kept(link="elsewhere"))})
+        one = patch.object(claimed, "_is_one", lambda *names: True)
+        with patch.object(claimed, "_identity", short), one:
+            for there in ({}, {"f": b"mine"}):
+                shutil.rmtree(self.target, ignore_errors=True)
+                self.target.mkdir()
+                for name, data in there.items():
+                    (self.target / name).write_bytes(data)
+                for force in (True, False):
+                    self.get(cap, force=force, limits=GetTreeLimits(jobs=1))
+                    self.assertEqual(set(self.problems), {"f~1", "f~2", "d~1"})
+                    for path in self.problems:
+                        self.assertIn("would both be", str(self.problems[path]))
+                    self.assertEqual((self.target / "f").read_bytes(), b"first")
+
+    def test_names_of_one_file(self) -> None:
+        """Of hard links in the target each is replaced by what has its name."""
+        self.target.mkdir()
+        (self.target / "a").write_bytes(b"mine")
+        os.link(self.target / "a", self.target / "b")
+        self.get(self.directory({"a": b"one", "b": b"another"}), force=True)
+        self.assertEqual(self.problems, {})
+        self.assertEqual(self.content(), {"a": b"one", "b": b"another"})
 
     def test_what_is_on_its_way_is_bounded(self) -> None:
         """Of a hundred files no more are fetched at once than their bytes allow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -20,6 +21,7 @@ from pipegrid.tree.localwalk import Met
 from pipegrid.tree.unfinished import NoUnfinishedPut, UnfinishedPut, unfinished_put
 from pipegrid.tree.upload import NOTES_NAME
 from pipegrid.tree.uploaded import TreeReports, TreeResult
+from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
@@ -169,6 +171,62 @@ class UnfinishedTests(SynchronousTestCase):
         os.utime(notes / "x.sqlite", (1, 1))
         unfinished_put(self.grid, self.root, {})
         self.assertEqual(os.listdir(notes), [])
+
+    def test_a_put_of_weeks(self) -> None:
+        """Others do not take its notes for old ones, whenever something was noted last."""
+        running = unfinished_put(self.grid, self.root, {})
+        running._open()  # type: ignore[union-attr]
+
+        def left_by_another() -> list[str]:
+            for path in (self.cache / NOTES_NAME).iterdir():
+                os.utime(path, (1, 1))
+            unfinished_put(self.grid, self.scratch / "another", {})
+            return sorted(os.listdir(self.cache / NOTES_NAME))
+
+        before = sorted(os.listdir(self.cache / NOTES_NAME))
+        self.assertEqual(left_by_another(), before)
+        running.close()
+        self.assertEqual(left_by_another(), [])
+
+    def test_a_put_of_weeks_that_was_killed(self) -> None:
+        """What it has noted last may be in another file than the first."""
+        notes = self.cache / NOTES_NAME
+        notes.mkdir()
+        for name in ("x.sqlite", "x.sqlite-wal", "x.sqlite.lock"):
+            (notes / name).write_bytes(b"")
+            os.utime(notes / name, (1, 1))
+        os.utime(notes / "x.sqlite-wal")
+        unfinished_put(self.grid, self.root, {})
+        self.assertEqual(len(os.listdir(notes)), 3)
+
+    def test_a_lock_that_was_cleaned_away(self) -> None:
+        """The next put has the notes then, and they are not taken from it."""
+        first = unfinished_put(self.grid, self.root, {})
+        first._open()  # type: ignore[union-attr]
+        (lock,) = (self.cache / NOTES_NAME).glob("*.lock")
+        lock.unlink()
+        second = unfinished_put(self.grid, self.root, {})
+        second._open()  # type: ignore[union-attr]
+        first.forget()
+        first.close()
+        self.assertTrue(lock.exists())
+        self.assertEqual(len(list((self.cache / NOTES_NAME).glob("*.sqlite"))), 1)
+        second.forget()
+        second.close()
+        self.assertEqual(os.listdir(self.cache / NOTES_NAME), [])
+
+    def test_a_file_system_without_locks(self) -> None:
+        """Nothing is noted, and nothing left; what is old goes."""
+        notes = self.cache / NOTES_NAME
+        notes.mkdir()
+        (notes / "x.sqlite").write_bytes(b"")
+        os.utime(notes / "x.sqlite", (1, 1))
+        with failing_locks(errno.ENOLCK):
+            unlocked = unfinished_put(self.grid, self.root, {})
+            unlocked._open()  # type: ignore[union-attr]
+            self.assertEqual(os.listdir(notes), [])
+            unlocked.forget()
+            unlocked.close()
 
     def test_notes_within_the_tree(self) -> None:
         """Whoever stores a home does not store what is being written there."""

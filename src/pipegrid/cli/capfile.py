@@ -1,12 +1,15 @@
 r"""
-Cap files: one cap a line, perhaps with the name of its file behind it, as ``put -l`` prints them.
+Cap files: one cap or path a line, perhaps with the name of its file behind it, as ``put -l`` prints them.
 
     URI:CHK:...:3:10:5000  holiday.jpg
+    home:photos/a day at sea.jpg
+    home:photos/a day at sea.jpg  sea.jpg
     # lines that begin like this, and empty ones, count for nothing
 
-Between cap and name are two spaces (any number will do that a person writes by hand, then the name does not
-begin with one). In a name ``\n`` stands for the end of a line, ``\\`` for a backslash, and ``\x1b`` for any
-character that a terminal would not print.
+Between cap and name are two spaces. Behind a cap without a path any blanks will do that a person writes by
+hand (then the name does not begin with one); a path has blanks of its own, so two of them, or a tab, end it.
+In a name ``\n`` stands for the end of a line, ``\\`` for a backslash, and ``\x1b`` for any character that a
+terminal would not print.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ MAX_BYTES = 16 << 20
 MAX_CAPS = 100_000
 
 _ESCAPE = re.compile(r"\\(?:([\\nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_BEHIND_A_PATH = re.compile(r"  |\t")
 _SHORT = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -108,7 +112,7 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
         line = line.removesuffix("\r").lstrip()
         if not line or line.startswith("#"):
             continue
-        cap = line.split(maxsplit=1)[0]
+        cap = _cap_of(line)
         rest = line[len(cap) :]
         rest = rest[2:] if rest.startswith("  ") else rest.lstrip()
         where = f"{name}:{number}"
@@ -118,6 +122,14 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
     if not found:
         raise UsageError(f"{name} holds no cap; write one a line")
     return found
+
+
+def _cap_of(line: str) -> str:
+    """Return the cap or path with which a line begins."""
+    cap = line.split(maxsplit=1)[0]
+    if "/" not in cap and cap.startswith(("URI:", "ro.URI:", "imm.URI:")):
+        return cap
+    return _BEHIND_A_PATH.split(line, 1)[0]
 
 
 def _name(text: str, where: str) -> str | None:

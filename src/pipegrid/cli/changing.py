@@ -47,6 +47,7 @@ class Spot:
         there: what has this name now, or None.
         way: caps of the directories that lead there, the last included.
         missing: names of directories below ``directory`` that are to be made.
+        ends_with_slash: the path says that the name is a directory's.
     """
 
     _grid: Grid
@@ -55,6 +56,7 @@ class Spot:
     there: Child | None
     way: tuple[Cap | None, ...]
     missing: tuple[str, ...] = ()
+    ends_with_slash: bool = False
 
     async def reach(self) -> Directory:
         """
@@ -75,9 +77,11 @@ class Spot:
             cap: of what is put there, if it is known.
 
         Raises:
+            NoSuchChild: as of ``check_kind``.
             ChildExists: there is something already that is not to be replaced, or another directory that can
                 be changed: nobody may have its write cap but this entry.
         """
+        self.check_kind(cap)
         there = self.there
         if there is not None and there.kind == "directory" and there.write_cap not in (None, cap):
             raise ChildExists(
@@ -90,6 +94,15 @@ class Spot:
                 f"there is a '{printable(self.name)}' already; take another name, or replace it with -f",
                 self.name,
             )
+
+    def check_kind(self, cap: Cap | None = None) -> None:
+        """
+        Raises:
+            NoSuchChild: the path ends with a slash, there is no directory, and none is put there.
+        """
+        is_directory = self.there is not None and self.there.kind == "directory"
+        if self.ends_with_slash and not (is_directory or isinstance(cap, DirectoryCap)):
+            raise no_directory(self.name)
 
 
 async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = False) -> Spot:
@@ -112,6 +125,7 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
     from pipegrid.tree.lookup import look_up
 
     root, names = root_of(grid, text)
+    ends_with_slash = text.rstrip().endswith("/")
     way = await look_up(grid, root, names)
     whole = len(way) == len(names) + 1
     if whole and into is not None and isinstance(way[-1].cap, DirectoryCap):
@@ -138,13 +152,21 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
     directory = Directory(grid, check_writable(before.cap, called))
     there = way[-1] if whole else None
     caps = tuple(child.cap for child in way_there)
-    return Spot(grid, directory, names[-1], there, caps, absent)
+    return Spot(grid, directory, names[-1], there, caps, absent, ends_with_slash)
 
 
 def missing(spot: Spot) -> NoSuchChild:
     """Return the error that there is nothing at a spot."""
     return NoSuchChild(
         f"there is no '{printable(spot.name)}'; 'pipegrid ls' shows what there is", spot.name
+    )
+
+
+def no_directory(name: str) -> NoSuchChild:
+    """Return the error that a path ends with a slash and leads to no directory."""
+    return NoSuchChild(
+        f"there is no directory '{printable(name)}'; make it with 'pipegrid mkdir', or leave out the slash",
+        name,
     )
 
 

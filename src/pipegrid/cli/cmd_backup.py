@@ -117,6 +117,7 @@ async def _run(
 ) -> ExitStatus:
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.render import plural
+    from pipegrid.errors import NotEnoughSharesError
 
     with Progress(console, "backup") as progress:
         result = await backups.run(directory, name, options, reports_of(console, progress))
@@ -124,7 +125,9 @@ async def _run(
     console.say(f"pipegrid: {name} {run.time}: {counts_of(counts)}; {result.elapsed_s:.1f} s")
     statuses = {ExitStatus.FAILED if counts.left_out else ExitStatus.DONE}
     for problem in result.problems:
-        about = f"{run.cap} is stored, but not listed everywhere; the next run sees to that"
+        about = f"{run.cap} is stored, but not listed everywhere"
+        if not (isinstance(problem, NotEnoughSharesError) and not problem.found):  # nothing is left
+            about += "; the next run sees to that"
         statuses.add(console.complain(problem, about=about))
     if result.forgotten:
         console.say(

@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     "-f",
     "--force",
     is_flag=True,
-    help="With PATH: replace what has this name, but no directory that can change.",
+    help="With PATH: replace what has this name, but no directory that can change, and a mutable file only "
+    "with --mutable; without it, that is overwritten in any case.",
 )
 @read_only_option
 @selection_options
@@ -93,7 +94,8 @@ def command(
 
     With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a directory that can be changed; what
     is missing of the way is made. A mutable file of that name is overwritten in place, as is one whose write
-    cap is PATH; anything else is replaced with -f only. If PATH is a directory, the file keeps its name.
+    cap is PATH; anything else is replaced with -f only. If PATH is a directory, the file keeps its name; with
+    a slash at its end it has to be one.
 
     With -r, directories are stored, empty ones, links, modes and times included. What cannot be read, and
     what has no content, such as a socket, is named and left out; then the exit status is 1.

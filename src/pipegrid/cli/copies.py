@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.changing import spot_at
+from pipegrid.cli.changing import no_directory, spot_at
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.trees import root_of
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
@@ -121,11 +121,7 @@ async def _copy_to(
     elif single and not target.strip().endswith("/"):
         await _copy_as(grid, copier, items[0], target)
     elif single:
-        raise NoSuchChild(
-            f"there is no directory '{printable(names[-1])}'; make it with 'pipegrid mkdir', or leave out "
-            "the slash",
-            names[-1],
-        )
+        raise no_directory(names[-1])
     else:
         _check_named(items, target)
         await copier.into(await make_directories(grid, root, names), items)

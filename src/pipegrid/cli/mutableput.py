@@ -78,7 +78,8 @@ async def put_at(
             show(cap)
             return
         spot = await spot_at(grid, destination, _name_of(file), make=True)
-        there = None if force else _overwritten(spot, format)
+        spot.check_kind()
+        there = _overwritten(spot, format, force)
         if there is not None:
             await grid.overwrite(there, source)
             show(there)
@@ -120,10 +121,17 @@ async def _put_into(
     await put(spot.name, source, metadata={}, replace=force, stored=stored, **options)
 
 
-def _overwritten(spot: Spot, format: str | None) -> MutableCap | None:
-    """Return the write cap of what is overwritten in place, if anything is; ``format``: of a new one."""
+def _overwritten(spot: Spot, format: str | None, force: bool) -> MutableCap | None:
+    """
+    Return the write cap of what is overwritten in place, if anything is.
+
+    With force, too: whoever has its cap is to see the new content, and nobody may have it but this entry.
+
+    Args:
+        format: of a new mutable file, which takes the place of the old one only with force.
+    """
     there = None if spot.there is None else spot.there.write_cap
-    if not isinstance(there, MutableCap):
+    if not isinstance(there, MutableCap) or (force and format is not None):
         return None
     if format is not None:
         raise UsageError(

@@ -92,6 +92,31 @@ def worst_status(statuses: Collection[ExitStatus]) -> ExitStatus:
     return max(statuses, key=_GRAVITY.index, default=ExitStatus.DONE)
 
 
+_OPTIONS = {
+    "replace=True": "--force",
+    "force=True": "--force",
+    "happy": "--happy",
+    "max_segment_bytes = ": "--max-segment ",
+    "convergence=b''": "put --convergence ''",
+    "params and happy": "-k, -n, --happy and --segment-size",
+    "fetch it with Grid.get": "leave out --recursive",
+    "get_tree": "'get -r'",
+    "Directory.list": "'ls --json'",
+    "so without walking through it": "without -r",
+    "TreeSelection": "--exclude",
+    "another directory": "another directory with -d",
+    "give its directory": "name the client's directory with -d",
+}
+"""What errors call arguments of the library, and commands their options."""
+
+
+def _with_options(error: PipegridError, text: str) -> str:
+    for parameter in error.parameters:
+        before, found, behind = text.rpartition(parameter)
+        text = f"{before}{_OPTIONS[parameter]}{behind}" if found else text
+    return text
+
+
 def sentence(error: BaseException) -> str:
     """Return what to tell the user, on one line, without a final full stop."""
     if isinstance(error, Interrupted):
@@ -100,6 +125,7 @@ def sentence(error: BaseException) -> str:
         return _usage_sentence(error)
     if isinstance(error, PipegridError):
         text = str(error) or " ".join((type(error).__doc__ or "").split())
+        text = _with_options(error, text)
     elif isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
         text = "the working directory is not there any more; change to one that is"
     elif isinstance(error, OSError):

@@ -140,13 +140,15 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")
         console.json_result({"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 
-    bar = progress.transfer()
-    if bar is None:
+    if not progress.is_wanted:
         return TreeReports(left_out)
+    bar = progress.upload(None)
     sending_bytes = 0
 
     def moved(counts: TreeCounts) -> None:
-        bar(min(counts.sent_bytes + sending_bytes, counts.bytes), counts.bytes)
+        unchanged = counts.unchanged_bytes
+        bar.found(unchanged, counts.bytes)
+        bar.sent(min(unchanged + counts.sent_bytes + sending_bytes, counts.bytes), counts.bytes)
 
     def sending(counts: TreeCounts, more: int) -> None:
         nonlocal sending_bytes

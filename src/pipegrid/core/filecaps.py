@@ -14,7 +14,7 @@ from pipegrid.core.caps import (
     parse_cap,
 )
 from pipegrid.core.text import printable
-from pipegrid.errors import CapError, UsageError
+from pipegrid.errors import CapError, UsageError, naming
 
 
 def mutable_file(given: str | Cap, directories: bool = False) -> MutableCap | None:
@@ -127,10 +127,11 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
     if isinstance(cap, DirectoryCap) and not isinstance(file, ChkVerifierCap):
         return cap
     if isinstance(cap, DirectoryCap):
-        raise CapError(
+        text = (
             "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
-            "use its read cap, or do without -r"
+            "use its read cap, or do so without walking through it"
         )
+        raise naming(CapError(text), "so without walking through it")
     return fetchable(cap)
 
 
@@ -144,9 +145,8 @@ def unknown_kind(cap: UnknownCap) -> CapError:
 
 def _unusable(cap: Cap) -> CapError:
     if isinstance(cap, DirectoryCap):
-        return CapError(
-            "this is the cap of a directory, and this works on files only; 'get -r' fetches all that is in it"
-        )
+        text = "this is the cap of a directory, and this works on files only; "
+        return naming(CapError(f"{text}get_tree fetches all that is in it"), "get_tree")
     if isinstance(cap, MutableCap):
         return CapError("this is the cap of a mutable file, and this works on immutable ones only")
     if not isinstance(cap, UnknownCap):

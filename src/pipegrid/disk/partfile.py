@@ -30,12 +30,12 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
+from pipegrid.disk.descriptors import open_to_write, own_descriptor
 from pipegrid.disk.partname import SUFFIX, part_path
 from pipegrid.disk.patience import may_wait
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, naming
 
 _MOST_PIECES = 512
 """Of one write; systems take 1024 at least."""
@@ -48,7 +48,8 @@ class PartFile:
     A file that is written from its beginning on; ``publish`` gives it its name, ``leave`` does not.
 
     Also a context manager: leaving it without an error publishes. Writes are appended in order, and may
-    pass over bytes that are there already. A device or pipe is written to directly, and has no part.
+    pass over bytes that are there already. A device or pipe is written to directly, and has no part; so is a
+    descriptor of this process that the path means.
 
     Args:
         path: where the file shall be. A link there stays, and what it points to is replaced.
@@ -92,8 +93,7 @@ class PartFile:
         else:
             self._target = os.path.join(os.path.realpath(directory), name)
         self._fd = -1
-        self._publishing = False
-        self._has_whole_pieces = False
+        self._publishing = self._has_whole_pieces = False
         try:
             # Of /dev/stdout, or what a shell makes of >(...), no resolved name leads to the pipe behind it.
             there = path if follow else self._target
@@ -107,6 +107,10 @@ class PartFile:
             mode = None
         if mode is not None and not (follow or stat.S_ISDIR(mode)):
             mode = stat.S_IFREG
+        elif mode is not None and stat.S_ISREG(mode) and own_descriptor(path) is not None:
+            mode = (
+                stat.S_IFIFO
+            )  # what a shell has opened for us, as with ``>>``, goes on where it is
         if mode is not None and stat.S_ISDIR(mode):
             raise SinkError(f"cannot write {path}: it is a directory; name a file in it")
         if mode is not None and stat.S_ISREG(mode):
@@ -116,7 +120,7 @@ class PartFile:
         try:
             if mode is not None and not stat.S_ISREG(mode):
                 with may_wait():  # a pipe, for its reader
-                    self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                    self._fd = open_to_write(path)
             else:
                 self._open_part()
         except OSError as error:
@@ -343,12 +347,7 @@ class PartFile:
     def __enter__(self) -> PartFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.leave()
             return
@@ -394,7 +393,8 @@ class PartFile:
                 os.close(fd)
 
     def _exists(self) -> SinkError:
-        return SinkError(f"{self.path} exists already; choose another name, or add --force")
+        text = f"{self.path} exists already; choose another name, or add replace=True"
+        return naming(SinkError(text), "replace=True")
 
     def _error(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write {self.path}: {error.strerror}")

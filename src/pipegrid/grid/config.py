@@ -14,7 +14,7 @@ of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning
 
 Where there is a ``tahoe.cfg`` instead, the directory is a Tahoe-LAFS node's. It is used as it stands, and
 **nothing is ever written in it** but ``private/aliases``, where a user asks for that: what is to be
-remembered goes into the user's own cache directory.
+remembered goes into the user's own cache directory, and what must not be lost among the user's data.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.reading import read_file
-from pipegrid.errors import UsageError
+from pipegrid.errors import UsageError, naming
 from pipegrid.grid.durations import parse_kept
-from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME, cache_directory, expanded
+from pipegrid.grid.homes import (
+    CONFIG_NAME,
+    TAHOE_CONFIG_NAME,
+    cache_directory,
+    expanded,
+    state_directory,
+)
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
 from pipegrid.grid.spelling import check_settings, ini_problem
@@ -86,6 +92,7 @@ class GridConfig:
         preferred: ids of servers that come first on every file's ring.
         nickname: what the directory's owner is called, as introducers are told; perhaps empty.
         caches: directories with what introducers said, the first of which may be written; perhaps none.
+        state: the directory with what must not be lost; None: the first of the caches.
         force_foolscap: Foolscap is spoken with servers that speak HTTPS as well.
         foolscap_beside: many small files at once go over Foolscap to servers that speak it beside HTTPS, and
             take no bundles; a setting of PipeGrid's own.
@@ -103,6 +110,7 @@ class GridConfig:
     preferred: frozenset[str] = frozenset()
     nickname: str = ""
     caches: tuple[Path, ...] = ()
+    state: Path | None = None
     force_foolscap: bool = False
     foolscap_beside: bool = True
     ask_first: AskFirst = "auto"
@@ -125,6 +133,7 @@ def load(directory: Path | str) -> GridConfig:
     is_tahoe = path.name == TAHOE_CONFIG_NAME
     params, happy = _encoding(parser, path)
     private = directory / "private"
+    caches = _caches(directory) if is_tahoe else (private,)
     return GridConfig(
         directory=directory,
         params=params,
@@ -139,7 +148,8 @@ def load(directory: Path | str) -> GridConfig:
         ),
         preferred=_preferred(parser),
         nickname=nickname_of(parser),
-        caches=_caches(directory) if is_tahoe else (private,),
+        caches=caches,
+        state=state_directory() / caches[0].name if is_tahoe and caches else None,
         force_foolscap=_flag(parser, path, "client", "force_foolscap", False),
         foolscap_beside=is_tahoe or _flag(parser, path, "client", "foolscap_beside", True),
         ask_first="auto" if is_tahoe else _ask_first(parser, path),
@@ -307,8 +317,12 @@ def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:
     except ValueError:
         raise UsageError(f"{path} does not hold a base32 secret; restore it") from None
     if not secret:
-        purpose = "" if length else " (put --convergence '' stores without a secret on purpose)"
-        raise UsageError(f"{path} is empty, as after a full disk or a crash; restore it{purpose}")
+        text = f"{path} is empty, as after a full disk or a crash; restore it"
+        if length:
+            raise UsageError(text)
+        purpose = "convergence=b''"
+        text += f" ({purpose} stores without a secret on purpose)"
+        raise naming(UsageError(text), purpose)
     if length is not None and len(secret) != length:
         raise UsageError(f"{path} holds {len(secret)} bytes instead of {length}; restore it")
     return secret

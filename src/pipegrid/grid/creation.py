@@ -18,7 +18,7 @@ from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
-from pipegrid.errors import UsageError
+from pipegrid.errors import UsageError, naming
 from pipegrid.grid.config import (
     DEFAULT_SERVERS,
     DURABILITIES,
@@ -217,10 +217,11 @@ def known_servers(config: GridConfig) -> int | None:
 def check_servers_for(happy: int, servers: int | None) -> None:
     """Raise UsageError if there are known to be too few servers for any upload."""
     if servers is not None and happy > servers:
-        raise UsageError(
+        text = (
             f"{servers} servers can never hold a file on {happy} of them; "
-            "make more servers or ask for less with --happy"
+            "make more servers or ask for less with happy"
         )
+        raise naming(UsageError(text), "happy")
 
 
 def with_settings(text: str, settings: Mapping[str, str]) -> str:
@@ -255,10 +256,11 @@ def _create(
     files: Mapping[str, str] | None = None,
 ) -> GridConfig:
     if is_configured(directory):
-        raise UsageError(
-            f"{directory} is configured already; use it as it is, change its numbers with -k, -n, --happy "
-            "and --segment-size alone, or choose another directory"
+        text = (
+            f"{directory} is configured already; use it as it is, change its numbers with params and happy "
+            "alone, or choose another directory"
         )
+        raise naming(UsageError(text), "params and happy")
     lines = [
         "# Settings of PipeGrid; what they mean: docs/reference-cli.md.",
         "[client]",
@@ -285,7 +287,8 @@ def _create(
         text = "\n".join([*lines, ""])
         create_file(directory / CONFIG_NAME, text.encode("utf-8"), mode=0o644)
     except OSError as error:
-        raise UsageError(
-            f"cannot make {directory} a grid directory: {error.strerror}; choose another with -d"
-        ) from error
+        text = (
+            f"cannot make {directory} a grid directory: {error.strerror}; choose another directory"
+        )
+        raise naming(UsageError(text), "another directory") from error
     return load(directory)

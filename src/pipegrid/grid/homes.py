@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipegrid.errors import UsageError
+from pipegrid.errors import UsageError, naming
 
 CONFIG_NAME = "pipegrid.cfg"
 TAHOE_CONFIG_NAME = "tahoe.cfg"
@@ -28,6 +28,14 @@ def default_directory() -> Path:
 def cache_directory() -> Path:
     """Return where the user has what may be lost; raises as ``default_directory`` does."""
     return _users("XDG_CACHE_HOME", ".cache") / "pipegrid"
+
+
+def state_directory() -> Path:
+    """
+    Return where the user has what must not be lost and belongs to directories of others; raises as
+    ``default_directory`` does.
+    """
+    return _users("XDG_DATA_HOME", ".local/share") / "pipegrid-nodes"
 
 
 def expanded(text: str, base: Path, what: str) -> Path:
@@ -73,9 +81,8 @@ def _users(variable: str, usual: str) -> Path:
     try:
         return Path.home() / usual
     except RuntimeError:  # a container's user, whom no list of users has
-        raise UsageError(
-            "nobody knows where your home directory is; set HOME, or name the client's directory with -d"
-        ) from None
+        text = "nobody knows where your home directory is; set HOME, or give its directory"
+        raise naming(UsageError(text), "give its directory") from None
 
 
 def is_configured(directory: Path) -> bool:

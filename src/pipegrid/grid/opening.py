@@ -91,7 +91,7 @@ def open_grid(
     local = None if config.local is None else _open_local(reactor, config.local, members, opener)
     if local is not None and limits.bytes_per_s is not None:
         warnings.add(
-            "an embedded grid sends nothing over a network, so --limit-rate bounds nothing on its disks"
+            "an embedded grid sends nothing over a network, so a limit of the rate bounds no disk of it"
         )
     if not members.peers and not introducers:
         raise UsageError(

@@ -34,7 +34,6 @@ from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.grid.spelling import check_top_level, near_misses
 from pipegrid.grid.yamlfile import parse_yaml, repeated_keys
 from pipegrid.transfer.peers import Peer
-from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.announcements import KnownServer, describe
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.messages import ServerIdentity
@@ -42,6 +41,7 @@ from pipegrid.wire.nurl import Nurl
 
 if TYPE_CHECKING:
     from pipegrid.reactor.ahead import Ahead
+    from pipegrid.transport.foolscap.client import FoolscapServer
     from pipegrid.transport.gbs.client import GbsServer
     from pipegrid.transport.throttled import Throttle
 
@@ -237,7 +237,7 @@ def _open_foolscap(
     address: Furl,
     throttle: Throttle | None,
     beside: Nurl | None = None,
-) -> StorageServer:
+) -> FoolscapServer:
     """Return a server that speaks Foolscap; beside HTTPS it is whose key the NURL names, and careful."""
     from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
     from pipegrid.transport.foolscap.tub import TubConnector

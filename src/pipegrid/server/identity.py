@@ -32,7 +32,7 @@ from pipegrid.core import base32
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
-from pipegrid.errors import UsageError
+from pipegrid.errors import UsageError, naming
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.certificates import self_signed_pem
 from pipegrid.wire.furl import Furl
@@ -177,9 +177,8 @@ def keep_furl(directory: Path, address: Furl) -> None:
 
 def unusable(error: OSError, path: Path) -> UsageError:
     """Return the error to report for a directory of a server that cannot be used."""
-    return UsageError(
-        f"cannot use {error.filename or path}: {error.strerror}; choose another directory with -d"
-    )
+    text = f"cannot use {error.filename or path}: {error.strerror}; choose another directory"
+    return naming(UsageError(text), "another directory")
 
 
 def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:

@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack, suppress
 
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, naming
 
 
 class ShareDirectory:
@@ -49,10 +49,11 @@ class ShareDirectory:
             return
         for name in os.listdir(self._directory):
             if name.isdigit():
-                raise SinkError(
+                text = (
                     f"{self._directory} holds shares already ({name}, for one); choose an empty "
-                    "directory, or add --force"
+                    "directory, or add force=True"
                 )
+                raise naming(SinkError(text), "force=True")
 
     def write(self, write: ShareWrite) -> None:
         """Write a part of one share; SinkError if that fails."""

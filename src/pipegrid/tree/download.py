@@ -20,21 +20,22 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-import attrs
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
-from pipegrid.errors import CapError, PipegridError, UsageError
+from pipegrid.errors import CapError, PipegridError, UsageError, naming
 from pipegrid.flow.budget import Budget
 from pipegrid.reactor.together import Waiters, begun
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.progress import Progress
 from pipegrid.tree import target
+from pipegrid.tree.claimed import ClaimedNames
 from pipegrid.tree.downloading import FetchesFiles, GetTreeLimits, TreeGetResult
 from pipegrid.tree.home import Home, failed
+from pipegrid.tree.incoming import IncomingDirectory
 from pipegrid.tree.metadata import Kept, restored
-from pipegrid.tree.names import TakenNames, local_name
+from pipegrid.tree.names import local_name
 from pipegrid.tree.walk import Found, Path, Unreadable, walk
 
 SMALL_BYTES = 1 << 20
@@ -43,28 +44,6 @@ SMALL_BYTES = 1 << 20
 
 FILE_BYTES = 32 << 10
 """What even an empty file counts as: objects of its download. So at most 512 are on their way."""
-
-
-@attrs.define(eq=False)
-class _Local:
-    """
-    A local directory that something is in, or comes into.
-
-    Attributes:
-        path: None if it is left out, with all in it; so is ``home``, which knows whether it is still there.
-        unfinished: what is yet to end in it, the walk through it included.
-        links: to be made in it.
-    """
-
-    path: str | None
-    home: Home | None
-    parent: _Local | None
-    depth: int
-    kept: Kept
-    taken: TakenNames
-    mode_before: int | None = None
-    unfinished: int = 1
-    links: list[tuple[Path, str, Kept]] = attrs.Factory(list)
 
 
 class TreeGet:
@@ -118,7 +97,7 @@ class TreeGet:
         self._running: set[Deferred[None]] = set()
         self._one_ended: Waiters[None] = Waiters()
         self._bug: BaseException | None = None
-        self._stack: list[_Local] = []
+        self._stack: list[IncomingDirectory] = []
         self._folds = False
         self._known_bytes = 0
         self._here_bytes = 0
@@ -175,9 +154,8 @@ class TreeGet:
                 self._fail(met.path, met.error)
             return
         if parent is None and met.kind != "directory":
-            raise CapError(
-                "this is the cap of a file, and this fetches directories; leave out --recursive"
-            )
+            text = "this is the cap of a file, and this fetches directories; fetch it with Grid.get"
+            raise naming(CapError(text), "fetch it with Grid.get")
         if parent is not None and parent.path is None:
             if met.kind == "directory":
                 self._enter(None, parent, met, Kept(), None)
@@ -200,41 +178,45 @@ class TreeGet:
             if met.kind == "directory":
                 self._enter(None, parent, met, Kept(), None)
 
-    def _place(self, met: Found, parent: _Local, kept: Kept) -> str:
+    def _place(self, met: Found, parent: IncomingDirectory, kept: Kept) -> str:
         name = local_name(met.path[-1], kept.name)
         parent.taken.take(name)
         assert parent.path is not None
         return os.path.join(parent.path, name)
 
-    def _make(self, path: str, parent: _Local | None, met: Found, kept: Kept) -> None:
+    def _make(self, path: str, parent: IncomingDirectory | None, met: Found, kept: Kept) -> None:
         if parent is None:
             home, mode_before = target.begin_tree(path, self._into, kept, self._force)
             self._folds = target.folds_names(home)
         else:
-            home, mode_before = target.make_directory(_home(parent), path, self._force)
+            parent.claim(path)  # a file there may go
+            home, mode_before = target.make_directory(parent.there, path, self._force)
+            parent.claim(path)
         self.result.directories += 1
         self._enter(home, parent, met, kept, mode_before)
 
     def _enter(
         self,
         home: Home | None,
-        parent: _Local | None,
+        parent: IncomingDirectory | None,
         met: Found,
         kept: Kept,
         mode_before: int | None,
     ) -> None:
         if parent is not None:
             parent.unfinished += 1
-        taken = TakenNames(self._folds)
+        taken = ClaimedNames(self._folds)
         path = None if home is None else home.path
-        self._stack.append(_Local(path, home, parent, len(met.path), kept, taken, mode_before))
+        self._stack.append(
+            IncomingDirectory(path, home, parent, len(met.path), kept, taken, mode_before)
+        )
 
     def _leave_down_to(self, depth: int) -> None:
         """The walk is in no directory any more whose path is so long."""
         while self._stack and self._stack[-1].depth >= depth:
             self._ended_in(self._stack.pop())
 
-    def _ended_in(self, local: _Local | None) -> None:
+    def _ended_in(self, local: IncomingDirectory | None) -> None:
         """Something in a directory has ended; the last one finishes it."""
         while local is not None:
             local.unfinished -= 1
@@ -242,14 +224,15 @@ class TreeGet:
                 return
             if local.path is not None:
                 for path, place, kept in local.links:
-                    self._make_link(_home(local), path, place, kept)
+                    self._make_link(local, path, place, kept)
                 with suppress(PipegridError):  # it is gone, as was told of what is in it
-                    target.finish_directory(_home(local), local.kept, local.mode_before)
+                    target.finish_directory(local.there, local.kept, local.mode_before)
             local = local.parent
 
-    def _make_link(self, home: Home, path: Path, place: str, kept: Kept) -> None:
+    def _make_link(self, local: IncomingDirectory, path: Path, place: str, kept: Kept) -> None:
         try:
-            target.make_link(home, place, kept, self._force)
+            local.claim(place)
+            target.make_link(local.there, place, kept, self._force)
         except PipegridError as error:
             self._fail(path, error)
         else:
@@ -258,7 +241,9 @@ class TreeGet:
 
     # Files.
 
-    async def _meet_file(self, met: Found, path: str, parent: _Local, kept: Kept) -> None:
+    async def _meet_file(
+        self, met: Found, path: str, parent: IncomingDirectory, kept: Kept
+    ) -> None:
         cap = met.cap
         size = cap.size if isinstance(cap, (ChkCap, LitCap)) else None
         if cap is None or met.kind != "file":
@@ -267,13 +252,13 @@ class TreeGet:
                 "a later version may fetch it"
             )
         self._known_bytes += size or 0
-        standing = target.standing(_home(parent), path, size, kept)
-        if standing == "other" and not (
-            self._force and target.may_be_replaced(_home(parent), path)
-        ):
+        standing = target.standing(parent.there, path, size, kept)
+        if standing != "missing":
+            parent.claim(path)
+        if standing == "other" and not (self._force and target.may_be_replaced(parent.there, path)):
             raise target.in_the_way(path)
         if standing == "same" and not self._paranoid:
-            target.restore_mode_and_time(_home(parent), path, kept)
+            target.restore_mode_and_time(parent.there, path, kept)
             self._is_here(met.path, "present", size or 0)
             return
         small = size is not None and size <= SMALL_BYTES
@@ -281,7 +266,7 @@ class TreeGet:
         lent = await budget.borrow(FILE_BYTES + (size or 0) if small else 1)
         await self._jobs.borrow(1)
         parent.unfinished += 1
-        fetching = self._fetch(met.path, cap, size, _home(parent), path, standing, kept)
+        fetching = self._fetch(met.path, cap, size, parent.there, path, standing, kept)
         running = begun(fetching, self._grid.clock)
         self._running.add(running)
 
@@ -297,17 +282,21 @@ class TreeGet:
 
         running.addBoth(ended)
 
-    def _fetched(self, path: Path, place: str, parent: _Local, outcome: Failure | None) -> None:
+    def _fetched(
+        self, path: Path, place: str, parent: IncomingDirectory, outcome: Failure | None
+    ) -> None:
         """A file has come to its end; what is cut off, or nobody foresaw, ends all."""
-        if outcome is not None:
-            error = outcome.value
-            assert error is not None
-            if isinstance(error, PipegridError):
-                self._fail(path, error)
-            elif isinstance(error, OSError):
-                self._fail(path, failed("write", place, error))
-            else:
-                raise error
+        error = None if outcome is None else outcome.value
+        if isinstance(error, OSError):
+            error = failed("write", place, error)
+        if error is not None and not isinstance(error, PipegridError):
+            raise error
+        try:
+            parent.claim(place)
+        except PipegridError as other:  # which is why
+            error = other
+        if error is not None:
+            self._fail(path, error)
         self._ended_in(parent)
 
     async def _fetch(
@@ -391,8 +380,3 @@ class TreeGet:
         self.result.failed += 1
         if self._problem is not None:
             self._problem(path, error)
-
-
-def _home(local: _Local) -> Home:
-    assert local.home is not None
-    return local.home

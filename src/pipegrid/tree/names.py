@@ -15,7 +15,7 @@ import unicodedata
 
 from pipegrid.core.text import printable
 from pipegrid.disk.partname import SUFFIX
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, naming
 
 MAX_NAME_BYTES = 255
 """Of a file's name, on nearly all file systems."""
@@ -77,15 +77,21 @@ class TakenNames:
         key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
         other = self._taken.get(key)
         if other is not None:
-            raise SinkError(
-                f"two entries of this directory would both be '{printable(other)}' here, and the second, "
-                f"'{printable(name)}', was left out; fetch it by its own path to another place"
-            )
+            raise same_name(other, name)
         self._taken[key] = name
 
 
-def _unfit(name: str, why: str) -> SinkError:
+def same_name(name: str, second: str) -> SinkError:
+    """Return the error for the second of two entries that are one file here."""
     return SinkError(
-        f"no file here can be called '{printable(name)}', since {why}; it was left out: fetch it by its cap, "
-        "which 'ls --json' shows"
+        f"two entries of this directory would both be '{printable(name)}' here, and the second, "
+        f"'{printable(second)}', was left out; fetch it by its own path to another place"
     )
+
+
+def _unfit(name: str, why: str) -> SinkError:
+    text = (
+        f"no file here can be called '{printable(name)}', since {why}; it was left out: fetch it by its cap, "
+        "which Directory.list shows"
+    )
+    return naming(SinkError(text), "Directory.list")

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pipegrid.core.text import printable
-from pipegrid.errors import UsageError
+from pipegrid.errors import UsageError, naming
 
 VCS = (
     "CVS/",
@@ -62,7 +62,8 @@ class TreeSelection:
         for pattern in exclude:
             bare = pattern.rstrip("/")
             if not bare or len(pattern) > MAX_PATTERN:
-                raise UsageError(f"{pattern[:50]!r} is not a pattern of names; see --exclude")
+                text = f"{pattern[:50]!r} is not a pattern of names; see TreeSelection"
+                raise naming(UsageError(text), "TreeSelection")
             if pattern.startswith("!"):
                 raise UsageError(
                     f"'{printable(pattern[:50])}' takes nothing back of other patterns, as it would for git; "

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pipegrid.core.text import printable
 from pipegrid.disk.partfile import PartFile
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, naming
 from pipegrid.tree.home import Home, HomePart, failed
 from pipegrid.tree.metadata import Kept
 
@@ -173,8 +173,10 @@ def in_the_way(path: str) -> SinkError:
             if stat.S_ISREG(mode)
             else what
         )
-    help_ = "move it away" if what == "a directory" else "move it away, or replace it with --force"
-    return SinkError(f"{printable(path)} is {what} already, and was left as it is; {help_}")
+    text = f"{printable(path)} is {what} already, and was left as it is; move it away"
+    if what == "a directory":
+        return SinkError(text)
+    return naming(SinkError(f"{text}, or replace it with force=True"), "force=True")
 
 
 def make_root(path: str, kept: Kept) -> None:

@@ -6,12 +6,14 @@ forgotten when a put of that directory has ended well. Whoever goes on has the g
 (in surveys, without its bytes): so a grid that has lost it meanwhile is sent it again. It is a database as
 those of backups are (``backup.database``), beside the client's other notes on what is unfinished.
 
-At most one put at a time has the notes of a directory; another one does without.
+At most one put at a time has the notes of a directory; another one does without. Whoever has them has a lock
+beside them, and only who has it removes any: neither does a put that takes a week lose them to others, nor
+does one whose lock a cleaner has taken away take them from the next. Where there are no locks nothing is
+noted.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import time
@@ -23,7 +25,7 @@ from typing import Any
 import attrs
 
 from pipegrid.core.caps import ChkCap, LitCap
-from pipegrid.disk.private import open_private
+from pipegrid.disk.locks import CannotLock, names_file, open_locked
 from pipegrid.errors import PipegridError
 from pipegrid.grid.grid import Grid
 from pipegrid.tree.backup.database import Database
@@ -35,6 +37,9 @@ WRITTEN_AFTER_S = 1.0
 MAX_UNWRITTEN = 100
 MAX_UNWRITTEN_BYTES = 1 << 20
 """Files, and their bytes, after which it is written down even sooner."""
+
+_LOCK = ".lock"
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT
 
 KEPT_S = 7 * 86400.0
 """Servers keep unfinished uploads for as long."""
@@ -135,8 +140,8 @@ class UnfinishedPut(Memory):
         self._off = True
         self._unwritten.clear()
         self._close_database()
-        if self._lock >= 0:
-            for suffix in ("", "-wal", "-shm", ".lock"):
+        if self._lock >= 0 and names_file(f"{self._path}{_LOCK}", self._lock):
+            for suffix in ("", "-wal", "-shm", _LOCK):
                 with suppress(OSError):
                     os.unlink(f"{self._path}{suffix}")
 
@@ -174,12 +179,17 @@ class UnfinishedPut(Memory):
             return
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = open_private(f"{self._path}.lock", os.O_RDWR)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = open_locked(f"{self._path}{_LOCK}", _LOCK_FLAGS, mode=0o600)
+            if lock is None:
+                raise BlockingIOError
+            self._lock = lock
             self._database = Database(self._path, self._context, self._root, now=self._now)
-        except (OSError, PipegridError):
+        except (OSError, PipegridError) as error:
             # Another put has the notes, or nothing can be written: this one is not remembered.
             self._off = True
+            if isinstance(error, CannotLock):
+                with suppress(OSError):
+                    os.unlink(f"{self._path}{_LOCK}")
             if self._lock >= 0:
                 os.close(self._lock)
                 self._lock = -1
@@ -195,9 +205,28 @@ def _due(known: Remembered | None) -> Remembered | None:
 
 
 def _forget_old(notes: Path, now_s: float) -> None:
-    """Remove notes that nobody came back for."""
+    """Remove notes that nobody came back for; their file that was written last tells how old they are."""
+    files: dict[str, list[os.DirEntry[str]]] = {}
     with suppress(OSError), os.scandir(notes) as entries:
         for entry in entries:
-            with suppress(OSError):
-                if now_s - entry.stat(follow_symlinks=False).st_mtime > KEPT_S:
-                    os.unlink(entry.path)
+            files.setdefault(entry.name.partition(".")[0], []).append(entry)
+    for stem, each in files.items():
+        with suppress(OSError):
+            written_s = max(entry.stat(follow_symlinks=False).st_mtime for entry in each)
+            if now_s - written_s > KEPT_S:
+                _remove(str(notes / f"{stem}.sqlite{_LOCK}"), [entry.path for entry in each])
+
+
+def _remove(lock_path: str, paths: list[str]) -> None:
+    """Remove the notes of a put, unless it runs."""
+    try:
+        lock = open_locked(lock_path, _LOCK_FLAGS, mode=0o600)
+        if lock is None:
+            return
+    except CannotLock:
+        lock = -1
+    for path in (*paths, lock_path):
+        with suppress(OSError):
+            os.unlink(path)
+    if lock >= 0:
+        os.close(lock)

@@ -203,6 +203,7 @@ class TreeUpload:
                 else:
                     assert isinstance(thing, LeftOut)
                     self._leave_out(thing.path, thing.why)
+            self._reports.progress(self.counts)  # of what is unchanged nothing else tells
         except Exception as error:  # nobody else would hear of it
             self._error = error
         self._wake()
@@ -260,6 +261,7 @@ class TreeUpload:
             if known.due:
                 self._under_way.begin(0, self._check_file(place, met, known), place, stores=False)
             else:
+                self.counts.unchanged_bytes += met.found.st_size
                 self._plan.stored(place, known.cap)
         elif isinstance(met.content, bytes) and is_literal_size(len(met.content)):
             cap = LitCap(met.content)
@@ -293,6 +295,7 @@ class TreeUpload:
     async def _check_file(self, place: TreeNode, met: Met, known: Remembered) -> None:
         self.counts.checked += 1
         if await self._is_whole(known):
+            self.counts.unchanged_bytes += met.found.st_size
             self._plan.stored(place, known.cap)
             return
         try:

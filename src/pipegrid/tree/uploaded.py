@@ -26,6 +26,7 @@ class TreeCounts:
         bytes: of those files.
         sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its
             cap is not sent.
+        unchanged_bytes: of files that an earlier run has stored, and that were not sent again.
         checked: known objects that were looked for on the grid, and were found whole or stored again.
         unleased: those of them that are whole, and to which too few servers gave leases.
         left_out: files, directories and whatever else is not in the tree, or only in part.
@@ -38,6 +39,7 @@ class TreeCounts:
     sent_files: int = 0
     sent_directories: int = 0
     sent_bytes: int = 0
+    unchanged_bytes: int = 0
     checked: int = 0
     unleased: int = 0
     left_out: int = 0
@@ -126,7 +128,7 @@ class TreeReports:
 
     Attributes:
         left_out: called with a path (from the root; the root is ``.``) and a sentence.
-        progress: called when something is stored.
+        progress: called when something is stored, and when more was met.
         sending: called with how many bytes more servers have acknowledged of files that are not stored yet;
             less than nothing when one is stored, or will not be.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from pipegrid.errors import UnhappyError
+from pipegrid.errors import UnhappyError, naming
 
 MOST_REASONS = 3
 MOST_NAMES = 3
@@ -73,12 +73,11 @@ def _others(names: Sequence[str]) -> str:
 
 def too_few_servers(file_name: str, servers: int, happy: int) -> UnhappyError:
     """Return the error of a grid that has fewer servers than shares are to be spread over."""
-    return UnhappyError(
+    text = (
         f"cannot store {file_name}: its shares shall be on at least {happy} servers but only "
-        f"{servers} are there; add servers or ask for less with --happy",
-        servers,
-        happy,
+        f"{servers} are there; add servers or ask for less with happy"
     )
+    return naming(UnhappyError(text, servers, happy), "happy")
 
 
 def not_spread(
@@ -103,22 +102,21 @@ def not_spread(
         contended: whether somebody else seems to be storing it.
     """
     why = said_once({**reasons, **full}) or "too few accepted it"
+    named: tuple[str, ...] = ()
     if contended:
         advice = "somebody else may be storing it at this moment, so try again when that is done"
     elif full:
-        advice = "make room there, add servers or ask for less with --happy"
+        advice, named = "make room there, add servers or ask for less with happy", ("happy",)
     else:
         advice = "try again when more servers work"
     if reached >= happy:
-        return UnhappyError(
+        text = (
             f"cannot store {file_name}: only {stored} of its shares could be stored, and it takes "
-            f"{required_shares} to get it back ({why}); {advice}",
-            stored,
-            required_shares,
+            f"{required_shares} to get it back ({why}); {advice}"
         )
-    return UnhappyError(
+        return naming(UnhappyError(text, stored, required_shares), *named)
+    text = (
         f"cannot store {file_name}: its shares reached only {reached} of the {happy} servers wanted "
-        f"({why}); {advice}",
-        reached,
-        happy,
+        f"({why}); {advice}"
     )
+    return naming(UnhappyError(text, reached, happy), *named)

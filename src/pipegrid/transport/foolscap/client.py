@@ -150,6 +150,11 @@ class FoolscapServer(StoresApart):
     def __repr__(self) -> str:
         return f"<FoolscapServer {self._name!r} {self._link!r}>"
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is up, so that a call leaves at once."""
+        return self._link.is_up
+
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
 

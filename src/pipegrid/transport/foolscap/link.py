@@ -104,6 +104,11 @@ class FoolscapLink:
         state = "closed" if self._closed else "up" if self._storage is not None else "down"
         return f"<FoolscapLink to {self._server!r} {state}, {self._owed} unanswered>"
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection."""
+        return self._storage is not None
+
     def storage(self) -> Deferred[Any]:
         """Fire with the remote reference to the server; connects if need be, for all who ask at once."""
         if self._closed:

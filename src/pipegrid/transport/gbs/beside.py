@@ -11,8 +11,8 @@ it is three.
   has an unfinished upload) is asked for again over HTTPS, as if nothing had been sent before.
 * **No share is closed before its bytes are acknowledged**: a server would make a share visible that its
   full disk has not taken, and the second try would find it there.
-* **Nobody waits for it** to be made. It is connected while the crowd goes over HTTPS; if that fails, all
-  stays there. One that was lost while nobody stored is made again by the next store, which waits for that.
+* **Nobody waits for it.** It is connected while the crowd goes over HTTPS; if that fails, all stays there.
+  What was lost, be it while nobody stored, is connected again in the same way.
 * **Order.** Two connections have none, so such a store waits for everything before it that concerns the same
   storage index, and everything behind it waits (``order``).
 """
@@ -20,7 +20,7 @@ it is three.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -53,6 +53,15 @@ or eight. Where the server had a crowd to work off meanwhile, each of them waite
 servers on two cores were connected after 5.4 to 6.1 s.
 """
 
+
+class StoresBeside(StorageServer, Protocol):
+    """A server on a connection of its own, which says whether that is up."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a call would leave at once."""
+
+
 Store = Callable[[bytes, Shares, int, UploadSecrets], Deferred[Stored]]
 
 
@@ -65,10 +74,10 @@ class Beside:
             called when there is a crowd.
     """
 
-    def __init__(self, clock: IReactorTime, open_server: Callable[[], StorageServer]) -> None:
+    def __init__(self, clock: IReactorTime, open_server: Callable[[], StoresBeside]) -> None:
         self._clock = clock
         self._open_server = open_server
-        self._server: StorageServer | None = None
+        self._server: StoresBeside | None = None
         self._under_way = 0
         self._crowd = 0  # how many have come since there was none
         self._is_up = False
@@ -78,9 +87,14 @@ class Beside:
     @property
     def whole_bytes(self) -> int:
         """How long a share may be to go this way now; 0: it had better not."""
-        if not self._is_up or self._under_way < CROWD or self._server is None:
-            return 0
-        return self._server.whole_bytes
+        server = self._usable
+        return 0 if server is None or self._under_way < CROWD else server.whole_bytes
+
+    @property
+    def _usable(self) -> StoresBeside | None:
+        """The server, if its connection was made and is up."""
+        server = self._server
+        return server if self._is_up and server is not None and server.is_connected else None
 
     def count(self, upload: Deferred[T]) -> Deferred[T]:
         """Count an upload as under way until it fires."""
@@ -96,7 +110,7 @@ class Beside:
 
     def offer(self) -> None:
         """The server takes no bundles: connect, if the crowd is large and nothing speaks against it."""
-        if self._is_up or self._under_way < CROWD or self._crowd < MANY:
+        if self._usable is not None or self._under_way < CROWD or self._crowd < MANY:
             return
         now_s = self._clock.seconds()
         if self._not_before_s is not None and now_s < self._not_before_s:
@@ -137,9 +151,11 @@ class Beside:
         Args:
             over_https: stores what does not go this way.
         """
-        assert self._server is not None
+        server = self._usable
+        if server is None:  # lost, while this waited for its turn
+            return await over_https(storage_index, shares, share_bytes, secrets)
         try:
-            first = await self._server.store_whole(storage_index, shares, share_bytes, secrets)
+            first = await server.store_whole(storage_index, shares, share_bytes, secrets)
         except ServerError as error:
             if isinstance(error, (ServerUnreachable, ServerTimeout)):
                 self._is_up = False

@@ -38,7 +38,7 @@ from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.asked import OpenQuestions
-from pipegrid.transport.gbs.beside import Beside
+from pipegrid.transport.gbs.beside import Beside, StoresBeside
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.order import GbsOrder
 from pipegrid.transport.gbs.requests import GbsRequests
@@ -47,7 +47,7 @@ from pipegrid.transport.gbs.slotreads import read_slot
 from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.gbs.surveys import GbsSurveys
 from pipegrid.transport.gbs.uploads import GbsUploads
-from pipegrid.transport.interface import StorageServer, nothing_to_write
+from pipegrid.transport.interface import nothing_to_write
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -100,7 +100,7 @@ class GbsServer:
         clock: IReactorTime,
         settings: GbsSettings | None = None,
         bundle_bytes: int = 0,
-        open_beside: Callable[[], StorageServer] | None = None,
+        open_beside: Callable[[], StoresBeside] | None = None,
     ) -> None:
         settings = settings or GbsSettings()
         name = identity.nickname

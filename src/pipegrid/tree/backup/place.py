@@ -1,5 +1,6 @@
 """
-Where a client keeps what its backups have to know: ``backup`` beside its secrets.
+Where a client keeps what its backups have to know: ``backup`` beside its secrets, or, if its directory is a
+Tahoe-LAFS node's, among the user's data; earlier versions had that in the user's cache.
 
     lock             held by the backup that runs
     database.sqlite  which files had which cap
@@ -26,6 +27,7 @@ from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, pack_immutable
 from pipegrid.disk.private import open_private
 from pipegrid.disk.reading import read_file
+from pipegrid.disk.relocated import relocated
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.config import GridConfig
@@ -71,7 +73,7 @@ class BackupPlace:
     The directory of one client's backups.
 
     Args:
-        config: of the client.
+        config: of the client. What an earlier version has kept elsewhere is moved.
 
     Attributes:
         own: directories that each run changes; a backup of them would never find nothing changed.
@@ -84,6 +86,8 @@ class BackupPlace:
         if not config.caches:
             raise UsageError(f"{config.directory} has no place for what backups have to remember")
         self.directory = config.caches[0] / "backup"
+        if config.state is not None:
+            self.directory = relocated(self.directory, config.state / "backup")
         self.own = (self.directory, config.caches[0] / KNOWN_NAME)
         self.database = self.directory / "database.sqlite"
         self.cap_file = self.directory / "catalogue.cap"

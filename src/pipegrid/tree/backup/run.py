@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred, DeferredList
 
 from pipegrid.core.caps import DirectoryCap, MutableCap
 from pipegrid.core.text import printable
-from pipegrid.errors import PipegridError
+from pipegrid.errors import NotEnoughSharesError, PipegridError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import together
 from pipegrid.tree.backup.archives import Archives
@@ -214,6 +214,9 @@ class Backups:
         if listed.is_nowhere and believed:
             run, result = await self._store_again(noted, listed.run, storing, options)
             listed = attrs.evolve(listed, run=run)
+        if listed.is_nowhere:
+            _, *others = listed.problems
+            listed = attrs.evolve(listed, problems=(self._without_list(), *others))
         return noted, result.counts, listed
 
     async def _store_again(
@@ -226,8 +229,7 @@ class Backups:
         """
         self._say(
             "no server has the list of backups, as if this were another grid than before: all that was "
-            "stored is looked for, and stored again if it is missing; if this is the right grid, move "
-            f"{self.place.directory} away, and the next run begins a new list"
+            "stored is looked for, and stored again if it is missing"
         )
         self.place.note(noted)  # without a run that may be nowhere
         storing.database.doubt()
@@ -236,6 +238,15 @@ class Backups:
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
         self.place.note(attrs.evolve(noted, unlisted=(*others, run)))
         return run, result
+
+    def _without_list(self) -> NotEnoughSharesError:
+        """Return the error of a grid on which nothing is left of the list, with the way on."""
+        return NotEnoughSharesError(
+            "no server has the list of backups: if this is another grid than before, use that one again; "
+            f"if this one has lost it, move {self.place.directory} away, and the next run begins a new list",
+            0,
+            1,
+        )
 
     async def _prepare(self, noted: Noted, options: BackupOptions) -> tuple[Noted, Archives | None]:
         """Return a catalogue that can be changed, and what is under the alias, if there is to be one."""

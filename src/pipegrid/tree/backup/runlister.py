@@ -31,7 +31,7 @@ class ListedRun:
     Attributes:
         run: as it is listed.
         forgotten: runs that are not listed any more.
-        problems: why it is not listed, or not under its alias.
+        problems: why it is not listed, or not under its alias; the catalogue's is the first.
         is_nowhere: of the servers that answered none has anything of the catalogue.
     """
 
