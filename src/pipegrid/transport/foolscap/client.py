@@ -29,7 +29,7 @@ from twisted.internet.interfaces import IConsumer, IReactorTime
 from pipegrid.errors import ServerError
 from pipegrid.reactor.together import all_ended
 from pipegrid.transport.apart import StoresApart, why_failed
-from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers, check_pair
+from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers
 from pipegrid.transport.foolscap.readers import FoolscapReaders
 from pipegrid.transport.foolscap.slots import FoolscapSlots
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
@@ -182,7 +182,7 @@ class FoolscapServer(StoresApart):
         secrets: UploadSecrets,
     ) -> Allocation:
         storage = await self._link.storage()
-        answer = await self._link.call(
+        have, writers = await self._link.call(
             storage,
             "allocate_buckets",
             storage_index,
@@ -192,8 +192,6 @@ class FoolscapServer(StoresApart):
             share_bytes,
             self._link.canary,
         )
-        check_pair(self._name, "an allocation", answer)
-        have, writers = answer
         check_numbers(self._name, "an allocation", have)
         if not share_numbers.issuperset(writers):
             raise nonsense(self._name, "an allocation", "shares that were not asked for")

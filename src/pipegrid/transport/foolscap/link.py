@@ -267,12 +267,6 @@ def _end_connection(storage: Any) -> None:
     storage.tracker.broker.shutdown(Failure(ConnectionDone()))
 
 
-def check_pair(server: str, question: str, answer: Any) -> None:
-    """Raise ServerProtocolError unless an answer has both of its parts, which Foolscap does not look at."""
-    if len(answer) != 2:
-        raise nonsense(server, question, f"{len(answer)} parts in place of 2")
-
-
 def check_numbers(server: str, question: str, numbers: Any) -> None:
     """Raise ServerProtocolError unless all are numbers of shares."""
     if not all(0 <= number <= MAX_SHARE_NUMBER for number in numbers):
