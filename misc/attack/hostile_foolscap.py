@@ -33,7 +33,7 @@ from misc.speedtest.processes import peak_bytes
 from pipegrid.core import base32
 from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME
 from pipegrid.wire.announcements import FURL
-from pipegrid.wire.foolscap import PROTOCOL
+from pipegrid.wire.foolscap import PROTOCOL, RIStorageServer
 from pipegrid.wire.tub import make_tub
 
 reactor: Any = installed_reactor
@@ -45,11 +45,19 @@ VERSION = {PROTOCOL: {b"maximum-immutable-share-size": 1 << 40}, b"application-v
 
 
 class Hostile(Referenceable):  # type: ignore[misc]
-    """Answers every question in its own way; without an interface, no shape is declared for it."""
+    """
+    Answers every question in its own way. It says that it is a storage server, without which no client asks
+    it anything, and is none, so that nothing at its own end holds it to an interface.
+    """
 
     def __init__(self, version: Callable[[], Any], buckets: Callable[[], Any]) -> None:
         self.remote_get_version = version
         self.remote_get_buckets = lambda index: buckets()
+
+    def getInterfaceName(self) -> str:
+        """Claim an interface."""
+        name: str = RIStorageServer.__remote_name__
+        return name
 
 
 class Reader(Referenceable):  # type: ignore[misc]

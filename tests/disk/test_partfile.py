@@ -286,6 +286,24 @@ class PartFileTests(SynchronousTestCase):
         self.assertIsNone(left.leave())
         self.assertEqual(self.names(), [self.path.name])
 
+    def test_a_long_path_without_locks(self) -> None:
+        """The part is beside its target, whatever the lengths, and nowhere above it."""
+
+        def unsupported(fd: int, how: int) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        self.patch(fcntl, "flock", unsupported)
+        deep = self.directory.absolute() / ("d" * 200) / "e"
+        deep.mkdir(parents=True)
+        for name in ("x", "n" * 250, "\N{SNOWMAN}" * 80):
+            self.path = deep / name
+            file = self.open()
+            assert file.part is not None
+            self.assertEqual(Path(file.part).parent, deep.resolve())
+            file.write(b"here")
+            file.publish()
+            self.assertEqual(self.path.read_bytes(), b"here")
+
     def test_a_file_system_without_hard_links(self) -> None:
         """The name is given all the same, unless somebody has it."""
 

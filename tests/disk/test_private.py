@@ -83,3 +83,16 @@ class MakeDirectoryTests(SynchronousTestCase):
         path.write_text("a file")
         for each in (path, path / "below"):
             self.assertRaises(OSError, make_directory, each)
+
+    def test_where_nothing_can_be(self) -> None:
+        """A place that says "no such file" whatever is above it is an error, too, and not tried for ever."""
+        for each in (Path("/proc/none"), Path("/proc/none/below")):
+            self.assertRaises(FileNotFoundError, make_directory, each)
+        gone = Path(self.mktemp())
+        gone.mkdir()
+        before = os.open(".", os.O_RDONLY)
+        self.addCleanup(os.close, before)
+        self.addCleanup(os.fchdir, before)
+        os.chdir(gone)
+        Path.cwd().rmdir()
+        self.assertRaises(FileNotFoundError, make_directory, Path("node/private"))

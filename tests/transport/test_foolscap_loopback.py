@@ -16,7 +16,7 @@ from pipegrid.reactor.tls import BatchingTLS
 from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings
 from pipegrid.transport.foolscap.client import FoolscapServer
-from pipegrid.transport.foolscap.tub import LONGEST_WORD_BYTES, ShortWords, TubConnector
+from pipegrid.transport.foolscap.tub import LONGEST_WORD_BYTES, MAX_HINTS, ShortWords, TubConnector
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.endpoints import endpoints_for
 from pipegrid.transport.interface import StorageServer
@@ -155,6 +155,12 @@ class LoopbackTests(TestCase):
             self.assertIn(words, str(caught.exception))
         with self.assertRaises(UsageError):
             TubConnector(furl.Furl(right.tub_id, ("tor:abc.onion:1",), "x"))
+
+    def test_many_addresses(self) -> None:
+        """Of a hundred addresses, to all of which Foolscap would connect at once, the first are tried."""
+        hints = tuple(f"tcp:127.0.0.1:{port}" for port in range(1, 101))
+        connector = TubConnector(furl.Furl(b"x" * 20, ("tor:abc.onion:1", *hints), "x"))
+        self.assertEqual(furl.parse(connector._furl).hints, hints[:MAX_HINTS])
 
     def test_restart(self) -> Deferred[None]:
         """A server that stops forgets what was not closed; the same client goes on with the next one."""

@@ -7,6 +7,7 @@ from typing import Any
 from foolscap import eventual, negotiate
 from foolscap.api import Referenceable
 from foolscap.referenceable import TubRef
+from foolscap.tokens import Violation
 from misc.attack.foolscap import call, opened, string, token, value
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -17,7 +18,7 @@ from pipegrid.wire import receiving
 from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.banana import ERROR, LONGINT, OPEN, PING, STRING, VOCAB
 from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.foolscap import MAX_SHARES, answer_cost
+from pipegrid.wire.foolscap import MAX_SHARES, RIStorageServer, answer_cost
 from pipegrid.wire.negotiation import GRACE_S, BoundedNegotiation
 
 DECISION = negotiate.Negotiation().loopbackDecision()
@@ -229,9 +230,11 @@ class TurnTests(BrokerTestCase):
 class AnswerTests(BrokerTestCase):
     """What may be answered to a call of ours."""
 
+    interface: str | None = None
+
     def ask(self, method: str, *arguments: Any) -> Deferred[Any]:
         """Call something at the other end."""
-        reference = self.broker.getTrackerForYourReference(1, None, None).getRef()
+        reference = self.broker.getTrackerForYourReference(1, self.interface, None).getRef()
         self.reference = reference
         answer: Deferred[Any] = reference.callRemote(method, *arguments)
         self.settle()
@@ -246,6 +249,21 @@ class AnswerTests(BrokerTestCase):
         self.receive(token(OPEN, 1) + string(b"answer") + value(2) + token(STRING, 200_000))
         failure = self.failureResultOf(answer, TooMuch)
         self.assertIn("larger than its kind", str(failure.value))
+
+    def test_a_tuple_that_ends_early(self) -> None:
+        """An answer has all the parts that are declared."""
+        self.interface = RIStorageServer.__remote_name__
+        secrets = (bytes(32),) * 3
+        method = "slot_testv_and_readv_and_writev"
+        parts = (opened(b"boolean", value(1)), value({}))
+        for number, count in enumerate((2, 1, 0), 1):
+            answer = self.ask(method, bytes(16), secrets, {}, [])
+            found = opened(b"tuple", *parts[:count])
+            self.receive(opened(b"answer", value(number), found))
+            if count == 2:
+                self.assertEqual(self.successResultOf(answer), (True, {}))
+            else:
+                self.assertIn("ends after", str(self.failureResultOf(answer, Violation).value))
 
     def test_a_version_of_300_mb(self) -> None:
         """A version is small."""

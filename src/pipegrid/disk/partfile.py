@@ -33,7 +33,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipegrid.disk.descriptors import open_to_write, own_descriptor
-from pipegrid.disk.partname import SUFFIX, part_path
+from pipegrid.disk.partname import part_path
 from pipegrid.disk.patience import may_wait
 from pipegrid.errors import SinkError, naming
 
@@ -144,7 +144,7 @@ class PartFile:
                 if not os.lstat(part, dir_fd=self._directory).st_size:  # it was made just now
                     os.unlink(part, dir_fd=self._directory)
             # Without locks two writers would not know of each other: then each has a name of its own.
-            part = f"{part[: -len(SUFFIX)][:200]}.{os.urandom(6).hex()}{SUFFIX}"
+            part = part_path(f"{self._target}.{os.urandom(6).hex()}", self._directory)
             self._resume = False
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._fd = os.open(part, flags, 0o666, dir_fd=self._directory)

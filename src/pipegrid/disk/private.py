@@ -55,10 +55,17 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
         OSError: it cannot be made, or something else has its name.
     """
     try:
-        os.mkdir(path, mode)
+        _make(path, mode)
     except FileNotFoundError:
         make_directory(path.parent)
-        make_directory(path, mode)
+        _make(path, mode)  # which may be impossible all the same, as below /proc
+
+
+def _make(path: Path, mode: int) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileNotFoundError:
+        raise
     except OSError:  # it may be there, whatever a disk that is not to be written to calls that
         if not path.is_dir():
             raise

@@ -32,6 +32,7 @@ from foolscap import eventual
 from foolscap.broker import PBOpenRegistry, PBRootUnslicer
 from foolscap.call import CallSlicer, FailureSlicer
 from foolscap.slicer import UnslicerRegistry
+from foolscap.slicers.tuple import TupleUnslicer
 from foolscap.tokens import Violation
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
@@ -46,7 +47,26 @@ MAX_REFERENCES = 16_384
 
 _VALUES = ("none", "boolean", "unicode", "list", "tuple", "dict", "set", "immutable-set")
 _OPEN_TYPES = (*_VALUES, "reference", "arguments", "my-reference")
-_KNOWN: dict[tuple[str, ...], Any] = {**UnslicerRegistry, **PBOpenRegistry}
+
+
+class WholeTuple(TupleUnslicer):
+    """
+    Takes a tuple that has all the parts that are declared.
+
+    Foolscap's own takes one that ends early. Where it is an argument Foolscap looks at it once more before
+    the call; nobody looks at an answer again.
+    """
+
+    def receiveClose(self) -> Any:
+        """Return the tuple."""
+        if self.constraints is not None and len(self.list) < len(self.constraints):
+            raise Violation(
+                f"the tuple ends after {len(self.list)} of {len(self.constraints)} parts"
+            )
+        return super().receiveClose()
+
+
+_KNOWN: dict[tuple[str, ...], Any] = {**UnslicerRegistry, **PBOpenRegistry, ("tuple",): WholeTuple}
 
 
 class BoundedRoot(PBRootUnslicer):

@@ -34,6 +34,7 @@ from pipegrid.reactor.together import Waiters
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.sentences import excerpt, nonsense, wrong_swissnum
 from pipegrid.wire.calling import call_remote
+from pipegrid.wire.foolscap import RIStorageServer
 
 MAX_SHARE_NUMBER = 255
 
@@ -142,6 +143,11 @@ class FoolscapLink:
 
     def _connected(self, storage: Any) -> None:
         self._connecting = None
+        # Foolscap holds answers to what is declared only where the other end names the interface itself.
+        if storage.tracker.interface is not RIStorageServer:
+            self._waiting.fail(_no_storage(self._server))
+            _end_connection(storage)
+            return
         self._storage = storage
         self._reason = None
         storage.notifyOnDisconnect(self._lost, storage)
@@ -182,9 +188,7 @@ class FoolscapLink:
         if storage is not None:
             self._reason = error
             self._lost(storage)
-            # A tub has no way to let go of one connection; its broker has. The reason that it is given also
-            # goes to calls of Foolscap's own, which know no other kind.
-            storage.tracker.broker.shutdown(Failure(ConnectionDone()))
+            _end_connection(storage)
 
     # Patience.
 
@@ -252,6 +256,20 @@ class FoolscapLink:
             server,
             may_have_happened=True,
         )
+
+
+def _no_storage(server: str) -> ServerProtocolError:
+    return ServerProtocolError(
+        f"what answers in the place of {server} does not say that it stores shares; copy the fURL of a"
+        " storage server",
+        server,
+    )
+
+
+def _end_connection(storage: Any) -> None:
+    # A tub has no way to let go of one connection; its broker has. The reason that it is given also goes to
+    # calls of Foolscap's own, which know no other kind.
+    storage.tracker.broker.shutdown(Failure(ConnectionDone()))
 
 
 def check_numbers(server: str, question: str, numbers: Any) -> None:

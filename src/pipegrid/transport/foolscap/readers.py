@@ -92,7 +92,7 @@ class FoolscapReaders:
             storage = await self._link.storage()
             readers = await self._link.call(storage, "get_buckets", storage_index)
             check_numbers(self._server, "a question for shares", readers)
-        except ServerError as error:
+        except Exception as error:  # whatever it is: somebody waits
             question.fail(error)
             return
         finally:
@@ -125,7 +125,9 @@ class FoolscapReaders:
         return await self._read_all(reader, offset, length)
 
     async def _checked_read(self, reader: Any, offset: int, length: int) -> bytes:
-        data: bytes = await self._link.call(reader, "read", offset, length)
+        data = await self._link.call(reader, "read", offset, length)
+        if type(data) is not bytes:  # a reader that names no interface gives what it likes
+            raise nonsense(self._server, "a read", "something that is no bytes")
         if len(data) > length:
             raise nonsense(
                 self._server, "a read", f"more than the {length} bytes that were asked for"

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Also without "tcp:", as it was of old.
 _TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
+MAX_HINTS = 16
+"""Addresses of one server. Foolscap connects to all at once, and anybody may announce hundreds."""
+
 RECEIVE_BYTES = 256 * 1024
 """Asked of the socket at a time."""
 
@@ -58,7 +61,7 @@ class TubConnector:
     def __init__(
         self, furl: Furl, throttle: Throttle | None = None, pin: bytes | None = None
     ) -> None:
-        hints = tuple(hint for hint in furl.hints if _TCP.match(hint))
+        hints = tuple(hint for hint in furl.hints if _TCP.match(hint))[:MAX_HINTS]
         if not hints:
             raise UsageError(
                 "the fURL names no TCP port to connect to, which is all that works yet"
