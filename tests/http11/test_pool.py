@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.error import ConnectionLost, ConnectionRefusedError
+from twisted.internet.error import ConnectionLost, ConnectionRefusedError, UserError
+from twisted.internet.interfaces import IProtocol
 from twisted.logger import LogEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -207,7 +208,23 @@ class NoConnectionTests(PoolCase):
         self.network.clock.advance(4.9)
         self.assertNoResult(d)
         self.network.clock.advance(0.2)
-        self.failureResultOf(d, RequestNotSent)
+        error = self.failureResultOf(d, RequestNotSent).value
+        self.assertIn("(it was not usable after 5 s)", str(error))
+
+    def test_an_attempt_that_says_it_was_given_up(self) -> None:
+        """As TCP's do: what counts for a person is how long it was waited for."""
+
+        class Silent:
+            def connect(self, _factory: object) -> Deferred[IProtocol]:
+                return Deferred(lambda attempt: attempt.errback(UserError()))
+
+        clock: Any = self.network.clock
+        silent: Any = Silent
+        pool = HostPool(clock, silent, "alice", Limits(connect_timeout_s=5))
+        d = pool.request(get("/a"))
+        self.network.clock.advance(5.1)
+        error = self.failureResultOf(d, RequestNotSent).value
+        self.assertIn("to alice could be used (it was not usable after 5 s)", str(error))
 
     def test_a_second_connection_that_cannot_be_had(self) -> None:
         """A host that allows one connection is used through that one."""

@@ -190,10 +190,14 @@ class PipelinedConnection(Protocol):
         return self._answers.round_trip_s
 
     @property
+    def last_sign_s(self) -> float:
+        """When bytes last came or went, or a request began to wait alone, by the clock."""
+        return self._patience.patience.since_s
+
+    @property
     def is_wanted(self) -> bool:
         """Whether somebody waits for an answer."""
-        lane = self.lane
-        return not all(each.abandoned for each in (*lane.written, *lane.queued))
+        return not all(each.abandoned for each in (*self.lane.written, *self.lane.queued))
 
     def close(self) -> Deferred[None]:
         """

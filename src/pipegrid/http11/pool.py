@@ -15,6 +15,7 @@ some request nearer to its end, and no server can keep us reconnecting for ever.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from twisted.internet.defer import Deferred, DeferredList, fail
@@ -78,6 +79,11 @@ class HostPool:
     def is_idle(self) -> bool:
         """Whether forgetting it would lose nothing but its memory."""
         return not (self._waiting or self._connections or self._connecting)
+
+    @property
+    def last_sign_s(self) -> float:
+        """When bytes last came or went, on any of its connections, by the clock."""
+        return max((each.last_sign_s for each in self._connections), default=-math.inf)
 
     def request(self, request: RawRequest) -> Deferred[RawResponse]:
         """
