@@ -45,7 +45,7 @@ from pipegrid.http11.states import (
 from pipegrid.http11.valve import Valve
 from pipegrid.http11.waiting import WaitTimer
 from pipegrid.http11.writer import RequestWriter
-from pipegrid.reactor.sockets import move_much
+from pipegrid.reactor.sockets import move_much, notice_end
 
 RECEIVE_BYTES = 512 * 1024
 """Read from the socket at a time. Clients have few connections, and long answers."""
@@ -244,8 +244,10 @@ class PipelinedConnection(Protocol):
     def connectionMade(self) -> None:
         transport: Any = self.transport
         if ITCPTransport.providedBy(transport):
-            # Small requests must not wait for the acknowledgement of earlier ones.
-            transport.setTcpNoDelay(True)
+            transport.setTcpNoDelay(
+                True
+            )  # small requests wait for no acknowledgement of earlier ones
+            notice_end(transport)
         move_much(transport, RECEIVE_BYTES)
         self._valve.attach(transport)
         self._writer.attach(transport)

@@ -11,6 +11,8 @@ missing all works as without.
 
 from __future__ import annotations
 
+import socket as sockets
+from contextlib import suppress
 from typing import Any
 
 Buffer = bytes | bytearray | memoryview
@@ -20,6 +22,14 @@ SEND_BYTES = 512 * 1024
 
 HELD_BACK_BYTES = 4096
 """Left to the transport when it is the others' turn, so that it comes back to this connection."""
+
+GONE_S = 30
+"""
+So long the other side's kernel may acknowledge nothing before a client's connection is taken to be lost.
+Where a machine woke up in another network, or a router forgot the connection, nothing ever comes. The kernel
+by itself tries for a quarter of an hour, and servers may be silent for a minute, for reasons of their own:
+half of that leaves time to connect anew.
+"""
 
 SMALL_BYTES = 1024
 """Of a piece that is copied behind another one when both are to be kept."""
@@ -37,6 +47,25 @@ def move_much(transport: Any, receive_bytes: int) -> None:
         beneath.bufferSize = receive_bytes
     if hasattr(beneath, "SEND_LIMIT"):
         beneath.SEND_LIMIT = SEND_BYTES
+
+
+def notice_end(transport: Any) -> None:
+    """
+    Have the kernel find out when the other side of a client's connection is gone: after ``GONE_S``.
+
+    Args:
+        transport: TCP, TLS over it, or anything else, which stays as it is.
+    """
+    beneath = getattr(transport, "transport", None) or transport
+    with suppress(
+        AttributeError, OSError
+    ):  # other systems, and other transports, have not all of these
+        handle = beneath.getHandle()
+        handle.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, GONE_S // 3)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPINTVL, GONE_S // 6)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPCNT, 4)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, GONE_S * 1000)
 
 
 def socket_of(transport: Any) -> Any:
