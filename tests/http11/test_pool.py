@@ -226,6 +226,23 @@ class NoConnectionTests(PoolCase):
         error = self.failureResultOf(d, RequestNotSent).value
         self.assertIn("to alice could be used (it was not usable after 5 s)", str(error))
 
+    def test_one_connection_of_several_that_gets_nothing(self) -> None:
+        """On a slow line that may last: the server is not silent while it sends on others."""
+        self.make(max_connections=2)
+        asked = self.ask("/a", "/b", expected_response_bytes=10**6)
+        self.turn()
+        sending = self.network.connections[0]
+        sending.take_requests()
+        sending.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabc")
+        self.network.clock.advance(40)
+        sending.answer(b"de")
+        self.network.clock.advance(30)
+        self.assertNoResult(asked[1])
+        self.assertTrue(self.network.connections[1].disconnecting)
+        sending.answer(b"f")
+        self.network.serve()
+        self.assertEqual(self.bodies(asked), [b"abcdef", b"GET /b"])
+
     def test_a_second_connection_that_cannot_be_had(self) -> None:
         """A host that allows one connection is used through that one."""
         large = {"expected_response_bytes": 10**6}
