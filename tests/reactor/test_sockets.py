@@ -12,12 +12,12 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.reactor.connecting import AddressEndpoint
-from pipegrid.reactor.sockets import GONE_S, notice_end
+from pipegrid.reactor.sockets import GONE_S, be_prompt
 
 LOOPBACK = "127.0.0.1"
 
 
-class NoticeEndTests(TestCase):
+class PromptTests(TestCase):
     """A connection of which the other side is gone."""
 
     async def test_a_clients_connection(self) -> None:
@@ -38,7 +38,7 @@ class NoticeEndTests(TestCase):
 
     def test_other_transports(self) -> None:
         """They are left as they are: those without a socket, and sockets that are not TCP's."""
-        notice_end(object())
+        be_prompt(object())
         one, other = socket.socketpair()
         with one, other:
-            notice_end(SimpleNamespace(getHandle=lambda: one))
+            be_prompt(SimpleNamespace(socket=one))

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IHandshakeListener, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IHandshakeListener, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -45,7 +45,7 @@ from pipegrid.http11.states import (
 from pipegrid.http11.valve import Valve
 from pipegrid.http11.waiting import WaitTimer
 from pipegrid.http11.writer import RequestWriter
-from pipegrid.reactor.sockets import move_much, notice_end
+from pipegrid.reactor.sockets import be_prompt, move_much
 
 RECEIVE_BYTES = 512 * 1024
 """Read from the socket at a time. Clients have few connections, and long answers."""
@@ -243,11 +243,7 @@ class PipelinedConnection(Protocol):
 
     def connectionMade(self) -> None:
         transport: Any = self.transport
-        if ITCPTransport.providedBy(transport):
-            transport.setTcpNoDelay(
-                True
-            )  # small requests wait for no acknowledgement of earlier ones
-            notice_end(transport)
+        be_prompt(transport)
         move_much(transport, RECEIVE_BYTES)
         self._valve.attach(transport)
         self._writer.attach(transport)

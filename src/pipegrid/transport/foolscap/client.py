@@ -150,6 +150,11 @@ class FoolscapServer(StoresApart):
     def __repr__(self) -> str:
         return f"<FoolscapServer {self._name!r} {self._link!r}>"
 
+    @property
+    def last_sign_s(self) -> float:
+        """When it last answered anything, by the clock."""
+        return self._link.heard_s
+
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
 
