@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.error import ConnectionLost, ConnectionRefusedError
+from twisted.internet.error import ConnectionLost, ConnectionRefusedError, UserError
+from twisted.internet.interfaces import IProtocol
 from twisted.logger import LogEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -207,7 +208,40 @@ class NoConnectionTests(PoolCase):
         self.network.clock.advance(4.9)
         self.assertNoResult(d)
         self.network.clock.advance(0.2)
-        self.failureResultOf(d, RequestNotSent)
+        error = self.failureResultOf(d, RequestNotSent).value
+        self.assertIn("(it was not usable after 5 s)", str(error))
+
+    def test_an_attempt_that_says_it_was_given_up(self) -> None:
+        """As TCP's do: what counts for a person is how long it was waited for."""
+
+        class Silent:
+            def connect(self, _factory: object) -> Deferred[IProtocol]:
+                return Deferred(lambda attempt: attempt.errback(UserError()))
+
+        clock: Any = self.network.clock
+        silent: Any = Silent
+        pool = HostPool(clock, silent, "alice", Limits(connect_timeout_s=5))
+        d = pool.request(get("/a"))
+        self.network.clock.advance(5.1)
+        error = self.failureResultOf(d, RequestNotSent).value
+        self.assertIn("to alice could be used (it was not usable after 5 s)", str(error))
+
+    def test_one_connection_of_several_that_gets_nothing(self) -> None:
+        """On a slow line that may last: the server is not silent while it sends on others."""
+        self.make(max_connections=2)
+        asked = self.ask("/a", "/b", expected_response_bytes=10**6)
+        self.turn()
+        sending = self.network.connections[0]
+        sending.take_requests()
+        sending.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabc")
+        self.network.clock.advance(40)
+        sending.answer(b"de")
+        self.network.clock.advance(30)
+        self.assertNoResult(asked[1])
+        self.assertTrue(self.network.connections[1].disconnecting)
+        sending.answer(b"f")
+        self.network.serve()
+        self.assertEqual(self.bodies(asked), [b"abcdef", b"GET /b"])
 
     def test_a_second_connection_that_cannot_be_had(self) -> None:
         """A host that allows one connection is used through that one."""

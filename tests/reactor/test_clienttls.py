@@ -150,6 +150,14 @@ class HandshakeTests(ClientTlsCase):
                 self.client.connectionLost(Failure(ConnectionDone()))
                 self.assertIn("TLS failed: ", str(self.assertEnds(TlsFailed)))
 
+    def test_a_page_in_the_place_of_the_server(self) -> None:
+        """Networks of hotels and trains answer all with one; the sentence says so."""
+        self.begin()
+        self.client.write(b"hello")
+        self.client.dataReceived(b"HTTP/1.1 302 Found\r\nLocation: http://login.example/\r\n\r\n")
+        self.client.connectionLost(Failure(ConnectionDone()))
+        self.assertIn("want a login in the browser", str(self.assertEnds(TlsFailed)))
+
     def test_with_the_wrong_certificate_nothing_leaves(self) -> None:
         """Neither what was written nor the handshake's end; the protocol hears what the check found."""
         for version in (SSL.TLS1_2_VERSION, SSL.TLS1_3_VERSION):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable.geometry import Format
@@ -71,7 +74,8 @@ class BoundTests(SynchronousTestCase):
         clock, more = HeapClock(), [30.0]
         watch = Watch(clock, 10.0, lambda: more[0])
         call: Deferred[None] = Deferred()
-        waiting = Deferred.fromCoroutine(watch.answer(call, "alice"))
+        alice: Any = SimpleNamespace(name="alice", last_sign=0.0)
+        waiting = Deferred.fromCoroutine(watch.answer(call, alice))
         clock.advance(39)
         self.assertNoResult(waiting)
         more[0] = 0.0

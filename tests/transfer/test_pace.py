@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -9,6 +11,13 @@ from pipegrid.transfer.put.pace import TICK_S, Pace, is_silent, until_silence
 from pipegrid.transfer.settings import UploadSettings
 
 SETTINGS = UploadSettings(grace_s=2.0, grace_share=0.25, silence_s=60.0)
+
+
+@attrs.define
+class Server:
+    """Where ways lead to."""
+
+    last_sign: float = -math.inf
 
 
 @attrs.define(eq=False)
@@ -22,6 +31,7 @@ class Way:
     blocked: bool = False
     pace_s: float = 0.1
     stalled_s: float = 0.0
+    peer: Server = attrs.field(factory=lambda: Server())
 
 
 def blocked(
@@ -60,6 +70,13 @@ class SilenceTests(SynchronousTestCase):
         way = Way(last_sign=5.0)
         self.assertFalse(is_silent(way, 64.99, 60.0))
         self.assertTrue(is_silent(way, 65.0, 60.0))
+
+    def test_who_answers_others_is_not_silent(self) -> None:
+        """On a slow line a share waits behind those of other files."""
+        way = Way(last_sign=5.0, peer=Server(50.0))
+        self.assertFalse(is_silent(way, 109.0, 60.0))
+        self.assertEqual(until_silence([way], 100.0, 60.0), 10.0)
+        self.assertTrue(is_silent(way, 110.0, 60.0))
 
 
 class RoomTests(SynchronousTestCase):

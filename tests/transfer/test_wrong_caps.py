@@ -197,6 +197,16 @@ class ReasonTests(SynchronousTestCase):
             ["a, b: the server takes no shares", "gone"],
         )
 
+    def test_names_that_are_part_of_an_address(self) -> None:
+        """A server's name is often the first part of its host's, which is told as it is."""
+        reasons = {"a": "a: no such host: a.example.org", "b": "b: no such host: b.example.org"}
+        self.assertEqual(
+            each_once(reasons), ["a: no such host: a.example.org", "b: no such host: b.example.org"]
+        )
+        self.assertEqual(
+            each_once({"a": "of my-a, a.", "b": "of my-a, b."}), ["a, b: of my-a, the server."]
+        )
+
     def test_plurals(self) -> None:
         """One share is a share."""
         text = str(too_few_shares("get", 1, 3, 1, {}, True))

@@ -81,6 +81,15 @@ class RoundTripTests(SynchronousTestCase):
             each.addErrback(lambda failure: self.fail(str(failure)))
         return round((ended - began_s) / 0.1, 1)
 
+    def test_signs_of_life(self) -> None:
+        """Each answer is one, whoever asked."""
+        self.world.clock.advance(100)
+        asked_s = self.world.clock.seconds()
+        self.assertLess(self.server.last_sign_s, asked_s - 90)
+        self.server.list_shares(SI)
+        self.world.settle()
+        self.assertGreater(self.server.last_sign_s, asked_s + 0.09)
+
     def test_a_put_is_two(self) -> None:
         """Allocation, then seven writes and the close, is two round trips."""
         data = bytes(range(70))

@@ -106,7 +106,7 @@ class Readiness:
         async def ask(peer: Peer) -> None:
             try:
                 watch = Watch(self._clock, STATUS_SILENCE_S)
-                await watch.answer(peer.server.version(), peer.name)
+                await watch.answer(peer.server.version(), peer)
             except ServerError:
                 await deferLater(self._clock, _ASK_AGAIN_S, lambda: None)
             else:

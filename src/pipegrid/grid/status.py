@@ -16,11 +16,11 @@ async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
     reason, rtt_s, application, available_bytes = None, None, None, None
     started = clock.seconds()
     try:
-        version = await Watch(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer.name)
+        version = await Watch(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer)
         if peer.protocol in ("https", "foolscap"):
             # That was a connection; how long does an answer take?
             started = clock.seconds()
-            version = await Watch(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer.name)
+            version = await Watch(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer)
     except ServerError as error:
         reason = str(error)
     else:

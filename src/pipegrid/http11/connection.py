@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IHandshakeListener, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IHandshakeListener, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -45,7 +45,7 @@ from pipegrid.http11.states import (
 from pipegrid.http11.valve import Valve
 from pipegrid.http11.waiting import WaitTimer
 from pipegrid.http11.writer import RequestWriter
-from pipegrid.reactor.sockets import move_much
+from pipegrid.reactor.sockets import be_prompt, move_much
 
 RECEIVE_BYTES = 512 * 1024
 """Read from the socket at a time. Clients have few connections, and long answers."""
@@ -190,10 +190,14 @@ class PipelinedConnection(Protocol):
         return self._answers.round_trip_s
 
     @property
+    def last_sign_s(self) -> float:
+        """When bytes last came or went, or a request began to wait alone, by the clock."""
+        return self._patience.patience.since_s
+
+    @property
     def is_wanted(self) -> bool:
         """Whether somebody waits for an answer."""
-        lane = self.lane
-        return not all(each.abandoned for each in (*lane.written, *lane.queued))
+        return not all(each.abandoned for each in (*self.lane.written, *self.lane.queued))
 
     def close(self) -> Deferred[None]:
         """
@@ -239,9 +243,7 @@ class PipelinedConnection(Protocol):
 
     def connectionMade(self) -> None:
         transport: Any = self.transport
-        if ITCPTransport.providedBy(transport):
-            # Small requests must not wait for the acknowledgement of earlier ones.
-            transport.setTcpNoDelay(True)
+        be_prompt(transport)
         move_much(transport, RECEIVE_BYTES)
         self._valve.attach(transport)
         self._writer.attach(transport)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import (
@@ -61,8 +62,15 @@ class Dialer:
             attempt = self._connect().connect(quiet(build))
         except Exception as error:
             return fail(error)
-        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
+        attempt.addTimeout(self._limits.connect_timeout_s, self._clock, _too_late)
         return attempt.addCallback(connected)
+
+
+def _too_late(result: Any, timeout_s: float) -> Any:
+    """Say how an attempt ended that was given up; what it says itself is how, and not why."""
+    if isinstance(result, Failure):
+        raise ConnectionError(f"it was not usable after {timeout_s:g} s")
+    return result
 
 
 def quiet(build: Callable[[], PipelinedConnection]) -> IProtocolFactory:

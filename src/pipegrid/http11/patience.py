@@ -19,6 +19,9 @@ class Patience:
     Args:
         how_long_s: asked whenever it matters: how long nothing may happen, from the last progress on.
         is_up: called with that when nothing has happened for so long.
+
+    Attributes:
+        since_s: when something went on last.
     """
 
     def __init__(
@@ -28,18 +31,18 @@ class Patience:
         self._how_long_s = how_long_s
         self._is_up = is_up
         self._stopped = False
-        self._since = clock.seconds()
+        self.since_s = clock.seconds()
         self._call: IDelayedCall | None = None
         self._due = FOREVER  # when the call will come
 
     def progress(self) -> None:
         """Something went on: patience starts anew."""
-        self._since = self._clock.seconds()
+        self.since_s = self._clock.seconds()
         self.adjust()
 
     def adjust(self) -> None:
         """What was to be waited for may have changed."""
-        due = self._since + self._how_long_s()
+        due = self.since_s + self._how_long_s()
         if due < self._due and not self._stopped:
             if self._call is not None:
                 self._call.cancel()
@@ -56,7 +59,7 @@ class Patience:
     def _fire(self) -> None:
         self._call, self._due = None, FOREVER
         how_long_s = self._how_long_s()
-        if self._clock.seconds() < self._since + how_long_s:
+        if self._clock.seconds() < self.since_s + how_long_s:
             self.adjust()
         else:
             self._is_up(how_long_s)

@@ -15,6 +15,7 @@ some request nearer to its end, and no server can keep us reconnecting for ever.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from twisted.internet.defer import Deferred, DeferredList, fail
@@ -78,6 +79,11 @@ class HostPool:
     def is_idle(self) -> bool:
         """Whether forgetting it would lose nothing but its memory."""
         return not (self._waiting or self._connections or self._connecting)
+
+    @property
+    def last_sign_s(self) -> float:
+        """When bytes last came or went, on any of its connections, by the clock."""
+        return max((each.last_sign_s for each in self._connections), default=-math.inf)
 
     def request(self, request: RawRequest) -> Deferred[RawResponse]:
         """
@@ -291,18 +297,20 @@ class HostPool:
         if not loss.announced:
             for each in unanswered if not loss.answered else unanswered[:1]:
                 each.exchange.attempts += 1
-        self._repeat_or_fail(unanswered, pipelining_failed, loss.timed_out)
+        # Of many connections on a slow line one may get nothing for long: that is not the server's silence.
+        starved = loss.timed_out and self.last_sign_s > now - self._limits.timeout_s
+        self._repeat_or_fail(unanswered, pipelining_failed or starved, loss.timed_out)
 
     def _repeat_or_fail(
         self,
         unanswered: list[Unanswered],
-        pipelining_failed: bool = False,
+        not_its_fault: bool = False,
         was_silent: bool = False,
     ) -> None:
         again = [
             each
             for each in unanswered
-            if self._can_repeat(each, pipelining_failed)
+            if self._can_repeat(each, not_its_fault)
             and not (was_silent and not each.exchange.again_after_silence)
         ]
         self._waiting.extendleft(each.exchange for each in reversed(again))
@@ -313,7 +321,7 @@ class HostPool:
                 _fail(each.exchange, each.error)
         self._assign()
 
-    def _can_repeat(self, each: Unanswered, pipelining_failed: bool) -> bool:
+    def _can_repeat(self, each: Unanswered, not_its_fault: bool) -> bool:
         exchange, error = each.exchange, each.error
         if (
             self._closed
@@ -324,10 +332,8 @@ class HostPool:
             return False
         if isinstance(error, RequestNotSent):
             return not isinstance(error, WrongServerKey)
-        # Garbage and silence are final, unless pipelining is what brought them about.
-        return exchange.idempotent and (
-            pipelining_failed or isinstance(error, RequestMaybeProcessed)
-        )
+        # Garbage and silence are final, unless something else than the server brought them about.
+        return exchange.idempotent and (not_its_fault or isinstance(error, RequestMaybeProcessed))
 
     def _check_invariants(self) -> None:
         assert len(self._connections) + len(self._connecting) <= self._limits.max_connections, self

@@ -26,6 +26,7 @@ none, and how many there are in all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
@@ -143,6 +144,11 @@ class UploadConnection:
     def round_trip_s(self) -> float | None:
         """The shortest round trip that the present connection has seen, None if it has seen none."""
         return None if self._connection is None else self._connection.round_trip_s
+
+    @property
+    def last_sign_s(self) -> float:
+        """When the present connection's bytes last came or went, by the clock."""
+        return -math.inf if self._connection is None else self._connection.last_sign_s
 
     @property
     def is_idle(self) -> bool:

@@ -101,6 +101,7 @@ class WaitTimer:
 
     Attributes:
         usable: whether the connection is.
+        patience: knows when something went on last.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class WaitTimer:
         self._is_scheduled = is_scheduled
         self._end = end
         self._reader_takes_long = reader_takes_long
-        patience = Patience(clock, self._how_long_s, self._time_is_up)
+        patience = self.patience = Patience(clock, self._how_long_s, self._time_is_up)
         self.progress = patience.progress
         self.adjust = patience.adjust
         self.stop = patience.stop

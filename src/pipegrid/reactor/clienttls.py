@@ -365,6 +365,8 @@ def _failed(error: Exception) -> Exception:
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
         return ConnectionLost("it ended without TLS's goodbye")
     reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
+    if reason == "wrong version number":  # which is what OpenSSL makes of a page of HTML
+        reason = "what answers speaks no TLS, as in networks that want a login in the browser first"
     failed = TlsFailed(f"TLS failed: {reason}")
     failed.__cause__ = error
     return failed

@@ -11,7 +11,11 @@ missing all works as without.
 
 from __future__ import annotations
 
+import socket as sockets
+from contextlib import suppress
 from typing import Any
+
+from twisted.internet.interfaces import ITCPTransport
 
 Buffer = bytes | bytearray | memoryview
 
@@ -20,6 +24,14 @@ SEND_BYTES = 512 * 1024
 
 HELD_BACK_BYTES = 4096
 """Left to the transport when it is the others' turn, so that it comes back to this connection."""
+
+GONE_S = 30
+"""
+So long the other side's kernel may acknowledge nothing before a client's connection is taken to be lost.
+Where a machine woke up in another network, or a router forgot the connection, nothing ever comes. The kernel
+by itself tries for a quarter of an hour, and servers may be silent for a minute, for reasons of their own:
+half of that leaves time to connect anew.
+"""
 
 SMALL_BYTES = 1024
 """Of a piece that is copied behind another one when both are to be kept."""
@@ -37,6 +49,28 @@ def move_much(transport: Any, receive_bytes: int) -> None:
         beneath.bufferSize = receive_bytes
     if hasattr(beneath, "SEND_LIMIT"):
         beneath.SEND_LIMIT = SEND_BYTES
+
+
+def be_prompt(transport: Any) -> None:
+    """
+    Have a client's connection send at once, and find out within ``GONE_S`` that the other side is gone.
+
+    Args:
+        transport: TCP, TLS over it, or anything else, which stays as it is.
+    """
+    if ITCPTransport.providedBy(transport):
+        # Small requests must not wait for the acknowledgement of earlier ones.
+        transport.setTcpNoDelay(True)
+    beneath = getattr(transport, "transport", None) or transport
+    with suppress(
+        AttributeError, OSError
+    ):  # other systems, and other transports, have not all of these
+        handle = beneath.socket  # ``getHandle`` gives OpenSSL's, where TLS was started on it
+        handle.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, GONE_S // 3)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPINTVL, GONE_S // 6)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPCNT, 4)
+        handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, GONE_S * 1000)
 
 
 def socket_of(transport: Any) -> Any:

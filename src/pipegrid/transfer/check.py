@@ -164,7 +164,7 @@ class Check:
         watch = Watch(self._clock, self._silence_s)
         numbers: list[int] = []
         try:
-            listed = await watch.answer(peer.server.list_shares(self._cap.storage_index), peer.name)
+            listed = await watch.answer(peer.server.list_shares(self._cap.storage_index), peer)
             numbers = [number for number in listed if number < self._cap.total_shares]
         except ServerError as error:
             self._note_unreachable(peer, error)
@@ -210,7 +210,7 @@ class Check:
         watch = Watch(self._clock, self._silence_s)
         call = peer.server.read(self._cap.storage_index, number, offset, length)
         try:
-            return await watch.answer(call, peer.name)
+            return await watch.answer(call, peer)
         except ServerError:
             return b""
 
@@ -292,7 +292,7 @@ class Check:
         longest = _longest_share(self._cap.size, self._cap.required_shares)
         try:
             stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
-            await watch.answer(stream, peer.name)
+            await watch.answer(stream, peer)
             await feeder.drained()
         finally:
             feeder.give_up()

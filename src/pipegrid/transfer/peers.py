@@ -7,6 +7,7 @@ one window per server, and servers never wait for each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -47,6 +48,17 @@ class Peer:
     def name(self) -> str:
         """What a person calls it."""
         return self.server.identity.nickname
+
+    @property
+    def last_sign(self) -> float:
+        """
+        When bytes last went to the server or came from it, for whatever transfer, by the clock.
+
+        On a slow line what one transfer waits for is behind what others do, for longer than anybody may be
+        silent. Who keeps no such book, as a server in this process, is asked for nothing that takes long.
+        """
+        last_s: float = getattr(self.server, "last_sign_s", -math.inf)
+        return last_s
 
 
 class Means:

@@ -91,14 +91,14 @@ class Renewal:
     async def _renew(self, peer: Peer) -> None:
         lease = lease_secrets(self._secrets, peer.identity)
         watch = Watch(self._clock, self._silence_s)
-        await watch.answer(peer.server.add_lease(self._storage_index, lease), peer.name)
+        await watch.answer(peer.server.add_lease(self._storage_index, lease), peer)
 
     async def _find_and_renew(self, peer: Peer) -> None:
         watch = Watch(self._clock, self._silence_s)
         listing = peer.server.list_shares(self._storage_index)
         renewing = Deferred.fromCoroutine(self._renew(peer))
         try:
-            numbers = await watch.answer(listing, peer.name)
+            numbers = await watch.answer(listing, peer)
         except BaseException as error:
             renewing.addErrback(lambda _: None)
             renewing.cancel()

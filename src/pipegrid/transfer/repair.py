@@ -206,7 +206,7 @@ class Repair:
             watch = Watch(self._clock, self._settings.silence_s)
             try:
                 call = peer.server.add_lease(self._storage_index, lease)
-                await watch.answer(call, peer.name)
+                await watch.answer(call, peer)
             except ServerError as error:
                 self._lanes.reasons.setdefault(peer.name, str(error))
             else:

@@ -60,7 +60,7 @@ def each_once(reasons: Mapping[str, str]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for server, reason in sorted(reasons.items()):
         # "alice is down" and "bob is down" are one reason.
-        name = rf"(?<!\w){re.escape(server)}(?!\w)"
+        name = rf"(?<![\w.-]){re.escape(server)}(?![\w-]|[.:]\w)"  # and no part of an address
         by_reason.setdefault(re.sub(name, "…", reason) if server else reason, []).append(server)
     told = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     texts = []

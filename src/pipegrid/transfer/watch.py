@@ -9,6 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from pipegrid.errors import ServerTimeout
+from pipegrid.transfer.peers import Peer
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ class Watch:
     Watches one call.
 
     Args:
-        silence_s: how long the server may give no sign of life.
+        silence_s: how long the server may give no sign of life, to this call or any other.
         more_s: asked when that is over: how much longer, for the time that much data needs.
     """
 
@@ -31,23 +32,24 @@ class Watch:
         self._last_sign = clock.seconds()
         self._over = False
         self._call: Deferred[Any] | None = None
+        self._peer: Peer | None = None
         self._timer: IDelayedCall | None = None
 
     def sign(self) -> None:
         """The server has given a sign of life: its silence begins anew."""
         self._last_sign = self._clock.seconds()
 
-    async def answer(self, call: Deferred[T], server: str) -> T:
+    async def answer(self, call: Deferred[T], peer: Peer) -> T:
         """
         Return what the call fires with.
 
         Args:
-            server: what a person calls the server.
+            peer: whose answer it is.
 
         Raises:
             ServerTimeout: nothing came for too long; the call has been cancelled.
         """
-        self._call = call
+        self._call, self._peer = call, peer
         self._look_in(self._silence_s)
         try:
             return await call
@@ -55,7 +57,7 @@ class Watch:
             if not self._over:
                 raise
             raise ServerTimeout(
-                f"{server} was silent for {self._silence_s:g} s", server, True
+                f"{peer.name} was silent for {self._silence_s:g} s", peer.name, True
             ) from None
         finally:
             if self._timer is not None and self._timer.active():
@@ -65,7 +67,9 @@ class Watch:
         self._timer = self._clock.callLater(delay_s, self._look)
 
     def _look(self) -> None:
-        end_s = self._last_sign + self._silence_s + self._more_s()
+        assert self._peer is not None
+        last_sign = max(self._last_sign, self._peer.last_sign)
+        end_s = last_sign + self._silence_s + self._more_s()
         left_s = end_s - self._clock.seconds()
         if left_s > 0:
             self._look_in(left_s)

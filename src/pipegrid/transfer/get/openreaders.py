@@ -74,7 +74,7 @@ class OpenReaders:
         self._avoid = avoid
         for number, peer in avoid:
             self._search.exclude(number, peer)
-        self._questions: set[Deferred[frozenset[int]]] = set()
+        self._questions: dict[Deferred[frozenset[int]], Peer] = {}
         self._answers: list[tuple[Peer, frozenset[int] | Failure]] = []
         self._guessed: set[int] = set()
         self._damaged: list[tuple[int, Peer]] = []
@@ -106,7 +106,7 @@ class OpenReaders:
     def _question(self, peer: Peer) -> None:
         self._search.asked(peer)
         question = peer.server.list_shares(self._storage_index)
-        self._questions.add(question)
+        self._questions[question] = peer
         question.addBoth(self._question_answered, question, peer, self._clock.seconds())
 
     def _question_answered(
@@ -119,7 +119,7 @@ class OpenReaders:
         now = self._clock.seconds()
         self._tactics.answered(now, None if isinstance(answer, Failure) else now - asked_s)
         # Only noted here: the loop may be in the middle of a step.
-        self._questions.discard(question)
+        self._questions.pop(question, None)
         self._answers.append((peer, answer))
         self._changed()
 
@@ -288,15 +288,17 @@ class OpenReaders:
     # The end.
 
     def give_up_silent(self, silence_s: float) -> None:
-        """Give up those that owe something and are not held back; they were silent for so long."""
+        """Give up those that owe something and are not held back, if they were silent for so long."""
+        before_s = self._clock.seconds() - silence_s
         for reader in list(self.open.values()):
-            if reader.waiting and not reader.paused:
-                self._reasons[reader.peer.name] = (
-                    f"{reader.peer.name} was silent for {silence_s:g} s"
-                )
+            name = reader.peer.name
+            if reader.waiting and not reader.paused and reader.peer.last_sign <= before_s:
+                self._reasons[name] = f"{name} was silent for {silence_s:g} s"
                 reader.close("failed")
-        for question in list(self._questions):
-            question.cancel()
+        for question, peer in list(self._questions.items()):
+            if peer.last_sign <= before_s:
+                self._reasons[peer.name] = f"{peer.name} was silent for {silence_s:g} s"
+                question.cancel()
 
     def let_go(self) -> None:
         """Give up whatever is unanswered, so that nothing of the download is left behind here."""

@@ -137,11 +137,11 @@ class Slot:
     async def _answer(self, peer: Peer, call: Deferred[T], size: int = 0) -> T:
         """Wait for an answer to, or with, so many bytes of share data."""
         if not size:
-            return await Watch(self.clock, self.settings.silence_s).answer(call, peer.name)
+            return await Watch(self.clock, self.settings.silence_s).answer(call, peer)
         watch = Watch(self.clock, self.settings.silence_s, self._transfer_s)
         self._under_way[watch] = size
         try:
-            return await watch.answer(call, peer.name)
+            return await watch.answer(call, peer)
         finally:
             del self._under_way[watch]
             for other in self._under_way:

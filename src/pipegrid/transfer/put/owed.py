@@ -36,9 +36,9 @@ class OwedAnswers:
         oldest = next(iter(self._calls.values()), None)
         return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
 
-    def asked(self, call: Deferred[T], sent_s: float) -> None:
-        """Know a call, which was sent at that time, until it ends."""
-        self._calls[call] = sent_s
+    def asked(self, call: Deferred[T], sent_s: float | None = None) -> None:
+        """Know a call, which was sent at that time, or now, until it ends."""
+        self._calls[call] = self._clock.seconds() if sent_s is None else sent_s
         call.addBoth(self._answered, call)
 
     def cancel(self) -> None:

@@ -7,8 +7,8 @@ which of them have cost the others too much. ``upload`` does the waiting and the
 Nothing waits for the slowest server without need. While segments go by, a way without room holds up those
 that have some: what it costs them is held against it, and when that is more than the grace, and its server
 is slower than the others and not only on a line that all share, its share is taken back. At the end, when
-happiness holds, stragglers have as long again. A server that acknowledges nothing at all for ``silence_s``
-is given up.
+happiness holds, stragglers have as long again. A server is given up when for ``silence_s`` it acknowledged
+nothing here, and no byte came from it or went to it.
 
 Times are seconds of the reactor's clock.
 """
@@ -30,13 +30,21 @@ _ROUNDING_S = 1e-6
 """Waits that make up a grace may add up to so much less than it."""
 
 
+class Signing(Protocol):
+    """What is asked of a server, whatever it is busy with."""
+
+    @property
+    def last_sign(self) -> float:
+        """When it last gave a sign of life."""
+
+
 class Owing(Protocol):
     """
     What is asked of the way of a share, to know whether its server is silent.
 
     Attributes:
         waiting: whether the server owes an answer that matters.
-        last_sign: when it last acknowledged anything, or began to owe.
+        last_sign: when it last acknowledged anything of this way, or began to owe.
     """
 
     last_sign: float
@@ -44,6 +52,10 @@ class Owing(Protocol):
     @property
     def waiting(self) -> bool:
         """Whether the server owes an answer that matters."""
+
+    @property
+    def peer(self) -> Signing:
+        """The server that it leads to."""
 
 
 class Sending(Owing, Protocol):
@@ -77,13 +89,19 @@ W = TypeVar("W", bound=Sending)
 
 def until_silence(ways: Iterable[Owing], now: float, silence_s: float) -> float:
     """Return how long until the first server has been silent for too long; ``silence_s`` if none owes."""
-    signs = [way.last_sign for way in ways if way.waiting]
-    return min(signs, default=now) + silence_s - now
+    owing = [way for way in ways if way.waiting]
+    left_s = min((way.last_sign for way in owing), default=now) + silence_s - now
+    if left_s <= 0:  # only then are servers asked, since this is looked at after every event
+        signs = (max(way.last_sign, way.peer.last_sign) for way in owing)
+        left_s = min(signs) + silence_s - now
+    return left_s
 
 
 def is_silent(way: Owing, now: float, silence_s: float) -> bool:
-    """Return whether the server owes an answer, and has acknowledged nothing for too long."""
-    return now >= way.last_sign + silence_s and way.waiting
+    """Return whether the server owes an answer, and has given no sign of life for too long."""
+    if now < way.last_sign + silence_s or not way.waiting:
+        return False
+    return now >= way.peer.last_sign + silence_s
 
 
 class Pace(Generic[W]):

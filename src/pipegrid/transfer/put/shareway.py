@@ -287,10 +287,8 @@ class ShareWay:
 
     def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:
         """Know the call until it ends, and wake the upload then."""
-        if sent_s is None:
-            sent_s = self._clock.seconds()
-        if not self._owed:
-            self.last_sign = sent_s  # before, the server owed nothing
+        if not self._owed:  # before, the server owed nothing
+            self.last_sign = self._clock.seconds() if sent_s is None else sent_s
         self._owed.asked(call, sent_s)
 
     def _written(self, result: WriteResult, batch: Batch) -> None:

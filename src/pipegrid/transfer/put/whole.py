@@ -122,7 +122,6 @@ class WholePut:
         settings: how long stragglers, and silent servers, are waited for.
 
     Attributes:
-        due_s: when an ``Upload`` is to decide what is waited for.
         geometry: one that ``wholeshares`` encodes.
     """
 
@@ -149,7 +148,6 @@ class WholePut:
         self._reports = reports
         self._settings = settings
         self._started = clock.seconds()
-        self.due_s = self._started + settings.silence_s
         self._happy_since: float | None = None
         self._numbers: dict[Peer, Sequence[int]] = {}
         self._unanswered: dict[Peer, Deferred[Any]] = {}
@@ -182,6 +180,16 @@ class WholePut:
         if not as_hoped:
             return self._hand_over()
         return self._result(cap, share_bytes, progress)
+
+    @property
+    def due_s(self) -> float:
+        """When an ``Upload`` is to decide what is waited for: grace is over, or some server is silent."""
+        signs = (max(self._started, peer.last_sign) for peer in self._unanswered)
+        silent_s = min(signs, default=self._started) + self._settings.silence_s
+        if self._happy_since is None:
+            return silent_s
+        grace_s = self._settings.grace(self._happy_since - self._started)
+        return min(silent_s, self._happy_since + grace_s)
 
     def overdue(self) -> None:
         """It takes too long: somebody else has to decide what is waited for."""
@@ -222,8 +230,7 @@ class WholePut:
             and answered >= self._happy
             and self._there >= self._geometry.required_shares
         ):
-            self._happy_since = now = self._clock.seconds()
-            self.due_s = min(self.due_s, now + self._settings.grace(now - self._started))
+            self._happy_since = self._clock.seconds()
 
     def _hand_over_soon(self) -> None:
         """Others may answer in the same turn."""

@@ -155,6 +155,11 @@ class FoolscapServer(StoresApart):
         """Whether the connection is up, so that a call leaves at once."""
         return self._link.is_up
 
+    @property
+    def last_sign_s(self) -> float:
+        """When it last answered anything, by the clock."""
+        return self._link.heard_s
+
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
 

@@ -6,6 +6,7 @@ Foolscap's errors end here: what comes out of ``call`` is an answer, or an error
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -74,6 +75,7 @@ class FoolscapLink:
 
     Attributes:
         canary: what shows the server that we are still there.
+        heard_s: when it last answered, or began to owe, by the clock.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class FoolscapLink:
         self._connecting: Deferred[Any] | None = None
         self._waiting: Waiters[Any] = Waiters()
         self._owed = 0
-        self._heard_s = 0.0
+        self.heard_s = -math.inf
         self._timer = Alarm(clock, self._look)
         self._closed = False
         self._reason: ServerError | None = None  # for which we ended the last connection, if we did
@@ -195,18 +197,18 @@ class FoolscapLink:
     def _owe(self) -> None:
         self._owed += 1
         if self._owed == 1:
-            self._heard_s = self._clock.seconds()
+            self.heard_s = self._clock.seconds()
             self._timer.set(self._timeout_s)
 
     def _answered(self, result: Any) -> Any:
         self._owed -= 1
-        self._heard_s = self._clock.seconds()
+        self.heard_s = self._clock.seconds()
         if not self._owed:
             self._timer.stop()
         return result
 
     def _look(self) -> None:
-        left_s = self._heard_s + self._timeout_s - self._clock.seconds()
+        left_s = self.heard_s + self._timeout_s - self._clock.seconds()
         if left_s > 0:
             self._timer.set(left_s)
             return

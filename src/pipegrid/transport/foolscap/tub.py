@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import UsageError
 from pipegrid.http11.pinned import problem_of
 from pipegrid.reactor.bulktls import batch_from_now_on
-from pipegrid.reactor.sockets import move_much
+from pipegrid.reactor.sockets import be_prompt, move_much
 from pipegrid.wire.allowance import Bounds
 from pipegrid.wire.foolscap import answer_cost
 from pipegrid.wire.furl import Furl
@@ -120,7 +120,7 @@ def _hurry(storage: Any) -> Any:
     """Let no message wait for the acknowledgement of the one before, and move much at a time."""
     broker = storage.tracker.broker
     transport = broker.transport
-    transport.setTcpNoDelay(True)
+    be_prompt(transport)
     move_much(transport, RECEIVE_BYTES)
     batch_from_now_on(transport)
     if type(getattr(broker, "outgoingVocabulary", None)) is dict:

@@ -13,10 +13,15 @@ from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.python.failure import Failure
 
 from pipegrid.errors import ServerUnreachable
+from pipegrid.http11.errors import ResponseError
+from pipegrid.http11.raw import RawResponse
 from pipegrid.transport.interface import disconnected
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+CUT_OFF_ATTEMPTS = 3
+"""A short answer that was cut off (or is nonsense, who knows) is asked for so many times."""
 
 
 class OpenQuestions:
@@ -60,3 +65,16 @@ class OpenQuestions:
         if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
             return Failure(self.gone())
         return result
+
+
+def until_whole(
+    ask: Callable[[], Deferred[RawResponse]], attempts: int = CUT_OFF_ATTEMPTS
+) -> Deferred[RawResponse]:
+    """Ask, and again if the answer was cut off."""
+
+    def again(failure: Failure) -> Any:
+        # Not ``trap``, which raises: each get cancels a question, and frames would keep all of it.
+        return until_whole(ask, attempts - 1) if failure.check(ResponseError) else failure
+
+    answer: Deferred[Any] = ask()
+    return answer.addErrback(again) if attempts > 1 else answer

@@ -23,21 +23,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
-from twisted.python.failure import Failure
 
 from pipegrid.errors import ServerError
 from pipegrid.flow.depth import Appetite
 from pipegrid.http11.dialer import Endpoints
-from pipegrid.http11.errors import ResponseError
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.transport.gbs.answers import GbsAnswers
-from pipegrid.transport.gbs.asked import OpenQuestions
+from pipegrid.transport.gbs.asked import OpenQuestions, until_whole
 from pipegrid.transport.gbs.beside import Beside, StoresBeside
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.order import GbsOrder
@@ -74,8 +72,6 @@ T = TypeVar("T")
 
 BEHIND_BYTES = 64 * 1024
 """Up to here a read may stand behind a change on the uploads' connection; a longer one waits for it."""
-CUT_OFF_ATTEMPTS = 3
-"""A short answer that was cut off (or is nonsense, who knows) is asked for so many times."""
 
 
 class GbsServer:
@@ -115,8 +111,8 @@ class GbsServer:
         self._uploads = GbsUploads(
             clock, endpoints, name, settings, *talk, self._asked.track, bundle_bytes
         )
-        connections = settings.max_read_connections + settings.max_streams
-        self._reads = HostPool(clock, endpoints, name, settings.limits(connections))
+        limits = settings.limits(settings.max_read_connections + settings.max_streams)
+        self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
         self._surveys = GbsSurveys(*talk)
         self._beside = None if open_beside is None else Beside(clock, open_beside)
@@ -131,6 +127,11 @@ class GbsServer:
     def round_trip_s(self) -> float | None:
         """The shortest round trip that the connection for uploads has seen; None if it has seen none."""
         return self._uploads.round_trip_s
+
+    @property
+    def last_sign_s(self) -> float:
+        """When bytes last came from it or went to it, by the clock."""
+        return max(self._uploads.last_sign_s, self._reads.last_sign_s)
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
@@ -325,19 +326,9 @@ class GbsServer:
             )
         )
 
-    def _question(
-        self, request: RawRequest, attempts: int = CUT_OFF_ATTEMPTS
-    ) -> Deferred[RawResponse]:
+    def _question(self, request: RawRequest) -> Deferred[RawResponse]:
         """Send a request by the pool, which repeats what had no answer, and again if one was cut off."""
-
-        def again(failure: Failure) -> Any:
-            # Not ``trap``, which raises: each get cancels a question, and frames would keep all of it.
-            return (
-                self._question(request, attempts - 1) if failure.check(ResponseError) else failure
-            )
-
-        answer: Deferred[Any] = self._reads.request(request)
-        return answer.addErrback(again) if attempts > 1 else answer
+        return until_whole(partial(self._reads.request, request))
 
     # Slots.
 

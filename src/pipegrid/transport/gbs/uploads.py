@@ -115,6 +115,11 @@ class GbsUploads:
         return self._connection.round_trip_s
 
     @property
+    def last_sign_s(self) -> float:
+        """When the connection's bytes last came or went, by the clock."""
+        return self._connection.last_sign_s
+
+    @property
     def bundle_bytes(self) -> int:
         """Of a bundle that the server takes; 0 if it has not said that it takes any."""
         return self._bundles.max_bytes
