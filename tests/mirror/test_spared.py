@@ -137,6 +137,29 @@ class ComponentsTests(DebianCase):
         self.sync(components=("main", "contrib"))
         self.assertEqual(check_readers(self.world.directory), 2 * 20 + 1)
 
+    def test_what_is_beside_an_index(self) -> None:
+        """Translations of another run's component stay with it; those of one's own go if not wanted."""
+        for name in ("main", "contrib"):
+            self.archive.further[f"{name}/i18n/Translation-en.xz"] = lzma.compress(name.encode())
+        self.archive.publish()
+        self.world.hosts[0].files.update(self.archive.files)
+        self.sync(also=("*Translation*",))
+        self.sync(components=("contrib",), also=("contrib/*Translation*",))
+        removed = self.sync(delete=True).removed
+        self.assertEqual({path for path in removed if "/contrib/" in path}, set())
+        self.assertIn(f"{SUITE}/main/i18n/Translation-en.xz", removed)
+
+    def test_what_is_not_chosen_any_more(self) -> None:
+        """What the last run kept together with this one's goes as it is left out, and has no say."""
+        self.sync(components=("main", "contrib"))
+        self.assertIn(CONTRIB_DEB % sha(b"contrib"), self.sync(delete=True).removed)
+        self.assertEqual(check_readers(self.world.directory), 2 * 20)
+        self.sync(components=("main", "contrib"))
+        self.contrib(b"another contrib")
+        self.sync()
+        self.assertNotIn(f"{SUITE}/{CONTRIB}.xz", self.world.found())
+        check_readers(self.world.directory)
+
     def test_what_the_archive_has_no_more(self) -> None:
         """An index that the archive has given up goes."""
         self.sync()

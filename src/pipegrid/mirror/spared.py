@@ -21,6 +21,7 @@ from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.indexes import by_hash
+from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.selecting import HELD, READ, Index, base_of, named_by, names_packages
 from pipegrid.mirror.suites import Suite, unsigned_part
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
@@ -35,16 +36,24 @@ def kept_apart(
     """
     Return the indexes of these suites that other runs keep here, and that the new release files name so.
 
+    What the last run kept together with some that are chosen now, and is not chosen any more, is no other
+    run's: it is not wanted any more.
+
     Raises:
         UsageError: a release file says something else of one, of which its readers would be told that it is
             wrong.
     """
     chosen = {base_of(form.path) for index in indexes for form in index.forms}
     found = []
+    last: set[str] | None = None
     for suite in suites:
         for base, forms in _bases(suite, chosen).items():
             here = _forms_here(destination, suite, base, forms)
             if not here:
+                continue
+            if last is None:
+                last = _kept_by_last_run(destination)
+            if f"{suite.directory}/{base}" in last and not last.isdisjoint(chosen):
                 continue
             named = suite.release.files
             if any(named.get(form.path) != form for form in here):
@@ -57,6 +66,15 @@ def kept_apart(
             placed = [form.but(path=f"{suite.directory}/{form.path}") for form in here]
             found.append(Index(suite, _kind(base), placed))
     return found
+
+
+def _kept_by_last_run(destination: Destination) -> set[str]:
+    """Return the indexes that the last complete run kept."""
+    with suppress(MirrorError, BadEntry):
+        return {
+            base_of(each.path) for each in read_manifest(destination) if names_packages(each.path)
+        }
+    return set()
 
 
 def _bases(suite: Suite, chosen: set[str]) -> dict[str, list[Wanted]]:
@@ -149,9 +167,12 @@ class Spared:
             if old is not None:
                 with suppress(BadEntry):  # it is of no use to anybody
                     yield from (each.path for each in named_by(self._destination, old))
+        own = {_component_of(index.path) for index in self._indexes if index.kind}
         for index in self._apart:
-            above = os.path.dirname(index.path) + "/"
-            yield from (path for path in paths if path.startswith(above))
+            # With all that is beside it, where the component is not of this run.
+            component = _component_of(index.path)
+            above = os.path.dirname(index.path) if component in own else component
+            yield from (path for path in paths if path.startswith(f"{above}/"))
             yield from self._named(index)
         for directory, release in self._other_suites(paths):
             below = [path for path in paths if path.startswith(directory + "/")]
@@ -219,6 +240,10 @@ class Spared:
                 raise _unreadable(path, error) from error
             own.add(above)
             yield above, release
+
+
+def _component_of(path: str) -> str:
+    return os.path.dirname(os.path.dirname(path))
 
 
 def _indexes_of(suite: Suite, paths: Iterable[str]) -> Iterator[Index]:
