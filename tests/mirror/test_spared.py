@@ -76,6 +76,21 @@ class SuitesTests(DebianCase):
         self.assertEqual(len([path for path in outcome.removed if "/q/" in path]), 3)
         self.assertEqual(self.world.found(), alone)
 
+    def test_other_names_of_suites(self) -> None:
+        """A link beside a suite that leads to it, as debmirror makes them, stays as long as the suite."""
+        self.sync()
+        self.sync(suites=("rel",))
+        for name, target in (
+            ("unstable", "sid"),
+            ("stable", "rel/"),
+            ("lost", "none"),
+            ("out", "../.."),
+        ):
+            (self.world.directory / "dists" / name).symlink_to(target)
+        self.assertEqual(self.sync(delete=True).removed, ["dists/lost", "dists/out"])
+        for name in ("unstable", "stable"):
+            self.assertTrue((self.world.directory / "dists" / name / "Release").exists())
+
     def test_what_cannot_be_read(self) -> None:
         """Nobody knows what belongs to a suite that is damaged: nothing is removed."""
         self.sync()

@@ -174,7 +174,9 @@ class Spared:
             above = os.path.dirname(index.path) if component in own else component
             yield from (path for path in paths if path.startswith(f"{above}/"))
             yield from self._named(index)
+        stay = {suite.directory for suite in self._suites}
         for directory, release in self._other_suites(paths):
+            stay.add(directory)
             below = [path for path in paths if path.startswith(directory + "/")]
             yield from below
             suite = Suite(directory, release, {}, None)
@@ -183,6 +185,14 @@ class Spared:
                 for old in self._by_hash(index, below):
                     with suppress(BadEntry, OSError):  # as above
                         yield from (each.path for each in named_by(self._destination, old))
+        yield from (path for path in paths if self._leads_to(path) in stay)
+
+    def _leads_to(self, path: str) -> str | None:
+        """Return which suite a link beside it leads to, such as ``stable``; debmirror makes such links."""
+        where = self._destination.where(path)
+        if os.path.dirname(path) != "dists" or not os.path.islink(where):
+            return None
+        return f"dists/{os.path.normpath(os.readlink(where))}"
 
     def _before(self, index: Index) -> Index | None:
         """Return an index as it was, if it stays by hash and is another one."""
