@@ -234,7 +234,9 @@ class OrdinaryTests(DebianCase):
         world.hosts[0].answer = lambda path: ok(
             b"", b"Location: https://b.example/debian/" + path.encode(), status=b"301 Moved"
         )
-        self.refused("redirects to 'https://b.example/debian/'; give that with --from")
+        self.refused(
+            "answers 301 for dists/sid/InRelease, and leads to 'https://b.example/debian/'"
+        )
 
     def test_a_snapshot_of_hard_links(self) -> None:
         """No file is changed in its place: a copy that shares them (``cp -al``) stays as it is."""

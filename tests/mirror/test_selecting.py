@@ -62,7 +62,7 @@ class SelectingTests(SynchronousTestCase):
             ({"Architectures": "all amd64", "No_Support_for_Architecture_all": "Contents"}, True),
             ({"Architectures": "amd64 i386"}, False),
         ):
-            found = suite(*bases, Components="main", **fields)
+            found = suite(*bases, others=(), Components="main", **fields)
             expected = ["main/binary-amd64/Packages.xz packages"]
             if apart:
                 expected.append("main/binary-all/Packages.xz packages")

@@ -157,7 +157,8 @@ class ComponentsTests(DebianCase):
         for name in ("main", "contrib"):
             self.archive.further[f"{name}/i18n/Translation-en.xz"] = lzma.compress(name.encode())
         self.archive.publish()
-        self.world.hosts[0].files.update(self.archive.files)
+        host = self.world.hosts[0]
+        host.files = {**host.files, **self.archive.files}
         self.sync(also=("*Translation*",))
         self.sync(components=("contrib",), also=("contrib/*Translation*",))
         removed = self.sync(delete=True).removed

@@ -59,14 +59,12 @@ class SmallFiles:
             answer = await self._ask(path, most_bytes)
         if answer.status in (404, 410):
             return None
-        if 300 <= answer.status < 400:
-            elsewhere = answer.headers.get(b"location", b"").decode("ascii", "replace")
-            raise MirrorError(
-                f"{self._address.url} redirects to {shown(elsewhere.removesuffix(path))}; give that with"
-                " --from, if it is the mirror that you mean"
-            )
         if answer.status != 200:
-            raise MirrorError(f"{self._address.url} answers {answer.status} for {path}")
+            where = answer.headers.get(b"location", b"").decode("ascii", "replace")
+            raise MirrorError(
+                f"{self._address.url} answers {answer.status} for {path}"
+                + (f", and leads to {_elsewhere(where, path)}" if where else "")
+            )
         return answer.body
 
     async def _ask(self, path: str, most_bytes: int) -> RawResponse:
@@ -102,3 +100,7 @@ class SmallFiles:
     async def close(self) -> None:
         """Close the connections to the mirror, and wait until they are gone."""
         await self._pool.close()
+
+
+def _elsewhere(where: str, path: str) -> str:
+    return f"{shown(where.removesuffix(path))}; give that with --from, if it is the mirror that you mean"
