@@ -104,7 +104,7 @@ class MirrorTests(TestCase):
         self.assertEqual((await self.mirror_list())[0], 0)
         path = min(self.files)
         (self.dest / path).write_bytes(b"?")
-        status, out, err = await self.run_command("verify", str(self.dest))
+        status, out, err = await self.run_command("verify", str(self.dest), "-q")
         self.assertEqual(status, 5)
         self.assertIn(path, err)
         self.assertIn(f"{len(self.files) - 1} of {len(self.files)}", out)
@@ -316,6 +316,10 @@ class MirrorTests(TestCase):
         self.assertIn("1 failed", out)
         self.assertIn("pool/large could not be fetched", err)
         self.assertEqual(err.count("it answers 404"), 2)
+        # What a cron job mails: nothing but what went wrong.
+        status, _, err = await self.mirror_list("-q")
+        self.assertEqual((status, err.count("\n")), (1, 1))
+        self.assertIn("pool/large could not be fetched", err)
         # Without a complete run nothing is removed, and nothing is promised.
         (self.dest / "extra").write_bytes(b"x")
         await self.mirror_list("--delete")

@@ -192,6 +192,10 @@ class DebianTests(DebianCase):
         self.assertEqual(status, 0, f"seed {seed}: {err}")
         self.assertEqual({p for p in self.server.asked if "pool" in p} & here, set(), seed)
         packages = {path for path in self.archive.pool if path.endswith(".deb")}
+        self.assertGreaterEqual({p for p in self.found() if p.startswith("pool")}, packages, seed)
+        self.assertEqual(check_readers(self.dest), 2 * len(packages), seed)
+        status, _, err = await self.run_command(*self.arguments("--delete"))
+        self.assertEqual(status, 0, f"seed {seed}: {err}")
         self.assertEqual({p for p in self.found() if p.startswith("pool")}, packages, seed)
         self.assertEqual(check_readers(self.dest), 2 * len(packages), seed)
         self.assertGreater(killed, KILLS // 3, f"seed {seed}: hardly any was killed in time")

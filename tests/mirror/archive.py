@@ -282,23 +282,29 @@ def check_readers(root: Path) -> int:
     """
     count = 0
     for path in root.glob("dists/*/*/binary-*/Packages*"):
-        if not path.is_file():
-            continue
-        data = path.read_bytes()
-        text = {".xz": lzma.decompress, ".gz": gzip.decompress}.get(path.suffix, bytes)(
-            data
-        ).decode()
-        for paragraph in text.split("\n\n"):
-            found = dict(_FIELD.findall(paragraph))
-            if found:
-                package = (root / found["Filename"]).read_bytes()
-                assert (len(package), sha(package)) == (int(found["Size"]), found["SHA256"]), found
-                count += 1
+        if path.is_file():
+            count += _check_named(root, path)
+    for path in root.glob("dists/*/*/binary-*/by-hash/SHA256/*"):  # also those of before
+        _check_named(root, path)
     for suite in root.glob("dists/*"):
         for name in ("InRelease", "Release"):  # the first that is there is what readers take
             if (suite / name).exists():
                 check_by_hash(suite / name)
                 break
+    return count
+
+
+def _check_named(root: Path, index: Path) -> int:
+    """Raise if an index names a file that is not there, or another; returns how many it names."""
+    data = index.read_bytes()
+    text = {b"\xfd7": lzma.decompress, b"\x1f\x8b": gzip.decompress}.get(data[:2], bytes)(data)
+    count = 0
+    for paragraph in text.decode().split("\n\n"):
+        found = dict(_FIELD.findall(paragraph))
+        if found:
+            package = (root / found["Filename"]).read_bytes()
+            assert (len(package), sha(package)) == (int(found["Size"]), found["SHA256"]), found
+            count += 1
     return count
 
 

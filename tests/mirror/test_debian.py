@@ -118,6 +118,18 @@ class OrdinaryTests(DebianCase):
         )
         self.assertEqual(os.listdir(world.directory / HIDDEN / "incoming"), [])
 
+    def test_release_files_that_are_the_same(self) -> None:
+        """They stay as old as they are: readers ask whether they have changed since."""
+        world = self.make(Archive())
+        self.sync()
+        path = world.directory / SUITE / "Release"
+        before = path.stat()
+        self.sync()
+        self.assertEqual(path.stat(), before)
+        path.write_bytes(b"x" * before.st_size)
+        self.sync()
+        self.assertEqual(path.read_bytes(), self.archive.files[f"{SUITE}/Release"])
+
     def test_round_trips(self) -> None:
         """An unchanged archive costs two: a connection, and the release files."""
         world = self.make(Archive())
@@ -157,7 +169,10 @@ class OrdinaryTests(DebianCase):
         self.assertIn(f"{SUITE}/main/Contents-amd64.gz", world.found())
 
     def test_a_new_generation(self) -> None:
-        """What is new is fetched, what is not named any more goes if asked; names by hash stay a while."""
+        """
+        What is new is fetched. What is not named any more goes if asked, a generation later, with the
+        names by hash of the indexes that name it.
+        """
         world = self.make(Archive())
         self.sync()
         first = self.archive.files
@@ -166,13 +181,14 @@ class OrdinaryTests(DebianCase):
         new = self.archive.add()
         self.publish()
         outcome = self.sync(delete=True, dry_run=True)
-        self.assertEqual(outcome.removed, [gone])
+        self.assertEqual(outcome.removed, [])
         self.assertEqual(outcome.report.fetched_files, 1)
         self.assertNotIn(new, world.found())
         self.assertIn(gone, world.found())
         outcome = self.sync(delete=True)
-        self.assertEqual(outcome.removed, [gone])
+        self.assertEqual(outcome.removed, [])
         kept = world.found()
+        self.assertEqual(kept.pop(gone), first[gone])
         self.assertIn(new, kept)
         old = [p for p in kept if "by-hash" in p and p in first]
         self.assertEqual(len(old), 2)
@@ -182,8 +198,10 @@ class OrdinaryTests(DebianCase):
         )
         self.archive.add()
         self.publish()
+        outcome = self.sync(delete=True, dry_run=True)
+        self.assertEqual(sorted(outcome.removed), sorted([*old, gone]))
         outcome = self.sync(delete=True)
-        self.assertEqual(sorted(outcome.removed), sorted(old))
+        self.assertEqual(sorted(outcome.removed), sorted([*old, gone]))
         check_readers(world.directory)
 
     def test_verify(self) -> None:
@@ -198,6 +216,46 @@ class OrdinaryTests(DebianCase):
                 report = run(world.clock, mirror.verify(), network=world.network)
                 run(world.clock, mirror.close(), network=world.network)
                 self.assertEqual((report.failed_files, report.wanted_files), (wrong, 23), path)
+
+    def test_who_is_busy_or_elsewhere(self) -> None:
+        """A release file is asked for again of a mirror that is busy; where another one is that is said."""
+        world = self.make(Archive())
+        count = 0
+
+        def busy(path: str) -> bytes | None:
+            nonlocal count
+            count += 1
+            return ok(b"", b"Retry-After: 3", status=b"429 Slow") if count < 7 else None
+
+        world.hosts[0].answer = busy
+        began_s = world.clock.seconds()
+        self.sync()
+        self.assertGreater(world.clock.seconds() - began_s, 8)
+        world.hosts[0].answer = lambda path: ok(
+            b"", b"Location: https://b.example/debian/" + path.encode(), status=b"301 Moved"
+        )
+        self.refused(
+            "answers 301 for dists/sid/InRelease, and leads to 'https://b.example/debian/'"
+        )
+
+    def test_a_snapshot_of_hard_links(self) -> None:
+        """No file is changed in its place: a copy that shares them (``cp -al``) stays as it is."""
+        for form in ("packed", "unpacked", "zstd"):
+            world = self.make(Archive(patches=True, filler=200))
+            self.sync(indexes=form)
+            snapshot = Path(self.mktemp())
+            for path in world.found():
+                (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
+                os.link(world.directory / path, snapshot / path)
+            before = {path: (snapshot / path).read_bytes() for path in world.found()}
+            self.archive.drop(min(self.archive.pool))
+            changed = max(path for path in self.archive.pool if path.endswith(".deb"))
+            self.archive.pool[changed] += b"more"
+            self.publish()
+            self.sync(indexes=form, delete=True)
+            self.assertNotEqual(world.found()[changed], before[changed])
+            for path, data in before.items():
+                self.assertEqual((snapshot / path).read_bytes(), data, path)
 
     def test_one_form_only(self) -> None:
         """A form that the release file names and nobody has is left out; an old one does not stay."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.http11 import host as host_module
+from pipegrid.mirror.address import parse_url, target_of
+from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.exchange import FileExchange
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.present import Entry
@@ -323,6 +326,88 @@ class FaultTests(MirrorCase):
         self.assert_complete()
         self.assertEqual(report.failed_files, 0)
         self.assertLess(report.elapsed_s, 20)
+
+    def test_too_much_at_once(self) -> None:
+        """A mirror that answers so many requests a second, and 503 or 429 to others, gives all in the end."""
+        for status in (b"503 Busy", b"429 Too Many Requests"):
+            world = self.make(1)
+            answered: list[float] = []
+
+            def limited(
+                path: str,
+                world: MirrorWorld = world,
+                answered: list[float] = answered,
+                status: bytes = status,
+            ) -> bytes | None:
+                now_s = world.clock.seconds()
+                if len([at_s for at_s in answered if at_s > now_s - 0.4]) >= 8:
+                    return ok(b"slowly", status=status)
+                answered.append(now_s)
+                return None
+
+            world.hosts[0].answer = limited
+            report = world.sync()
+            self.assert_complete()
+            self.assertEqual((report.failed_files, report.tallies[0].given_up), (0, None))
+
+    def test_retry_after(self) -> None:
+        """A mirror that says when it wants to be asked again is left alone until then, or for two minutes."""
+        for told, pause_s in ((b"40", 40), (b"86400", 120), (b"Wed, 21 Oct 2026 07:28:00 GMT", 0)):
+            world = self.make(1)
+            asked: list[float] = []
+
+            def busy(
+                path: str,
+                world: MirrorWorld = world,
+                asked: list[float] = asked,
+                told: bytes = told,
+                pause_s: float = pause_s,
+            ) -> bytes | None:
+                asked.append(world.clock.seconds())
+                if asked[-1] < asked[0] + max(pause_s, 0.1):
+                    return ok(b"later", b"Retry-After: " + told, status=b"503 Busy")
+                return None
+
+            world.hosts[0].answer = busy
+            self.assertEqual(world.sync().failed_files, 0)
+            self.assert_complete()
+            again_s = min(at_s for at_s in asked if at_s > asked[0] + 0.3) - asked[0]
+            self.assertLess(abs(again_s - max(pause_s, 0.5)), 0.3, told)
+
+    def test_what_is_refused_for_ever(self) -> None:
+        """A file for which a mirror has no time, ever, has failed; all others come."""
+        world = self.make(1)
+        lost = min(world.files)
+        world.hosts[0].answer = lambda path: (
+            ok(b"busy", status=b"503 Busy") if path == lost else None
+        )
+        report = world.sync()
+        self.assertEqual([path for path, _ in report.failed], [lost])
+        self.assertIn("it answers 503", report.failed[0][1])
+        self.assertEqual(world.found(), {k: v for k, v in world.files.items() if k != lost})
+        self.assertLess(report.elapsed_s, 120)
+
+    def test_a_plus_sign(self) -> None:
+        """It is escaped, since stores such as S3 take one that is not for a blank."""
+        self.assertEqual(
+            target_of(parse_url("http://a/x+y"), "pool/g++/g++_1+b1~x_all.deb"),
+            b"/x+y/pool/g%2B%2B/g%2B%2B_1%2Bb1~x_all.deb",
+        )
+        self.assertEqual(target_of(parse_url("http://a"), "a+b c%2B"), b"/a%2Bb%20c%252B")
+
+    def test_a_mirror_within(self) -> None:
+        """A directory below that is another mirror's is no part of this one: nothing of it is removed."""
+        world = self.make(1)
+        world.sync()
+        inner = world.directory / "pool/other/file"
+        with closing(Destination(str(inner.parent))):
+            inner.write_bytes(b"another mirror's")
+        (world.directory / "pool/stray").write_bytes(b"x")
+        before = {path for path in world.directory.rglob("*") if path.is_file()}
+        with closing(Destination(str(world.directory))) as destination:
+            self.assertEqual(destination.delete_others(world.files), ["pool/stray"])
+        after = {path for path in world.directory.rglob("*") if path.is_file()}
+        self.assertEqual({str(path.name) for path in before - after}, {"stray"})
 
     def test_none_can_be_reached(self) -> None:
         """That ends, with the reason."""

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import unquote
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -92,7 +93,7 @@ class Server:
                             return
                         *more, rest = (rest + got).split(b"\r\n\r\n")
                         heads += more
-                    path = heads.pop(0).split(b" ")[1].decode().removeprefix("/")
+                    path = unquote(heads.pop(0).split(b" ")[1].decode()).removeprefix("/")
                     self.asked.append(path)
                     count += 1
                     data = self.answer(path, count)

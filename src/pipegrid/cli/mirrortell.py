@@ -46,7 +46,7 @@ def tell(
         further: what the kind of archive has to tell besides, in JSON.
     """
     for path, why in report.failed:
-        console.say(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
+        console.fault(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
     _tell_how_many_more(console, report)
     would = "would be " if dry_run else ""
     for path in removed:
@@ -96,7 +96,7 @@ def tell(
 def _tell_how_many_more(console: Console, report: Report) -> None:
     more = report.failed_files - len(report.failed)
     if more:
-        console.say(f"pipegrid: {more} more files, for reasons like these")
+        console.fault(f"pipegrid: {more} more files, for reasons like these")
 
 
 def _ranked(tally: Tally) -> str:
@@ -112,7 +112,7 @@ def _ranked(tally: Tally) -> str:
 def tell_verified(console: Console, report: Report, dest: str) -> int:
     """Print what ``verify`` has found; returns the exit status."""
     for path, why in report.failed:
-        console.say(f"pipegrid: {printable(path)}: {printable(why)}")
+        console.fault(f"pipegrid: {printable(path)}: {printable(why)}")
     _tell_how_many_more(console, report)
     if report.unnoted_files:
         console.say(

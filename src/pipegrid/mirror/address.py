@@ -126,11 +126,17 @@ def through(address: Address, environment: Mapping[str, str]) -> Address:
 
 
 def target_of(address: Address, path: str) -> bytes:
-    """Return what stands in a request for a path below a mirror."""
+    """
+    Return what stands in a request for a path below a mirror.
+
+    A plus sign is escaped, as apt and dnf do it: stores such as S3 take one that is not for a blank.
+    """
     if _PLAIN_PATH.fullmatch(path) is None:
         from urllib.parse import quote
 
         path = quote(path, safe=_SAFE)
+    if "+" in path:
+        path = path.replace("+", "%2B")
     return address.prefix + path.encode("ascii")
 
 

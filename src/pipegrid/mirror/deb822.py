@@ -100,6 +100,7 @@ class Release(NamedTuple):
         files: the indexes that it names, by path below it; the best hash of each.
         by_hash: whether they are also there under their hashes.
         date, valid_until: with their time zones.
+        all_apart: packages for all architectures are not in the indexes of each, but in one of ``all``.
     """
 
     suite: str
@@ -110,6 +111,7 @@ class Release(NamedTuple):
     by_hash: bool
     date: datetime | None
     valid_until: datetime | None
+    all_apart: bool = False
 
 
 _RELEASE_FIELDS = frozenset(
@@ -121,6 +123,7 @@ _RELEASE_FIELDS = frozenset(
         "Date",
         "Valid-Until",
         "Acquire-By-Hash",
+        "No-Support-for-Architecture-all",
         *_HASH_FIELDS,
     )
 )
@@ -162,15 +165,18 @@ def read_release(data: bytes, name: str) -> Release:
         for path, (size, each) in hashes.items()
         if DIGEST_BYTES.keys() & each.keys()
     }
+    architectures = tuple(found.get("Architectures", "").split())
+    within = found.get("No-Support-for-Architecture-all", "").split()
     return Release(
         suite=found.get("Suite", ""),
         codename=found.get("Codename", ""),
         components=tuple(found.get("Components", "").split()),
-        architectures=tuple(found.get("Architectures", "").split()),
+        architectures=architectures,
         files=files,
         by_hash=found.get("Acquire-By-Hash", "").lower() == "yes",
         date=_date(found.get("Date"), name),
         valid_until=_date(found.get("Valid-Until"), name),
+        all_apart="all" in architectures and "Packages" not in within,
     )
 
 

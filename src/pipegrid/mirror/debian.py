@@ -34,10 +34,13 @@ from pipegrid.mirror.selecting import (
     READ,
     Index,
     Selection,
+    base_of,
     below,
     indexes_of,
     named_by,
+    names_packages,
 )
+from pipegrid.mirror.spared import Spared, kept_apart, remove_others
 from pipegrid.mirror.suites import OWN, OwnNames, Suite, Suites, own_files, unsigned_part
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
@@ -103,9 +106,11 @@ class DebianArchive:
         Raises:
             MirrorError: no mirror has a release file that can be believed, or an index could not be had.
             BadEntry: an index names what may not be.
+            UsageError: what another run keeps here of a suite would not fit its release file any more.
         """
         suites = [await self._suites.find(suite) for suite in self._selection.suites]
         indexes = [each for suite in suites for each in indexes_of(suite, self._selection)]
+        apart = await self._mirror.run(kept_apart, self._destination, suites, indexes)
         outcome = DebianOutcome()
         await self._stage(indexes, outcome)
         own = {path: data for suite in suites for path, data in own_files(suite).items()}
@@ -117,13 +122,14 @@ class DebianArchive:
         if report.failed_files:
             return outcome
         if not dry_run:
-            await self._mirror.run(self._publish, suites, indexes, own)
+            await self._mirror.run(self._publish, suites, indexes, apart, own)
             await self._mirror.run(keep_manifest, self._destination)
         if delete:
-            kept = {each.path for each in chain(self._contents(indexes), further)}
-            for suite in suites:
-                kept.update(_other_names(suite, indexes))
-            outcome.removed = await self._mirror.delete_others(kept, dry_run)
+            spared = Spared(self._destination, suites, indexes, apart)
+            kept = chain(self._named(indexes, further), _names_by_hash(suites, indexes))
+            outcome.removed = await self._mirror.run(
+                remove_others, self._destination, kept, spared, dry_run
+            )
         return outcome
 
     # Indexes.
@@ -201,14 +207,25 @@ class DebianArchive:
                     raise BadEntry(f"the indexes name more than {MAX_NAMED} files; no archive does")
                 yield each
 
+    def _named(self, indexes: Sequence[Index], further: Sequence[Wanted]) -> Iterator[str]:
+        """In the thread: yield the paths of all that is kept."""
+        return (each.path for each in chain(self._contents(indexes), further))
+
     # Publication.
 
     def _publish(
-        self, suites: Sequence[Suite], indexes: Sequence[Index], own: dict[str, bytes]
+        self,
+        suites: Sequence[Suite],
+        indexes: Sequence[Index],
+        apart: Sequence[Index],
+        own: dict[str, bytes],
     ) -> None:
         """In the thread: names by hash, indexes, release files; and nothing stays that is of before."""
         destination = self._destination
-        destination.stage(own)
+        # One that is there already stays as old as it is: readers ask whether it has changed since.
+        destination.stage(
+            {path: d for path, d in own.items() if destination.read(path, len(d)) != d}
+        )
         forms = [form for index in indexes for form in index.forms]
         for form in forms:
             if form.remote is not None:
@@ -216,6 +233,7 @@ class DebianArchive:
         destination.release([*(form.path for form in forms), *own])
         # A form that is not kept any more would stand beside a release file that says something else of it.
         kept = {form.path for form in forms} | own.keys()
+        stays = {base_of(index.path) for index in apart}
         for suite in suites:
             before = [below(suite, form).path for form in _main_forms(suite.before)]
             for path in (
@@ -223,7 +241,7 @@ class DebianArchive:
                 *(path + compressed.ENDING for path in before),
                 *(f"{suite.directory}/{name}" for name in OWN),
             ):
-                if path not in kept:
+                if path not in kept and base_of(path) not in stays:
                     destination.delete(path)
         destination.clear_staged()
 
@@ -249,19 +267,20 @@ def _check_name(name: str) -> None:
 def _main_forms(release: Release | None) -> Iterator[Wanted]:
     """Yield the packed and unpacked forms of what packages and sources were named by."""
     for path, form in release.files.items() if release is not None else ():
-        name = path.rpartition("/")[2].partition(".")[0]
-        if name in ("Packages", "Sources") and ".diff/" not in path:
+        if names_packages(path):
             yield form
 
 
-def _other_names(suite: Suite, indexes: Sequence[Index]) -> Iterator[str]:
+def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterator[str]:
     """Yield the names by hash, of now and of before: who has read the old release file still looks there."""
     for index in indexes:
         for form in index.forms:
             if form.remote is not None:
                 yield form.remote
-    if suite.before is not None and suite.before.by_hash:
-        kept = {form.path for index in indexes for form in index.forms}
+    kept = {form.path for index in indexes for form in index.forms}
+    for suite in suites:
+        if suite.before is None or not suite.before.by_hash:
+            continue
         for form in suite.before.files.values():
             old = by_hash(f"{suite.directory}/{form.path}", form)
             if old is not None and f"{suite.directory}/{form.path}" in kept:

@@ -109,7 +109,12 @@ class Directories:
         return fd
 
     def files(self, below: str, without: str) -> Iterator[str]:
-        """Yield the paths of all that is below a directory, links and devices too, but for another one."""
+        """
+        Yield the paths of all that is below a directory, links and devices too.
+
+        Args:
+            without: this directory is left out; and others that have one of its name are, which are not ours.
+        """
         ahead = [below]
         while ahead:
             directory = ahead.pop()
@@ -118,6 +123,8 @@ class Directories:
                 continue
             with os.scandir(fd) as entries:
                 names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            if directory and (without, True) in names:
+                continue
             for name, is_directory in sorted(names):
                 path = f"{directory}/{name}" if directory else name
                 if path == without:

@@ -4,6 +4,7 @@ One file, asked of one mirror: what it answers is looked at before a byte of it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pipegrid.errors import PipegridError
@@ -12,8 +13,14 @@ from pipegrid.http11.parser import ResponseHead
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sink import ArchiveSink, FileReceiver
 
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+TRANSIENT = frozenset({408, 425, 500, 502, 504})
 """Statuses that say "not now"; the others say "not this"."""
+
+BUSY = frozenset({429, 503})
+"""Those that say "not so much": of the mirror, and of no file in particular."""
+
+MAX_RETRY_AFTER_S = 120.0
+"""As long as a mirror is waited for that says when it wants to be asked again."""
 
 
 class Asks(Protocol):
@@ -31,8 +38,8 @@ class Asks(Protocol):
     def refuse(self, exchange: FileExchange, reason: str) -> None:
         """What comes is not what is wanted; the rest of it is not, either."""
 
-    def put_off(self, exchange: FileExchange, reason: str) -> None:
-        """It is not given now."""
+    def put_off(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
+        """It is not given now; has the mirror too much to do, and for how long at least?"""
 
     def failed(self, errand: Errand, error: PipegridError) -> None:
         """The connection ended before all of it had come."""
@@ -56,6 +63,9 @@ class FileExchange(Exchange):
             self._source.refuse(
                 self, "it redirects elsewhere, where nobody said that it may be fetched from"
             )
+        elif head.status in BUSY:
+            pause_s = retry_after_s(head.headers)
+            self._source.put_off(self, f"it answers {head.status}", pause_s)
         elif head.status in TRANSIENT:
             self._source.put_off(self, f"it answers {head.status}")
         elif head.status != 200:
@@ -92,6 +102,14 @@ class FileExchange(Exchange):
         """Nothing more is kept of what was received."""
         if self._receiver is not None:
             self._receiver.discard()
+
+
+def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
+    """Return for how many seconds a server wants to be left alone, ``MAX_RETRY_AFTER_S`` at most."""
+    for name, value in headers:
+        if name == b"retry-after" and value.isdigit() and len(value) < 10:
+            return min(float(value), MAX_RETRY_AFTER_S)
+    return 0.0  # it does not say so, or says a date
 
 
 LIMITS = Limits(

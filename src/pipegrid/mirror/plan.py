@@ -11,7 +11,7 @@ opens its window; the many small ones fill the pipes at the end, when every line
 have wrong (``refused``) they are not asked for again, and when all have refused a file, it has failed.
 What broke on its way (``broken``: lost connections, silence, answers cut short) is nobody's verdict:
 others are asked first, then the same again, ``MAX_BREAKS`` times in all for each mirror. What was never
-looked at (``unasked``) is no failure.
+looked at (``unasked``) is no failure, and what a mirror put off that is ``busy`` is not the file's.
 
 **The last word.** The mirror that served the index knows what it names. While others could still give a
 file it does not have to; but what it refuses only counts as refused by all when all others did, too.
@@ -31,7 +31,7 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Literal
 
-    Failure = Literal["refused", "broken"]
+    Failure = Literal["refused", "broken", "busy"]
 
 MAX_BREAKS = 3
 """Times that a file may break on its way from one mirror. Each costs a connection at least."""
@@ -188,7 +188,7 @@ class Plan:
         errand.note(mirror, reason)
         if kind == "refused":
             errand.refused_by |= 1 << mirror
-        else:
+        elif kind == "broken":
             breaks = errand.breaks = errand.breaks or {}
             breaks[mirror] = breaks.get(mirror, 0) + 1
         if not errand.is_over:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -118,10 +119,7 @@ class RpmRepository:
             await self._mirror.run(self._publish, indexes, found)
             await self._mirror.run(keep_manifest, self._destination)
         if delete:
-            kept = {each.path for each in chain(self._contents(found.repomd), everything)}
-            if found.before is not None:
-                kept.update(each.file.path for each in found.before.files)
-            outcome.removed = await self._mirror.delete_others(kept, dry_run)
+            outcome.removed = await self._mirror.run(self._remove, found, everything, dry_run)
         return outcome
 
     # ``repomd.xml``.
@@ -208,13 +206,33 @@ class RpmRepository:
     def _publish(self, indexes: list[Wanted], found: _Found) -> None:
         """In the thread: give indexes their names, and then ``repomd.xml``."""
         destination = self._destination
-        destination.stage(found.files)
+        # One that is there already stays as old as it is: readers ask whether it has changed since.
+        destination.stage(
+            {path: d for path, d in found.files.items() if destination.read(path, len(d)) != d}
+        )
         destination.release([each.path for each in indexes])
         # Who reads them in between finds a signature that does not fit, and asks again.
         destination.release([path for path in (SIGNATURE, REPOMD) if path in found.files])
         if SIGNATURE not in found.files:
             destination.delete(SIGNATURE)
         destination.clear_staged()
+
+    def _remove(self, found: _Found, everything: list[Wanted], dry_run: bool) -> list[str]:
+        """In the thread: remove what is not named; what the indexes of before name, which stay, is."""
+        destination = self._destination
+        kept = {each.path for each in chain(self._contents(found.repomd), everything)}
+        before = found.before
+        if before is not None:
+            kept.update(each.file.path for each in before.files)
+        others = list(destination.others(frozenset(kept)))
+        if others and before is not None and before.primary.file != found.repomd.primary.file:
+            with suppress(BadEntry, MirrorError, OSError):  # that one is of no use to anybody
+                if destination.is_there(before.primary.file):
+                    stay = {each.path for each in self._contents(before)}
+                    others = [path for path in others if path not in stay]
+        for path in () if dry_run else others:
+            destination.delete(path)
+        return others
 
 
 def newest(found: Iterable[Package]) -> list[Package]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from os.path import dirname
 from typing import Literal, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, packages, read_patch_index, sources
@@ -13,7 +14,7 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.suites import Suite
 from pipegrid.mirror.unpacking import PatchError, unpacked
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, shown
 
 MAX_INDEX_BYTES = 4 << 30
 """Unpacked, of one index whose size the release file does not tell."""
@@ -22,6 +23,8 @@ HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""
 
 READ = (*HELD, ".zst", ".bz2", "")
+
+_PATCHES = ".diff/Index"
 
 
 Kept = Literal["packed", "unpacked", "zstd"]
@@ -37,7 +40,8 @@ class Selection(NamedTuple):
         architectures: of binary packages, such as ``amd64``.
         with_sources: sources, too.
         with_patches: also the patches of the indexes, for readers.
-        also: patterns of further files that the release file names, such as ``main/i18n/Translation-en.*``.
+        also: patterns of further files that the release file names, such as ``main/i18n/Translation-en.*``;
+            no indexes of packages, and lists of patches only ``with_patches``.
         indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed
             here, which patches bring up to date.
     """
@@ -108,30 +112,84 @@ def indexes_of(suite: Suite, selection: Selection) -> Iterator[Index]:
     """
     release = suite.release
     seen: set[str] = set()
-    kinds: list[tuple[Literal["packages", "sources"], str]] = [
-        ("packages", f"binary-{name}/Packages") for name in selection.architectures
-    ]
-    if selection.with_sources:
-        kinds.append(("sources", "source/Sources"))
-    for component in selection.components or release.components:
-        for kind, name in kinds:
-            index = _index(suite, kind, f"{component}/{name}", selection)
-            if index.path in seen:
-                continue
-            seen.update(each.path for each in index.forms)
-            yield index
-            patches = f"{component}/{name}.diff/Index"
-            if selection.with_patches and patches in release.files:
-                each = below(suite, release.files[patches])
-                seen.add(each.path)
-                yield Index(suite, "patches", [each], MAX_RELEASE_BYTES)
+    for kind, base in _chosen(release, selection):
+        index = _index(suite, kind, base, selection)
+        if index.path in seen:
+            continue
+        seen.update(each.path for each in index.forms)
+        yield index
+        patches = f"{base}.diff/Index"
+        if selection.with_patches and patches in release.files:
+            each = below(suite, release.files[patches])
+            seen.add(each.path)
+            yield Index(suite, "patches", [each], MAX_RELEASE_BYTES)
+    _check_also(release, selection)
     for path, file in release.files.items():
         each = below(suite, file)
         if each.path not in seen and _is_wanted_also(path, release, selection):
-            yield Index(suite, "", [each])
+            if path.endswith(_PATCHES):
+                yield Index(suite, "patches", [each], MAX_RELEASE_BYTES)
+            else:
+                yield Index(suite, "", [each])
+
+
+def _chosen(
+    release: Release, selection: Selection
+) -> Iterator[tuple[Literal["packages", "sources"], str]]:
+    """Yield which indexes are wanted, unpacked, by path below the suite; the release may name no such."""
+    for given in selection.components or release.components:
+        component = _place_of_component(release, given)
+        for name in selection.architectures:
+            yield "packages", f"{component}/binary-{name}/Packages"
+        # What apt asks for beside the index of its own architecture.
+        apart = f"{component}/binary-all/Packages"
+        if selection.architectures and release.all_apart and _is_named(release, apart):
+            yield "packages", apart
+        if selection.with_sources:
+            yield "sources", f"{component}/source/Sources"
+
+
+def _place_of_component(release: Release, component: str) -> str:
+    """Return where its indexes are: Debian's archive of updates says ``updates/main``, and has ``main``."""
+    short = component.rpartition("/")[2]
+    if short != component:
+        places = {path.partition("/")[0] for path in release.files}
+        if short in places and component.partition("/")[0] not in places:
+            return short
+    return component
+
+
+def _is_named(release: Release, base: str) -> bool:
+    return any(base + ending in release.files for ending in READ)
+
+
+def names_packages(path: str) -> bool:
+    """Return whether a path is that of an index of packages or sources, in any form."""
+    name = path.rpartition("/")[2].partition(".")[0]
+    return name in ("Packages", "Sources") and ".diff/" not in path
+
+
+def base_of(path: str) -> str:
+    """Return the path of an index without what says how it is packed."""
+    above, slash, name = path.rpartition("/")
+    return f"{above}{slash}{name.partition('.')[0]}"
+
+
+def _check_also(release: Release, selection: Selection) -> None:
+    """Raise MirrorError if somebody wants the index of packages, and not what it names."""
+    for pattern in selection.also:
+        matched = [path for path in release.files if fnmatchcase(path, pattern)]
+        if matched and all(map(names_packages, matched)):
+            raise MirrorError(
+                f"{shown(pattern)} names indexes of packages only, which are kept with their packages; say"
+                f" which by component (here {dirname(dirname(matched[0])) or '.'}) and architecture"
+            )
 
 
 def _is_wanted_also(path: str, release: Release, selection: Selection) -> bool:
+    # What is not there must not be named by what is.
+    if names_packages(path) or (path.endswith(_PATCHES) and not selection.with_patches):
+        return False
     # Archives name what packed forms hold as well, and do not have it.
     if any(path + ending in release.files for ending in READ if ending):
         return False

@@ -9,16 +9,21 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.task import deferLater
 
 from pipegrid.errors import ServerError
-from pipegrid.http11 import HostPool, Limits, RawRequest
+from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse
 from pipegrid.mirror.address import Address, small_request
-from pipegrid.mirror.wanted import MirrorError
+from pipegrid.mirror.exchange import BUSY, retry_after_s
+from pipegrid.mirror.wanted import MirrorError, shown
 from pipegrid.reactor.together import together
 
 TIMEOUT_S = 20.0
 MOST_S = 300.0
 """For all that is asked for at once, however it comes: who drips is left for the next mirror."""
+
+PAUSES_S = (1.0, 5.0)
+"""After which a mirror is asked again that has too much to do, if it does not ask for more."""
 
 
 class SmallFiles:
@@ -45,16 +50,29 @@ class SmallFiles:
         Raises:
             MirrorError: it cannot be asked, answers something else, or the file is longer than that.
         """
-        head = small_request(self._address, path)
-        try:
-            answer = await self._pool.request(RawRequest(head, max_body_bytes=most_bytes))
-        except ServerError as error:
-            raise MirrorError(f"{self._address.url}: {error}") from error
+        answer = await self._ask(path, most_bytes)
+        for pause_s in PAUSES_S:
+            if answer.status not in BUSY:
+                break
+            pause_s = max(pause_s, retry_after_s(answer.header_list))
+            await deferLater(self._clock, pause_s)
+            answer = await self._ask(path, most_bytes)
         if answer.status in (404, 410):
             return None
         if answer.status != 200:
-            raise MirrorError(f"{self._address.url} answers {answer.status} for {path}")
+            where = answer.headers.get(b"location", b"").decode("ascii", "replace")
+            raise MirrorError(
+                f"{self._address.url} answers {answer.status} for {path}"
+                + (f", and leads to {_elsewhere(where, path)}" if where else "")
+            )
         return answer.body
+
+    async def _ask(self, path: str, most_bytes: int) -> RawResponse:
+        head = small_request(self._address, path)
+        try:
+            return await self._pool.request(RawRequest(head, max_body_bytes=most_bytes))
+        except ServerError as error:
+            raise MirrorError(f"{self._address.url}: {error}") from error
 
     async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> dict[str, bytes]:
         """
@@ -82,3 +100,7 @@ class SmallFiles:
     async def close(self) -> None:
         """Close the connections to the mirror, and wait until they are gone."""
         await self._pool.close()
+
+
+def _elsewhere(where: str, path: str) -> str:
+    return f"{shown(where.removesuffix(path))}; give that with --from, if it is the mirror that you mean"

@@ -5,8 +5,7 @@ A ``MirrorSource`` owns its connections (``http11.Owner``) and fills each as far
 the plan, largest files first. What becomes of a request is told to the plan; a mirror that fails again and
 again rests, longer each time, and is given up in the end.
 
-What a mirror answers is looked at before a byte of it is kept: anything but 200 with the right length is
-a refusal.
+Anything but 200 with the right length is a refusal, of which no byte is kept.
 """
 
 from __future__ import annotations
@@ -258,11 +257,11 @@ class MirrorSource:
 
         receiver.finish(ended)
 
-    def put_off(self, exchange: FileExchange, reason: str) -> None:
-        """It does not give the file now."""
+    def put_off(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
+        """It does not give the file now; has it too much to do, and for how long at least?"""
         self._take_back(exchange)
-        self._rest(reason)  # before it could be asked again at once
-        self._broken(exchange.errand, reason)
+        self._rest(reason, busy_s or 0.0)  # before it could be asked again at once
+        self._broken(exchange.errand, reason, busy_s is not None)
 
     def refuse(self, exchange: FileExchange, reason: str) -> None:
         """What it gives is not what is wanted; the rest of it is not, either."""
@@ -279,9 +278,9 @@ class MirrorSource:
         self._plan.failed_at(errand, self.number, "refused", reason)
         self._events.changed()
 
-    def _broken(self, errand: Errand, reason: str) -> None:
+    def _broken(self, errand: Errand, reason: str, busy: bool = False) -> None:
         self.tally.broken += 1
-        self._plan.failed_at(errand, self.number, "broken", reason)
+        self._plan.failed_at(errand, self.number, "busy" if busy else "broken", reason)
         self._events.changed()
 
     def failed(self, errand: Errand, error: PipegridError) -> None:
@@ -321,7 +320,7 @@ class MirrorSource:
             self.last_byte_s[connection] = self._clock.seconds()
             self._feed(connection)
 
-    def _rest(self, reason: str) -> None:
+    def _rest(self, reason: str, least_s: float = 0.0) -> None:
         """Leave it alone for a while, longer each time; in the end for ever."""
         if self._resting is not None or self.is_given_up or self._closed:
             return
@@ -330,7 +329,8 @@ class MirrorSource:
             self.give_up(reason)
             return
         self._plan.rests(self.number)
-        self._resting = self._clock.callLater(REST_S * 2 ** (self._rests - 1), self._rested)
+        pause_s = max(least_s, REST_S * 2 ** (self._rests - 1))
+        self._resting = self._clock.callLater(pause_s, self._rested)
         self._events.changed()
 
     def _rested(self) -> None:

@@ -101,7 +101,7 @@ def check_path(path: str) -> None:
 
     Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
         another control character, a backslash, what UTF-8 cannot encode, begins with a blank, or is one of
-        the mirror's own.
+        a mirror's own.
     """
     plain = len(path) <= MAX_NAME_BYTES and path.count("/") < MAX_DEPTH
     if plain and _plain_path().fullmatch(path):
@@ -130,7 +130,7 @@ def check_path(path: str) -> None:
         wrong = "has a character that no archive uses"
     elif path[0].isspace():
         wrong = "begins with a blank"  # which no list can say
-    elif place_of(parts[0]) == HIDDEN:
+    elif HIDDEN in map(place_of, parts):
         wrong = "is one of the mirror's own"
     if wrong is not None:
         raise BadEntry(f"the path {shown(path)} {wrong}; the index is not to be trusted")
