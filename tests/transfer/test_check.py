@@ -177,6 +177,13 @@ class CheckTests(SynchronousTestCase):
         self.assertEqual(result.unreachable, sorted([self.ring[3].name, self.ring[4].name]))
         self.assertEqual(set(result.good_shares), {0, 1, 2, 5, 6, 7, 8, 9})
 
+    def test_servers_that_answer_everybody_else(self) -> None:
+        """They are not waited for without end."""
+        self.make()
+        self.ring[3].silent, self.ring[3].for_others = {"*"}, True
+        self.assertEqual(self.check(True).unreachable, [self.ring[3].name])
+        self.assertLessEqual(self.took, 10 * 16.0 + 1)
+
     def test_a_slow_stream_is_not_silence(self) -> None:
         """As long as something comes now and then."""
         self.make(3_000_000)

@@ -153,6 +153,16 @@ class MissingTests(DownloadTestCase):
         self.assertLessEqual(self.world.clock.seconds(), 32.0)
         self.assert_nothing_left()
 
+    def test_servers_that_answer_everybody_else(self) -> None:
+        """They are not waited for without end, be it for lists or for bytes."""
+        for silent in ("*", "read"):
+            self.make(world=World(download=DownloadSettings(silence_s=16.0)))
+            for line in self.ring:
+                line.silent, line.for_others = {silent}, True
+            self.assertRaises(NotEnoughSharesError, self.get)
+            self.assertLessEqual(self.world.clock.seconds(), 20 * 16.0)
+            self.assert_nothing_left()
+
     def test_a_server_that_dies_after_its_part(self) -> None:
         """What has come from it is used, even if no other server has anything."""
         self.make(world=World(3), shares=3)

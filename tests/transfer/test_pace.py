@@ -78,6 +78,13 @@ class SilenceTests(SynchronousTestCase):
         self.assertEqual(until_silence([way], 100.0, 60.0), 10.0)
         self.assertTrue(is_silent(way, 110.0, 60.0))
 
+    def test_who_answers_everybody_else(self) -> None:
+        """Is not waited for without end."""
+        way = Way(last_sign=5.0, peer=Server(600.0))
+        self.assertFalse(is_silent(way, 604.9, 60.0))
+        self.assertEqual(until_silence([way], 600.0, 60.0), 5.0)
+        self.assertTrue(is_silent(way, 605.0, 60.0))
+
 
 class RoomTests(SynchronousTestCase):
     """While segments go by."""

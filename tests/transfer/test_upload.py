@@ -486,6 +486,17 @@ class PatienceTests(UploadTestCase):
         self.assertIn("silent for 16 s", str(caught.exception))
         self.assert_nothing_left()
 
+    def test_servers_that_answer_everybody_else(self) -> None:
+        """They are not waited for without end, in one move or with all that an upload can do."""
+        for size in (1000, 1_000_000):
+            self.make(size, World(upload=UploadSettings(silence_s=16.0)))
+            for line in self.ring:
+                line.silent, line.for_others = {"*"}, True
+            with self.assertRaises(UnhappyError):
+                self.put()
+            self.assertLessEqual(self.world.clock.seconds(), 20 * 16.0)
+            self.assert_nothing_left()
+
     def test_answers_that_never_come(self) -> None:
         """A server that did it all and never said so is the same as a silent one."""
         self.make()

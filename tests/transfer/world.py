@@ -10,6 +10,7 @@ binary fractions, so sums of round trips are exact.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
@@ -90,6 +91,7 @@ class Line(StoresApart):
         rtt_s, bytes_per_s: of the line; the rate, if any, holds for each direction.
         down: calls fail after a round trip, having done nothing.
         silent: operations (``"*"`` for all) that never arrive and are never answered.
+        for_others: it is busy with somebody else all the time, and well.
         answers_lost: operations that are carried out, and then fail as if the connection had gone.
         answers_silent: operations that are carried out and never answered.
         late: operation to the seconds by which its answers come later than others.
@@ -116,6 +118,7 @@ class Line(StoresApart):
         self.storage = self.memory.storage
         self.down = False
         self.silent: set[str] = set()
+        self.for_others = False
         self.answers_lost: set[str] = set()
         self.answers_silent: set[str] = set()
         self.late: dict[str, float] = {}
@@ -143,6 +146,11 @@ class Line(StoresApart):
     @property
     def name(self) -> str:
         return self.identity.nickname
+
+    @property
+    def last_sign_s(self) -> float:
+        """When it gave a sign of life, to whomever."""
+        return self.clock.seconds() if self.for_others else -math.inf
 
     def count(self, operation: str) -> int:
         """Return how many calls of an operation have arrived."""

@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from pipegrid.errors import ServerTimeout
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.silence import last_sign_s
 
 T = TypeVar("T")
 
@@ -19,7 +20,7 @@ class Watch:
     Watches one call.
 
     Args:
-        silence_s: how long the server may give no sign of life, to this call or any other.
+        silence_s: how long the server may give no sign of life, to this call or any other (``silence``).
         more_s: asked when that is over: how much longer, for the time that much data needs.
     """
 
@@ -68,8 +69,8 @@ class Watch:
 
     def _look(self) -> None:
         assert self._peer is not None
-        last_sign = max(self._last_sign, self._peer.last_sign)
-        end_s = last_sign + self._silence_s + self._more_s()
+        sign_s = last_sign_s(self._last_sign, self._peer.last_sign, self._silence_s)
+        end_s = sign_s + self._silence_s + self._more_s()
         left_s = end_s - self._clock.seconds()
         if left_s > 0:
             self._look_in(left_s)

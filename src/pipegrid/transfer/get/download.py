@@ -277,4 +277,4 @@ class Download:
             for reader in readers:
                 reader.start_period()
         if tactics.is_silence_over(now):
-            self._readers.give_up_silent(self._settings.silence_s)
+            self._readers.give_up_silent(self._settings.silence_s, tactics.last_sign)

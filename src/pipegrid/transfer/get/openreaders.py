@@ -25,6 +25,7 @@ from pipegrid.transfer.get.search import ShareSearch
 from pipegrid.transfer.get.tactics import Tactics
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.shortage import too_few_shares
+from pipegrid.transfer.silence import last_sign_s
 
 
 class OpenReaders:
@@ -287,16 +288,25 @@ class OpenReaders:
 
     # The end.
 
-    def give_up_silent(self, silence_s: float) -> None:
-        """Give up those that owe something and are not held back, if they were silent for so long."""
+    def give_up_silent(self, silence_s: float, own_s: float) -> None:
+        """
+        Give up those that owe something and are not held back, if they were silent for so long.
+
+        Args:
+            own_s: when anything came for this download last, by the clock.
+        """
         before_s = self._clock.seconds() - silence_s
+
+        def is_silent(peer: Peer) -> bool:
+            return last_sign_s(own_s, peer.last_sign, silence_s) <= before_s
+
         for reader in list(self.open.values()):
             name = reader.peer.name
-            if reader.waiting and not reader.paused and reader.peer.last_sign <= before_s:
+            if reader.waiting and not reader.paused and is_silent(reader.peer):
                 self._reasons[name] = f"{name} was silent for {silence_s:g} s"
                 reader.close("failed")
         for question, peer in list(self._questions.items()):
-            if peer.last_sign <= before_s:
+            if is_silent(peer):
                 self._reasons[peer.name] = f"{peer.name} was silent for {silence_s:g} s"
                 question.cancel()
 

@@ -258,6 +258,11 @@ class Tactics:
         """Return whether to give up those who owe something; the others get a whole period more."""
         return self._patience.is_silence_over(now)
 
+    @property
+    def last_sign(self) -> float:
+        """When anything came last, however often silence was over since."""
+        return self._patience.last_sign
+
     def _some_lag(self, runners: Sequence[Reader]) -> bool:
         """
         Return whether the segment waits for some servers while others have done their part.
@@ -283,19 +288,22 @@ class ReadPatience:
     Args:
         hedge_s, silence_s: see the module.
         now: when the download began, on the caller's clock, in seconds.
+
+    Attributes:
+        last_sign: when anything came last, however often silence was over since.
     """
 
     def __init__(self, hedge_s: float, silence_s: float, now: float) -> None:
         self._hedge_s = hedge_s
         self._silence_s = silence_s
-        self._last_event = now
+        self.last_sign = self._last_event = now
         self._last_progress = now
 
     # Facts.
 
     def something_came(self, now: float) -> None:
         """Some server has sent something."""
-        self._last_event = now
+        self.last_sign = self._last_event = now
 
     def segment_finished(self, now: float) -> None:
         """A segment was finished at ``now``: from here on it is counted when to hedge."""
@@ -303,7 +311,7 @@ class ReadPatience:
 
     def own_fault(self, now: float) -> None:
         """It is we who keep the servers waiting: the reader's time does not count."""
-        self._last_event = self._last_progress = now
+        self.last_sign = self._last_event = self._last_progress = now
 
     def hedged(self) -> None:
         """One more share joins; a slow line is no reason to load it more and more."""

@@ -8,7 +8,7 @@ Nothing waits for the slowest server without need. While segments go by, a way w
 that have some: what it costs them is held against it, and when that is more than the grace, and its server
 is slower than the others and not only on a line that all share, its share is taken back. At the end, when
 happiness holds, stragglers have as long again. A server is given up when for ``silence_s`` it acknowledged
-nothing here, and no byte came from it or went to it.
+nothing here, and no byte came from it or went to it (``silence``).
 
 Times are seconds of the reactor's clock.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from pipegrid.transfer.settings import UploadSettings
+from pipegrid.transfer.silence import last_sign_s
 
 SLOW = 2.0
 """A server is slow if its answers take so many times as long as those of most others."""
@@ -92,7 +93,7 @@ def until_silence(ways: Iterable[Owing], now: float, silence_s: float) -> float:
     owing = [way for way in ways if way.waiting]
     left_s = min((way.last_sign for way in owing), default=now) + silence_s - now
     if left_s <= 0:  # only then are servers asked, since this is looked at after every event
-        signs = (max(way.last_sign, way.peer.last_sign) for way in owing)
+        signs = (last_sign_s(way.last_sign, way.peer.last_sign, silence_s) for way in owing)
         left_s = min(signs) + silence_s - now
     return left_s
 
@@ -101,7 +102,7 @@ def is_silent(way: Owing, now: float, silence_s: float) -> bool:
     """Return whether the server owes an answer, and has given no sign of life for too long."""
     if now < way.last_sign + silence_s or not way.waiting:
         return False
-    return now >= way.peer.last_sign + silence_s
+    return now >= last_sign_s(way.last_sign, way.peer.last_sign, silence_s) + silence_s
 
 
 class Pace(Generic[W]):

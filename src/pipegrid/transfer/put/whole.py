@@ -29,6 +29,7 @@ from pipegrid.transfer.progress import ProgressReport, PutReports
 from pipegrid.transfer.put.elsewhere import Elsewhere
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
+from pipegrid.transfer.silence import last_sign_s
 from pipegrid.wire.messages import (
     Allocation,
     Stored,
@@ -184,8 +185,9 @@ class WholePut:
     @property
     def due_s(self) -> float:
         """When an ``Upload`` is to decide what is waited for: grace is over, or some server is silent."""
-        signs = (max(self._started, peer.last_sign) for peer in self._unanswered)
-        silent_s = min(signs, default=self._started) + self._settings.silence_s
+        started, silence_s = self._started, self._settings.silence_s
+        signs = (last_sign_s(started, peer.last_sign, silence_s) for peer in self._unanswered)
+        silent_s = min(signs, default=started) + silence_s
         if self._happy_since is None:
             return silent_s
         grace_s = self._settings.grace(self._happy_since - self._started)
