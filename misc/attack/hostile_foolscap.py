@@ -55,7 +55,7 @@ class Hostile(Referenceable):  # type: ignore[misc]
         self.remote_get_buckets = lambda index: buckets()
 
     def getInterfaceName(self) -> str:
-        """Claim an interface."""
+        """Claim to be what clients ask for, whatever this is."""
         name: str = RIStorageServer.__remote_name__
         return name
 

@@ -37,7 +37,7 @@ class Answering(Referenceable):  # type: ignore[misc]
         return self._claims
 
     def doRemoteCall(self, methodname: str, args: Any, kwargs: Any) -> Any:
-        """Answer any method."""
+        """Answer any method with the same value."""
         return self._value
 
 

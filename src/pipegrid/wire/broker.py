@@ -58,7 +58,6 @@ class WholeTuple(TupleUnslicer):
     """
 
     def receiveClose(self) -> Any:
-        """Return the tuple."""
         if self.constraints is not None and len(self.list) < len(self.constraints):
             raise Violation(
                 f"the tuple ends after {len(self.list)} of {len(self.constraints)} parts"
