@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import sys
 from types import SimpleNamespace
+from typing import Any
 
-from twisted.internet import reactor
+from twisted.internet import reactor as global_reactor
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
 
@@ -16,18 +17,21 @@ from pipegrid.reactor.sockets import GONE_S, be_prompt
 
 LOOPBACK = "127.0.0.1"
 
+reactor: Any = global_reactor
+
 
 class PromptTests(TestCase):
     """A connection of which the other side is gone."""
 
     async def test_a_clients_connection(self) -> None:
         """The kernel gives it up, long before patience with the server is over."""
-        port = reactor.listenTCP(0, Factory.forProtocol(Protocol), interface=LOOPBACK)  # type: ignore[attr-defined]
+        port = reactor.listenTCP(0, Factory.forProtocol(Protocol), interface=LOOPBACK)
         self.addCleanup(port.stopListening)
-        endpoint = AddressEndpoint(reactor, LOOPBACK, port.getHost().port)  # type: ignore[arg-type]
-        connection = PipelinedConnection(reactor)  # type: ignore[arg-type]
+        endpoint = AddressEndpoint(reactor, LOOPBACK, port.getHost().port)
+        connection = PipelinedConnection(reactor)
         await endpoint.connect(Factory.forProtocol(lambda: connection))
-        handle = connection.transport.getHandle()  # type: ignore[union-attr]
+        transport: Any = connection.transport
+        handle = transport.getHandle()
         self.assertTrue(handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
         if sys.platform == "linux":
             option = socket.TCP_USER_TIMEOUT
