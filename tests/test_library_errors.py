@@ -13,6 +13,7 @@ from pipegrid.cli.outcome import _OPTIONS, sentence
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.filecaps import readable
 from pipegrid.errors import SinkError, UsageError, naming
+from pipegrid.transfer.put.reasons import LESS
 
 PACKAGE = Path(__file__).parent.parent / "src" / "pipegrid"
 
@@ -76,14 +77,15 @@ class LibraryErrorTests(SynchronousTestCase):
                     named |= {
                         each.value for each in node.args[1:] if isinstance(each, ast.Constant)
                     }
-        self.assertLess({"replace=True", "force=True", "happy"}, named)
+        self.assertLess({"replace=True", "force=True", "less with happy"}, named)
+        self.assertIn(LESS, _OPTIONS)
         self.assertEqual(named - _OPTIONS.keys(), set())
 
     def test_sentences(self) -> None:
         """Both are told what to do; what stands in a path is left as it is."""
-        error = naming(SinkError("happy exists; ask for less happy"), "happy")
-        self.assertEqual(str(error), "happy exists; ask for less happy")
-        self.assertEqual(sentence(error), "happy exists; ask for less --happy")
+        error = naming(SinkError("force=True exists; add force=True"), "force=True")
+        self.assertEqual(str(error), "force=True exists; add force=True")
+        self.assertEqual(sentence(error), "force=True exists; add --force")
         with self.assertRaises(UsageError) as caught:
             readable(parse_cap("URI:DIR2-LIT:"))
         self.assertTrue(str(caught.exception).endswith("; get_tree fetches all that is in it"))

@@ -12,7 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.progress import Progress
+from pipegrid.cli.treeput import reports_of
 from pipegrid.grid.creation import create_local
+from pipegrid.tree.uploaded import TreeCounts
 from tests.cli.pty import TerminalTestCase
 from tests.cli.support import Terminal
 
@@ -64,6 +66,18 @@ class RateTests(SynchronousTestCase):
             self.now_s += 1
             upload.sent(72_000_000, size)
             self.assertRegex(self.last_shown(), "72.0M/100M .*, 1.00MB/s")
+
+    def test_what_is_unchanged(self) -> None:
+        """Of a tree it counts as done, and as found."""
+        with Progress(Console(None, None, self.stderr), "backup") as progress:
+            reports = reports_of(Console(None, None, self.stderr), progress)
+            self.now_s += 1
+            reports.progress(TreeCounts(bytes=100_000_000, unchanged_bytes=70_000_000))
+            self.assertIn("70.0M/100M", self.last_shown())
+            self.now_s += 1
+            reports.sending(TreeCounts(bytes=100_000_000, unchanged_bytes=70_000_000), 2_000_000)
+            self.assertIn("72.0M/100M", self.last_shown())
+            self.assertIn("70 MB found", self.last_shown())
 
 
 class BarTests(TerminalTestCase):

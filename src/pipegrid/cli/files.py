@@ -24,7 +24,7 @@ from pipegrid.core.caps import (
     MutableCap,
     parse_cap,
 )
-from pipegrid.errors import CapError, UsageError
+from pipegrid.errors import CapError, UsageError, naming
 from pipegrid.reactor.together import few_at_a_time
 
 C = TypeVar("C", bound=Cap)
@@ -115,7 +115,8 @@ def named_files(
         try:
             file = _named_file(text, name, understand)
         except UsageError as error:
-            raise type(error)(f"{where}: {error}" if where else str(error)) from None
+            told = type(error)(f"{where}: {error}" if where else str(error))
+            raise naming(told, *error.parameters) from None
         found.setdefault((file.root or file.cap, file.names, file.name), file)
     if again := len(lines) - len(found):
         console.say(f"pipegrid: {again} of {len(lines)} caps were given before; each counts once")

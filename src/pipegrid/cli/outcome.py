@@ -95,7 +95,7 @@ def worst_status(statuses: Collection[ExitStatus]) -> ExitStatus:
 _OPTIONS = {
     "replace=True": "--force",
     "force=True": "--force",
-    "happy": "--happy",
+    "less with happy": "less with --happy",
     "max_segment_bytes = ": "--max-segment ",
     "convergence=b''": "put --convergence ''",
     "params and happy": "-k, -n, --happy and --segment-size",
@@ -110,8 +110,9 @@ _OPTIONS = {
 """What errors call arguments of the library, and commands their options."""
 
 
-def _with_options(error: PipegridError, text: str) -> str:
-    for parameter in error.parameters:
+def with_options(text: str, parameters: Collection[str]) -> str:
+    """Return a sentence with options in the place of these words, each where it stands last."""
+    for parameter in parameters:
         before, found, behind = text.rpartition(parameter)
         text = f"{before}{_OPTIONS[parameter]}{behind}" if found else text
     return text
@@ -125,7 +126,7 @@ def sentence(error: BaseException) -> str:
         return _usage_sentence(error)
     if isinstance(error, PipegridError):
         text = str(error) or " ".join((type(error).__doc__ or "").split())
-        text = _with_options(error, text)
+        text = with_options(text, error.parameters)
     elif isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
         text = "the working directory is not there any more; change to one that is"
     elif isinstance(error, OSError):

@@ -159,6 +159,7 @@ class Progress:
         self._unit = unit
         self._sums = Sums()
         self._bar: Any = None
+        self._shown_s = 0.0
 
     @property
     def is_wanted(self) -> bool:
@@ -178,7 +179,7 @@ class Progress:
         sums.exchange(before, after)
         if bar is None:
             return
-        bar.total = sums.total or None
+        bar.total, found_before = sums.total or None, bar.initial
         if sums.hashing and not sums.done:  # nothing has arrived yet
             self._describe(f"{self._verb}: hashing", "")
             done = sums.hashed
@@ -191,6 +192,10 @@ class Progress:
             bar.last_print_n += found - bar.initial  # what was there says nothing of the rate
             bar.initial = found
         bar.update(done - bar.n)
+        # For the rate, and so for when to show it, what was found is no step; where all is, none ever came.
+        if bar.initial != found_before and bar._time() >= self._shown_s + bar.mininterval:
+            self._shown_s = bar._time()
+            bar.refresh()
 
     def _describe(self, text: str, postfix: str) -> None:
         if (text, postfix) != (self._bar.desc, self._bar.postfix or ""):

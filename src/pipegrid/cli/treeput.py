@@ -11,7 +11,7 @@ import click
 
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.options import EMPTY_NAME, as_one, usage_error
-from pipegrid.cli.outcome import ExitStatus, one_status, printable
+from pipegrid.cli.outcome import ExitStatus, one_status, printable, with_options
 from pipegrid.cli.stdin import read_whole
 from pipegrid.errors import PipegridError, SourceError
 
@@ -137,6 +137,7 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
     from pipegrid.tree.uploaded import TreeReports
 
     def left_out(path: str, why: str) -> None:
+        why = with_options(why, ("less with happy",))
         console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")
         console.json_result({"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 

@@ -221,7 +221,7 @@ def check_servers_for(happy: int, servers: int | None) -> None:
             f"{servers} servers can never hold a file on {happy} of them; "
             "make more servers or ask for less with happy"
         )
-        raise naming(UsageError(text), "happy")
+        raise naming(UsageError(text), "less with happy")
 
 
 def with_settings(text: str, settings: Mapping[str, str]) -> str:

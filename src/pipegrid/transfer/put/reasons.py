@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from pipegrid.errors import UnhappyError, naming
 
+LESS = "less with happy"
+"""What an error advises, and names an argument; also where only its text is handed on."""
+
 MOST_REASONS = 3
 MOST_NAMES = 3
 
@@ -75,9 +78,9 @@ def too_few_servers(file_name: str, servers: int, happy: int) -> UnhappyError:
     """Return the error of a grid that has fewer servers than shares are to be spread over."""
     text = (
         f"cannot store {file_name}: its shares shall be on at least {happy} servers but only "
-        f"{servers} are there; add servers or ask for less with happy"
+        f"{servers} are there; add servers or ask for {LESS}"
     )
-    return naming(UnhappyError(text, servers, happy), "happy")
+    return naming(UnhappyError(text, servers, happy), LESS)
 
 
 def not_spread(
@@ -106,7 +109,7 @@ def not_spread(
     if contended:
         advice = "somebody else may be storing it at this moment, so try again when that is done"
     elif full:
-        advice, named = "make room there, add servers or ask for less with happy", ("happy",)
+        advice, named = f"make room there, add servers or ask for {LESS}", (LESS,)
     else:
         advice = "try again when more servers work"
     if reached >= happy:
