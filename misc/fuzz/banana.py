@@ -23,7 +23,7 @@ from misc.fuzz.choices import Choices
 from pipegrid.wire.allowance import FIRST_COST, MAX_TOKENS, TOKEN_COST, Bounds
 from pipegrid.wire.banana import ABORT, CLOSE, FLOAT, LONGINT, OPEN, PING, STRING, VOCAB
 from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.foolscap import ALLOCATIONS, RIStorageServer
+from pipegrid.wire.foolscap import ALLOCATED, RIStorageServer
 
 CALL_COST = 64 * 1024
 METHODS = "add_lease", "get_buckets", "add_lease", "allocate_buckets"
@@ -63,7 +63,7 @@ def run(data: bytes) -> None:
     choices = Choices(data)
     cuts = [choices.byte() + 1 for _ in range(choices.below(8))]
     stream = choices.rest()
-    bounds = Bounds(call_cost=CALL_COST, turn_tokens=7, allocations=ALLOCATIONS)
+    bounds = Bounds(call_cost=CALL_COST, turn_tokens=7, allocated=ALLOCATED)
     ours = Ours(TubRef("a" * 32), _DECISION, bounds=bounds)
     theirs = Broker(TubRef("a" * 32), _DECISION)
     made, expected = _prepare(ours), _prepare(theirs)

@@ -26,7 +26,7 @@ from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
 from pipegrid.wire import gbs
-from pipegrid.wire.allocations import Allocations
+from pipegrid.wire.allocated import AllocatedAnswers
 from pipegrid.wire.allowance import ANSWER_COST, TOKEN_COST
 from pipegrid.wire.messages import UNKNOWN_PROTOCOL, ServerVersion
 
@@ -147,7 +147,7 @@ class RIStorageServer(RemoteInterface):
         return
 
 
-ALLOCATIONS = Allocations(
+ALLOCATED = AllocatedAnswers(
     RIStorageServer["allocate_buckets"].getResponseConstraint(), RIBucketWriter.__remote_name__
 )
 """What is recognized as a whole where it comes."""

@@ -17,7 +17,7 @@ from foolscap.slicers.none import Nothing
 from foolscap.tokens import SIZE_LIMIT, BananaError, BananaFailure, Violation
 
 from pipegrid.reactor.standstill import CLOCK
-from pipegrid.wire import allocations, banana, nothings
+from pipegrid.wire import allocated, banana, nothings
 from pipegrid.wire.allowance import TOKEN_COST, Allowance, Bounds, TooMuch
 from pipegrid.wire.banana import (
     ABORT,
@@ -73,9 +73,9 @@ class BoundedReceiver(Broker):
         self.bounds = bounds or Bounds()
         self._allowance = Allowance()
         self._tokens = Tokens()
-        words, allocated = self.incomingVocabulary, self.bounds.allocations
+        words, answers = self.incomingVocabulary, self.bounds.allocated
         self._nothing = nothings.nothing_pattern(words)
-        self._allocated = None if allocated is None else allocated.pattern(words)
+        self._allocated = None if answers is None else answers.pattern(words)
         # Type and size of what is gathered; whether in vain.
         self._body: tuple[int, int, bool] | None = None
         self._reading = True
@@ -204,7 +204,7 @@ class BoundedReceiver(Broker):
             return 0
         if self._took_nothing():
             return nothings.TOKENS
-        return allocations.TOKENS if self._took_allocated() else 0
+        return allocated.TOKENS if self._took_allocated() else 0
 
     def _took_nothing(self) -> bool:
         """Take an answer that says nothing, if that comes next, and is welcome."""
@@ -222,9 +222,9 @@ class BoundedReceiver(Broker):
 
     def _took_allocated(self) -> bool:
         """Take the answer that has allocated one share, if that comes next, and is welcome."""
-        kind = self.bounds.allocations
+        kind = self.bounds.allocated
         found = None if self._allocated is None else self._tokens.ahead(self._allocated)
-        said = None if found is None else allocations.parsed(found)
+        said = None if found is None else allocated.parsed(found)
         if kind is None or found is None or said is None:
             return False
         request = self.waitingForAnswers.get(said.request)
@@ -232,7 +232,7 @@ class BoundedReceiver(Broker):
             return False
         self._tokens.pass_over(found)
         self.message_begins()
-        self.objectCounter += allocations.OPENED
+        self.objectCounter += allocated.OPENED
         tracker = self.getTrackerForYourReference(said.clid, kind.interface_name, said.furl)
         request.complete((set(), {said.share: tracker.getRef()}))
         return True

@@ -11,8 +11,9 @@ it is three.
   has an unfinished upload) is asked for again over HTTPS, as if nothing had been sent before.
 * **No share is closed before its bytes are acknowledged**: a server would make a share visible that its
   full disk has not taken, and the second try would find it there.
-* **Nobody waits for it** to be made. It is connected while the crowd goes over HTTPS; if that fails, all
-  stays there. One that was lost while nobody stored is made again by the next store, which waits for that.
+* **Nobody waits for it** to be made. It is connected when the server has shown that it takes no bundles, and
+  a crowd is expected, or has come; a few uploads go over HTTPS meanwhile; if that fails, all stays there. One
+  that was lost while nobody stored is made again by the next store, which waits for that.
 * **Order.** Two connections have none, so such a store waits for everything before it that concerns the same
   storage index, and everything behind it waits (``order``).
 """
@@ -27,7 +28,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerError, ServerTimeout, ServerUnreachable
-from pipegrid.flow.depth import Appetite
+from pipegrid.flow.depth import MANY, Appetite
 from pipegrid.reactor.together import as_deferred
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, Shares, Stored, UploadSecrets
@@ -37,14 +38,8 @@ T = TypeVar("T")
 CROWD = 8
 """Uploads under way at one server. As few as ``flow.depth`` ever allows are more."""
 
-MANY = 128
-"""
-Uploads of one crowd, before the connection is made: to import Foolscap takes a quarter of a second, as long
-as ten servers on two cores need for ten files.
-"""
-
 AGAIN_S = 60.0
-"""After a connection that failed, or was lost, so long HTTPS is all."""
+"""After a connection that failed, or was lost, so long HTTPS is all; and so long a crowd is expected."""
 
 SOON_S = 3.0
 """
@@ -71,6 +66,7 @@ class Beside:
         self._server: StorageServer | None = None
         self._under_way = 0
         self._crowd = 0  # how many have come since there was none
+        self._expected_since_s: float | None = None
         self._is_up = False
         self._not_before_s: float | None = None
         self._connecting_since_s: float | None = None
@@ -82,11 +78,26 @@ class Beside:
             return 0
         return self._server.whole_bytes
 
+    def expect(self, objects: int) -> None:
+        """So many small objects are about to be stored, here and elsewhere."""
+        if objects >= MANY and not self._is_up and self._may_try():
+            self._expected_since_s = self._clock.seconds()
+
     def count(self, upload: Deferred[T]) -> Deferred[T]:
         """Count an upload as under way until it fires."""
         self._under_way += 1
         self._crowd += 1
         return upload.addBoth(self._ended)
+
+    def watch(self, upload: Deferred[T], takes_bundles: Callable[[], bool]) -> Deferred[T]:
+        """Count an upload over HTTPS; its answer has shown what the server takes, and it may be time."""
+
+        def answered(result: T) -> T:
+            if not takes_bundles():
+                self.offer()
+            return result
+
+        return self.count(upload).addCallback(answered)
 
     def _ended(self, result: T) -> T:
         self._under_way -= 1
@@ -96,11 +107,12 @@ class Beside:
 
     def offer(self) -> None:
         """The server takes no bundles: connect, if the crowd is large and nothing speaks against it."""
-        if self._is_up or self._under_way < CROWD or self._crowd < MANY:
+        expected = self._began_within(self._expected_since_s, AGAIN_S)
+        is_crowd = self._under_way >= CROWD and self._crowd >= MANY
+        if self._is_up or not (expected or is_crowd) or not self._may_try():
             return
+        self._expected_since_s = None
         now_s = self._clock.seconds()
-        if self._not_before_s is not None and now_s < self._not_before_s:
-            return
         self._not_before_s = now_s + AGAIN_S
         if self._server is None:
             self._server = self._open_server()
@@ -109,10 +121,16 @@ class Beside:
 
     @property
     def appetite(self) -> Appetite:
-        """Few uploads, while it is being connected and that has not taken long yet."""
-        since_s = self._connecting_since_s
-        soon = since_s is not None and self._clock.seconds() < since_s + SOON_S
+        """Few uploads, while it is about to be connected and that has not taken long yet."""
+        begun = self._expected_since_s, self._connecting_since_s
+        soon = any(self._began_within(since_s, SOON_S) for since_s in begun)
         return Appetite.FEW if soon else Appetite.COUNTED
+
+    def _may_try(self) -> bool:
+        return self._not_before_s is None or self._clock.seconds() >= self._not_before_s
+
+    def _began_within(self, since_s: float | None, seconds: float) -> bool:
+        return since_s is not None and self._clock.seconds() < since_s + seconds
 
     def _connected(self, _: object) -> None:
         self._connecting_since_s = None

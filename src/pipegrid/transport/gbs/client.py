@@ -156,12 +156,7 @@ class GbsServer:
         allocation = self._uploads.allocate(storage_index, share_numbers, share_bytes, secrets)
         if self._beside is None or self.takes_bundles:
             return allocation
-        return self._beside.count(allocation).addCallback(self._answered)
-
-    def _answered(self, allocation: Allocation) -> Allocation:
-        if self._beside is not None and not self.takes_bundles:
-            self._beside.offer()
-        return allocation
+        return self._beside.watch(allocation, lambda: self.takes_bundles)
 
     def write(
         self,
@@ -193,6 +188,11 @@ class GbsServer:
         if self.takes_bundles:
             return Appetite.ANY
         return Appetite.COUNTED if self._beside is None else self._beside.appetite
+
+    def expect(self, objects: int) -> None:
+        """Many small objects will be stored; see the contract."""
+        if self._beside is not None and not self.takes_bundles:
+            self._beside.expect(objects)
 
     @property
     def takes_bundles(self) -> bool:

@@ -32,7 +32,7 @@ _SHARE_NUMBER = rb"[\x00-\x7f]{1,2}"
 
 
 @attrs.frozen(eq=False)
-class Allocations:
+class AllocatedAnswers:
     """
     Which answers may be taken for one.
 

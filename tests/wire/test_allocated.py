@@ -18,19 +18,19 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import broker as bounded
-from pipegrid.wire.allocations import MAX_FURL_BYTES, TOKENS
+from pipegrid.wire.allocated import MAX_FURL_BYTES, TOKENS
 from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.banana import CLOSE, INT, OPEN, STRING, VOCAB
 from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.calling import call_remote
-from pipegrid.wire.foolscap import ALLOCATIONS, answer_cost
+from pipegrid.wire.foolscap import ALLOCATED, answer_cost
 from tests.wire.test_broker import DECISION, BrokerTestCase, Transport
 from tests.wire.test_calls import ALLOCATION, STORAGE, WORDS
 
 TUB = "a" * 32
 FURL = f"pb://{TUB}@tcp:127.0.0.1:1234/{'s' * 32}".encode()
 WRITER = b"RIBucketWriter"
-BOUNDS = Bounds(answer_cost=answer_cost, allocations=ALLOCATIONS)
+BOUNDS = Bounds(answer_cost=answer_cost, allocated=ALLOCATED)
 PLAIN = Bounds(answer_cost=answer_cost)
 
 
