@@ -32,6 +32,9 @@ class UndecidedTests(SynchronousTestCase):
             self.expected.append,
         )
 
+    def tearDown(self) -> None:
+        self.under_way.forget_waiting()
+
     def has_ended(self, outcome: Any) -> None:
         """Count it."""
         self.ended += 1
